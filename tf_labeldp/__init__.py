@@ -1,0 +1,85 @@
+"""Keras models trained on private labels: label differential privacy for TensorFlow.
+
+The submodules and the names below are loaded on first use (PEP 562), so that importing the package
+loads neither TensorFlow nor Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tf_labeldp._version import __version__
+
+if TYPE_CHECKING:
+    from tf_labeldp import (
+        accounting,
+        cli,
+        data,
+        estimation,
+        keras_layers,
+        mechanisms,
+        private_labels,
+        training,
+    )
+    from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+    from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+    from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+    from tf_labeldp.training import MultiStageTraining
+
+_SUBMODULES = (
+    "accounting",
+    "cli",
+    "data",
+    "estimation",
+    "keras_layers",
+    "mechanisms",
+    "private_labels",
+    "training",
+)
+_HOME_OF = {
+    "BudgetExceededError": "accounting",
+    "LabelStoreError": "private_labels",
+    "MultiStageTraining": "training",
+    "PrivacyBudget": "accounting",
+    "PrivacyGuarantee": "accounting",
+    "PrivateLabels": "private_labels",
+    "RRTopK": "mechanisms",
+    "RRWithPrior": "mechanisms",
+    "RandomizedResponse": "mechanisms",
+}
+
+__all__ = [
+    "BudgetExceededError",
+    "LabelStoreError",
+    "MultiStageTraining",
+    "PrivacyBudget",
+    "PrivacyGuarantee",
+    "PrivateLabels",
+    "RRTopK",
+    "RRWithPrior",
+    "RandomizedResponse",
+    "__version__",
+    "accounting",
+    "cli",
+    "data",
+    "estimation",
+    "keras_layers",
+    "mechanisms",
+    "private_labels",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a submodule or a headline name on first use."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f"tf_labeldp.{name}")
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"tf_labeldp.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'tf_labeldp' has no attribute {name!r}.")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, loaded or not."""
+    return sorted(__all__)

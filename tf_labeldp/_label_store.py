@@ -1,0 +1,232 @@
+"""The folder in which a vault keeps its draws: written whole or not at all, checked when read.
+
+Layout of a store::
+
+    header.json            format, number of labels, classes
+    PRIVATE-fingerprint    salted digest of the true labels; for the label holder's eyes only
+    draws/000000.npz       one file a draw: noisy labels, which examples, and what was charged
+
+A draw and its charge are one file, published by one atomic link: whoever kills the process finds
+either the whole draw, already charged, or nothing, and then nothing was handed out either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import secrets
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+_FINGERPRINT = "PRIVATE-fingerprint"
+
+
+class LabelStoreError(RuntimeError):
+    """A label store was refused: of other labels or settings, damaged, or in use."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """One stored draw: public data only, apart from nothing.
+
+    Attributes:
+        number: place in the sequence of draws, from 0.
+        key: the name it was asked for by.
+        mechanism: serialized mechanism (``mechanisms.serialize``).
+        indices: ``int64`` (m,), the examples drawn for, in the order asked for.
+        noisy_labels: (m,), smallest unsigned dtype that holds the classes.
+        priors_digest: digest of the priors used, or None.
+        seeded: whether the random bits were repeatable.
+    """
+
+    number: int
+    key: str
+    mechanism: dict[str, Any]
+    indices: np.ndarray
+    noisy_labels: np.ndarray
+    priors_digest: str | None
+    seeded: bool
+
+
+def array_digest(*arrays: np.ndarray) -> str:
+    """Returns a digest of the dtypes, shapes and contents of public arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        contiguous = np.ascontiguousarray(array)
+        digest.update(f"{contiguous.dtype.str}{contiguous.shape}".encode())
+        digest.update(contiguous.tobytes())
+    return digest.hexdigest()
+
+
+class LabelStore:
+    """Reads and writes one store folder."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Names the folder; nothing is touched before ``open``."""
+        self.path = pathlib.Path(path)
+
+    def open(self, labels: np.ndarray, num_classes: int, classes: str | None) -> list[Draw]:
+        """Creates the store, or checks that it belongs to these labels; returns its draws.
+
+        Args:
+            labels: the true labels as codes; only a salted digest of them is written.
+            num_classes: K.
+            classes: digest of the class names, or None for 0..K-1.
+
+        Raises:
+            LabelStoreError: the store is of other labels or classes, or damaged.
+        """
+        header = {
+            "format": FORMAT,
+            "num_labels": int(labels.size),
+            "num_classes": num_classes,
+            "classes": classes,
+        }
+        header_path = self.path / "header.json"
+        if not header_path.exists():
+            self._create(header, labels)
+            return []
+        found = self._read_json(header_path)
+        if found != header:
+            differing = sorted(k for k in header if found.get(k) != header[k])
+            raise LabelStoreError(
+                f"The store {self.path} was made with other settings: {', '.join(differing)} "
+                f"differ ({ {k: found.get(k) for k in differing} } there, "
+                f"{ {k: header[k] for k in differing} } now). Open it with the settings it was "
+                "made with, or give a new path."
+            )
+        self._check_fingerprint(labels)
+        files = sorted((self.path / "draws").glob("*.npz"))
+        draws = [self._read_draw(file) for file in files]
+        if [draw.number for draw in draws] != list(range(len(draws))):
+            raise LabelStoreError(
+                f"The store {self.path} lacks a draw: found numbers "
+                f"{[draw.number for draw in draws]}. A missing draw is a charge forgotten, so it is "
+                "refused. Restore the folder from a backup."
+            )
+        return draws
+
+    def append(self, draw: Draw) -> None:
+        """Writes a draw so that it is on disk, whole, before this returns.
+
+        Raises:
+            LabelStoreError: another process has written to the store since it was opened.
+        """
+        fields = dataclasses.asdict(draw)
+        arrays = {name: fields.pop(name) for name in ("indices", "noisy_labels")}
+        fields["format"] = FORMAT
+        fields["digest"] = array_digest(*arrays.values())
+        buffer = io.BytesIO()
+        np.savez(buffer, meta=np.frombuffer(json.dumps(fields).encode(), np.uint8), **arrays)
+        target = self.path / "draws" / f"{draw.number:06d}.npz"
+        try:
+            publish(target, buffer.getvalue())
+        except FileExistsError:
+            raise LabelStoreError(
+                f"Another process has written draw {draw.number} to the store {self.path} since "
+                "this one opened it. Nothing was handed out here. Open the store again, from one "
+                "process at a time."
+            ) from None
+
+    def _create(self, header: dict[str, Any], labels: np.ndarray) -> None:
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            # An interrupted creation leaves these two alone: the header is written last.
+            leftovers = {"draws", _FINGERPRINT}
+            names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
+            draws = list((self.path / "draws").glob("*.npz"))
+            if not names <= leftovers or draws:
+                raise LabelStoreError(
+                    f"{self.path} exists and is not a label store (no header.json). Give the path "
+                    "of a new or empty folder."
+                )
+        (self.path / "draws").mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # not every file system knows modes
+            self.path.chmod(0o700)
+        salt = secrets.token_hex(32)
+        fingerprint = {"salt": salt, "digest": _fingerprint(labels, salt)}
+        path = self.path / _FINGERPRINT
+        path.unlink(missing_ok=True)
+        publish(path, json.dumps(fingerprint).encode())
+        publish(self.path / "header.json", json.dumps(header, indent=2).encode())
+
+    def _check_fingerprint(self, labels: np.ndarray) -> None:
+        path = self.path / _FINGERPRINT
+        if not path.exists():
+            raise LabelStoreError(
+                f"{path} is missing, so it cannot be checked that these are the labels of the "
+                "store. Restore it from the folder's backup, or start a new store."
+            )
+        stored = self._read_json(path)
+        if stored.get("digest") != _fingerprint(labels, str(stored.get("salt"))):
+            raise LabelStoreError(
+                f"The store {self.path} was made for other labels (same number, different values "
+                "or order). Its draws would be charged to the wrong examples. Give the labels it "
+                "was made for, in the same order, or a new path."
+            )
+
+    def _read_json(self, path: pathlib.Path) -> dict[str, Any]:
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise self._damaged(path) from error
+        if not isinstance(content, dict):
+            raise self._damaged(path)
+        return content
+
+    def _read_draw(self, path: pathlib.Path) -> Draw:
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                arrays = {name: content[name] for name in ("indices", "noisy_labels")}
+                fields = json.loads(content["meta"].tobytes().decode())
+            intact = fields.pop("digest") == array_digest(*arrays.values())
+            intact = intact and fields.pop("format") == FORMAT
+            draw = Draw(**fields, **arrays)
+        except Exception as error:  # zipfile, json and numpy each have their own errors
+            raise self._damaged(path) from error
+        if not intact or re.fullmatch(rf"{draw.number:06d}\.npz", path.name) is None:
+            raise self._damaged(path)
+        return draw
+
+    def _damaged(self, path: pathlib.Path) -> LabelStoreError:
+        return LabelStoreError(
+            f"{path} is damaged. A draw that cannot be read is still a charge, so the store is "
+            "refused rather than drawn again. Restore the folder from a backup."
+        )
+
+
+def publish(target: pathlib.Path, content: bytes) -> None:
+    """Writes a new file atomically and durably; never replaces one.
+
+    Raises:
+        FileExistsError: ``target`` exists.
+    """
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, target)  # fails where the target exists, unlike os.replace
+    finally:
+        temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # directories cannot be synced on every platform
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _fingerprint(labels: np.ndarray, salt: str) -> str:
+    """Returns a keyed digest of the true labels; see the module's note on who may hold it."""
+    data = np.ascontiguousarray(labels, dtype=np.int64).tobytes()
+    return hashlib.blake2b(data, key=bytes.fromhex(salt)[:64]).hexdigest()

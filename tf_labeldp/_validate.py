@@ -1,0 +1,127 @@
+"""Checks of arguments, one function a kind of value, shared by every part.
+
+Each check takes ``name=value`` words in its message and says what came, what was expected and what
+to do. Checks of labels never show a label: a message may say how many entries are wrong, not which
+value they hold.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+PRIOR_SUM_TOLERANCE = 1e-4
+"""A prior may miss a sum of one by this much (float32 softmax over thousands of classes does not)."""
+
+
+def positive_finite(name: str, value: Any) -> float:
+    """Returns ``value`` as a float, or raises if it is not a finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number above zero, got {type(value).__name__}.")
+    number = float(value)
+    if not math.isfinite(number) or number <= 0.0:
+        raise ValueError(
+            f"{name} must be finite and above zero, got {number}. For training without privacy "
+            "use plain labels instead of a mechanism."
+            if name == "epsilon"
+            else f"{name} must be finite and above zero, got {number}."
+        )
+    return number
+
+
+def probability_below_one(name: str, value: Any) -> float:
+    """Returns ``value`` as a float, or raises if it is not in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number in [0, 1), got {type(value).__name__}.")
+    number = float(value)
+    if not 0.0 <= number < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {number}.")
+    return number
+
+
+def integer_at_least(name: str, value: Any, minimum: int) -> int:
+    """Returns ``value`` as an int, or raises if it is not a whole number of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}.")
+    if int(value) < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {int(value)}.")
+    return int(value)
+
+
+def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
+    """Returns integer labels as ``int64`` of shape (n,), or raises without showing any of them.
+
+    Raises:
+        TypeError: the labels are not integers (floats, strings, booleans, objects).
+        ValueError: the labels are not one-dimensional or leave 0..num_classes-1.
+    """
+    array = np.asarray(labels)
+    if array.dtype == bool or not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(
+            f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast them "
+            "with .astype('int64') if they are whole numbers, or give PrivateLabels the list "
+            "`classes=` if they are names."
+        )
+    if array.ndim != 1:
+        raise ValueError(
+            f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
+            "indices with np.argmax(labels, axis=1), and columns into vectors with .ravel()."
+        )
+    wrong = int(np.count_nonzero((array < 0) | (array >= num_classes)))
+    if wrong:
+        raise ValueError(
+            f"{name} must lie in 0..{num_classes - 1}, but {wrong} of {array.size} do not. Raise "
+            "num_classes, or renumber the classes from zero."
+        )
+    return array.astype(np.int64)
+
+
+def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:
+    """Returns priors as ``float64`` of shape (1, K) or (n, K), or raises.
+
+    Args:
+        name: how the caller calls the argument.
+        priors: array of shape (K,) (one prior for all) or (n, K) (one a label).
+        num_rows: n; None accepts any number of rows.
+        num_classes: K.
+
+    Raises:
+        ValueError: wrong shape, NaN or infinite, negative, or a row whose sum misses one by more
+            than ``PRIOR_SUM_TOLERANCE``.
+    """
+    array = np.asarray(priors, dtype=np.float64)
+    shared = array.ndim == 1
+    rows = array[np.newaxis, :] if shared else array
+    fits = rows.ndim == 2 and rows.shape[1] == num_classes
+    if not fits or not (shared or num_rows is None or rows.shape[0] == num_rows):
+        expected = f"({num_classes},) or ({'n' if num_rows is None else num_rows}, {num_classes})"
+        raise ValueError(
+            f"{name} must have shape {expected}, got {array.shape}: one probability a class, in "
+            "one row for all labels or one row for each."
+        )
+    sums = rows.sum(axis=1)
+    # A NaN or an infinity anywhere in a row shows in its sum, so one pass finds both.
+    if not np.all(np.isfinite(sums)):
+        bad = int(np.count_nonzero(~np.isfinite(sums)))
+        raise ValueError(
+            f"{name} must be finite, but {bad} row(s) hold NaN or infinity. Check the model that "
+            "made them for overflow."
+        )
+    if rows.size and rows.min() < 0.0:
+        bad = int(np.count_nonzero(rows.min(axis=1) < 0.0))
+        raise ValueError(
+            f"{name} must not be negative, but {bad} row(s) are. If these are logits, pass them "
+            "through tf_labeldp.estimation.prior_from_logits first."
+        )
+    off = np.abs(sums - 1.0) > PRIOR_SUM_TOLERANCE
+    if np.any(off):
+        first = int(np.argmax(off))
+        raise ValueError(
+            f"{name} must sum to one in every row (tolerance {PRIOR_SUM_TOLERANCE}), but "
+            f"{int(np.count_nonzero(off))} row(s) do not: row {first} sums to {sums[first]:.6g}. "
+            "Divide each row by its sum; replace a row of zeros by the uniform prior."
+        )
+    return rows

@@ -1,0 +1,116 @@
+"""The privacy statement: what is promised, to whom, and on which assumptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+
+UNIT_LABEL = "the label of one training example"
+RELATION_REPLACE = "replace_label"
+
+_RELATIONS = {
+    RELATION_REPLACE: "data sets with the same features that differ in the value of one unit",
+    "add_or_remove": "data sets of which one holds one unit more (weaker; for comparison only)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyGuarantee:
+    """An (epsilon, delta) statement of label differential privacy, in full.
+
+    For all neighbouring data sets and every set of outputs S,
+    ``Pr[output in S] <= e^epsilon * Pr[output' in S] + delta``.
+
+    Attributes:
+        epsilon: privacy parameter, >= 0; ``inf`` if nothing is promised.
+        delta: failure probability, in [0, 1).
+        unit: what one person contributes, in words.
+        relation: ``"replace_label"`` or, for comparison with published tables,
+            ``"add_or_remove"``.
+        assumptions: sentences that must be true for the statement to hold.
+        seeded: True if the random bits came from a seed or a generator that was passed in; then
+            the statement says "not private: seeded".
+
+    Raises:
+        ValueError: a number is out of range or the relation is unknown.
+
+    Example:
+        >>> guarantee = PrivacyGuarantee(epsilon=1.0, delta=0.0)
+        >>> str(guarantee).splitlines()[0]
+        '(1, 0)-label-DP'
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    unit: str = UNIT_LABEL
+    relation: str = RELATION_REPLACE
+    assumptions: tuple[str, ...] = ()
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
+        if not 0.0 <= self.delta < 1.0:
+            raise ValueError(f"delta must be in [0, 1), got {self.delta}.")
+        if self.relation not in _RELATIONS:
+            raise ValueError(f"relation must be one of {sorted(_RELATIONS)}, got {self.relation!r}.")
+        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+
+    def to_json(self) -> str:
+        """Returns the statement as a JSON object with one key a field.
+
+        An infinite epsilon is written as the string ``"inf"``, which JSON numbers lack.
+        """
+        fields = dataclasses.asdict(self)
+        fields["assumptions"] = list(self.assumptions)
+        fields["private"] = self.is_private
+        if math.isinf(self.epsilon):
+            fields["epsilon"] = "inf"
+        return json.dumps(fields, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyGuarantee:
+        """Returns the statement that ``to_json`` wrote."""
+        fields = json.loads(text)
+        fields.pop("private", None)
+        fields["epsilon"] = float(fields["epsilon"])
+        fields["assumptions"] = tuple(fields["assumptions"])
+        return cls(**fields)
+
+    @property
+    def is_private(self) -> bool:
+        """True if the statement promises something: finite epsilon and unseeded random bits."""
+        return math.isfinite(self.epsilon) and not self.seeded
+
+    def with_assumptions(self, assumptions: Iterable[str]) -> PrivacyGuarantee:
+        """Returns a copy that rests on these assumptions too."""
+        return dataclasses.replace(self, assumptions=(*self.assumptions, *assumptions))
+
+    def __str__(self) -> str:
+        """Returns the statement in plain words."""
+        lines = [f"({self.epsilon:.6g}, {self.delta:.6g})-label-DP"]
+        if self.seeded:
+            lines = [
+                "NOT PRIVATE: seeded. Whoever knows or guesses the seed can undo the noise. "
+                f"With secret random bits this would be {lines[0]}."
+            ]
+        lines += [
+            f"  protects: {self.unit}",
+            f"  neighbours: {_RELATIONS[self.relation]} ({self.relation})",
+        ]
+        if math.isfinite(self.epsilon):
+            lines.append(
+                "  meaning: no output becomes more than "
+                f"{_factor(self.epsilon)} times as likely by changing one unit"
+                + (f", but for probability {self.delta:.3g}" if self.delta else "")
+            )
+        lines += [f"  assumes: {text}" for text in self.assumptions]
+        return "\n".join(lines)
+
+
+def _factor(epsilon: float) -> str:
+    """Returns e^epsilon for people, without overflow."""
+    return f"{math.exp(epsilon):.4g}" if epsilon < 700 else f"e^{epsilon:.6g}"

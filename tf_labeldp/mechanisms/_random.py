@@ -1,0 +1,58 @@
+"""Uniform random integers from the operating system, or from a generator that was passed in.
+
+A seeded generator can be recovered from what it emits, so draws that protect labels use
+``os.urandom`` unless the caller asks for a repeatable run. Probabilities are compared as 53-bit
+integers, which makes the drawn channel known exactly (see ``flip_threshold``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+_BITS = 53
+_RANGE = np.uint64(1 << _BITS)
+
+
+def uniform_integers(size: int, rng: np.random.Generator | None) -> np.ndarray:
+    """Returns ``size`` independent uniform integers in [0, 2^53) as ``uint64``."""
+    if rng is None:
+        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+        return words >> np.uint64(64 - _BITS)
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"rng must be a numpy.random.Generator or None, got {type(rng).__name__}. Use "
+            "np.random.default_rng(seed) for a repeatable run, None for secure random bits."
+        )
+    return rng.integers(0, int(_RANGE), size=size, dtype=np.uint64)
+
+
+def uniform_below(bounds: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    """Returns one unbiased uniform integer in [0, bound) for each bound (n,), as ``int64``.
+
+    Values beyond the largest multiple of the bound are drawn again, so no value is favoured.
+    """
+    bounds = np.asarray(bounds).astype(np.uint64)
+    limits = (_RANGE // bounds) * bounds
+    drawn = uniform_integers(bounds.size, rng)
+    over = np.flatnonzero(drawn >= limits)
+    while over.size:
+        drawn[over] = uniform_integers(over.size, rng)
+        over = over[drawn[over] >= limits[over]]
+    return (drawn % bounds).astype(np.int64)
+
+
+def flip_threshold(epsilon: float, k: np.ndarray) -> np.ndarray:
+    """Returns t (n,) such that ``uniform_integers < t`` is the event "answer with another value".
+
+    The flip probability of randomized response over k values is
+    ``(k - 1) e^-epsilon / (1 + (k - 1) e^-epsilon)``. Its product with 2^53 is rounded *up*: the
+    drawn channel is never less private than the stated one, also where e^-epsilon is below the
+    resolution of a double.
+    """
+    others = (np.asarray(k, dtype=np.float64) - 1.0) * math.exp(-epsilon)
+    # exp(-epsilon) may underflow to zero; a flip must stay possible as long as k > 1.
+    scaled = np.ceil(others / (1.0 + others) * float(_RANGE))
+    return np.where(np.asarray(k) > 1, np.maximum(scaled, 1.0), 0.0).astype(np.uint64)
