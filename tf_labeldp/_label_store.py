@@ -27,6 +27,8 @@ import numpy as np
 
 FORMAT = 1
 _FINGERPRINT = "PRIVATE-fingerprint"
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+"""Names of the files that ``publish`` writes first; a killed process may leave one behind."""
 
 
 class LabelStoreError(RuntimeError):
@@ -109,8 +111,8 @@ class LabelStore:
         if [draw.number for draw in draws] != list(range(len(draws))):
             raise LabelStoreError(
                 f"The store {self.path} lacks a draw: found numbers "
-                f"{[draw.number for draw in draws]}. A missing draw is a charge forgotten, so it is "
-                "refused. Restore the folder from a backup."
+                f"{[draw.number for draw in draws]}. A missing draw is a charge forgotten, so it "
+                "is refused. Restore the folder from a backup."
             )
         return draws
 
@@ -138,9 +140,10 @@ class LabelStore:
 
     def _create(self, header: dict[str, Any], labels: np.ndarray) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            # An interrupted creation leaves these two alone: the header is written last.
+            # An interrupted creation leaves these and temporary files: the header comes last.
             leftovers = {"draws", _FINGERPRINT}
             names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
+            names = {name for name in names if not _TEMPORARY.fullmatch(name)}
             draws = list((self.path / "draws").glob("*.npz"))
             if not names <= leftovers or draws:
                 raise LabelStoreError(
@@ -154,8 +157,14 @@ class LabelStore:
         fingerprint = {"salt": salt, "digest": _fingerprint(labels, salt)}
         path = self.path / _FINGERPRINT
         path.unlink(missing_ok=True)
-        publish(path, json.dumps(fingerprint).encode())
-        publish(self.path / "header.json", json.dumps(header, indent=2).encode())
+        try:
+            publish(path, json.dumps(fingerprint).encode())
+            publish(self.path / "header.json", json.dumps(header, indent=2).encode())
+        except FileExistsError:
+            raise LabelStoreError(
+                f"Another process is making the store {self.path} at this moment. Open it again, "
+                "from one process at a time."
+            ) from None
 
     def _check_fingerprint(self, labels: np.ndarray) -> None:
         path = self.path / _FINGERPRINT
@@ -165,7 +174,10 @@ class LabelStore:
                 "store. Restore it from the folder's backup, or start a new store."
             )
         stored = self._read_json(path)
-        if stored.get("digest") != _fingerprint(labels, str(stored.get("salt"))):
+        salt, digest = str(stored.get("salt")), str(stored.get("digest"))
+        if not re.fullmatch("[0-9a-f]{64}", salt) or not re.fullmatch("[0-9a-f]{128}", digest):
+            raise self._damaged(path)
+        if digest != _fingerprint(labels, salt):
             raise LabelStoreError(
                 f"The store {self.path} was made for other labels (same number, different values "
                 "or order). Its draws would be charged to the wrong examples. Give the labels it "
@@ -215,7 +227,7 @@ def publish(target: pathlib.Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, target)  # fails where the target exists, unlike os.replace
+        _link(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # directories cannot be synced on every platform
@@ -224,6 +236,18 @@ def publish(target: pathlib.Path, content: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _link(temporary: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links; two writers at once are not seen there
+        if target.exists():
+            raise FileExistsError(str(target)) from None
+        os.replace(temporary, target)
 
 
 def _fingerprint(labels: np.ndarray, salt: str) -> str:

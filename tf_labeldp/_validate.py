@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 PRIOR_SUM_TOLERANCE = 1e-4
-"""A prior may miss a sum of one by this much (float32 softmax over thousands of classes does not)."""
+"""A prior may miss a sum of one by this much (a float32 softmax of many classes does not)."""
 
 
 def positive_finite(name: str, value: Any) -> float:
@@ -43,7 +43,7 @@ def probability_below_one(name: str, value: Any) -> float:
 
 
 def integer_at_least(name: str, value: Any, minimum: int) -> int:
-    """Returns ``value`` as an int, or raises if it is not a whole number of at least ``minimum``."""
+    """Returns ``value`` as an int, or raises if it is not an integer of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}.")
     if int(value) < minimum:

@@ -1,4 +1,4 @@
-"""The vault: true labels go in, only mechanisms' outputs come out, every draw is charged and stored.
+"""The vault: true labels go in, mechanisms' outputs come out, every draw is charged and stored.
 
 Privacy model: the label holder's process and its store folder are trusted; everything that the
 vault returns may be published together with the features. The file ``PRIVATE-fingerprint`` in a
@@ -80,6 +80,7 @@ class PrivateLabels:
         "__weakref__",
         "_budget",
         "_classes",
+        "_composed_before",
         "_draws",
         "_histories",
         "_history_of",
@@ -127,6 +128,7 @@ class PrivateLabels:
         # Examples with the same charges share a row of histories; at first none has any.
         self._history_of = np.zeros(len(self._sealed), dtype=np.int32)
         self._histories: list[tuple[Charge, ...]] = [()]
+        self._composed_before: dict[tuple[Charge, ...], PrivacyGuarantee] = {}
         self._draws: dict[str, Draw] = {}
         self._unnamed_draws = 0
         self._store = None if store is None else LabelStore(store)
@@ -219,7 +221,7 @@ class PrivateLabels:
     def decode(self, codes: Any) -> np.ndarray:
         """Returns the class values of class codes (m,)."""
         codes = _validate.class_indices("codes", codes, self._num_classes)
-        return np.asarray(self.classes)[codes]
+        return _class_array(self.classes)[codes]
 
     def guarantee(self) -> PrivacyGuarantee:
         """Returns what has been spent so far on the most charged example."""
@@ -233,7 +235,9 @@ class PrivateLabels:
             default=PrivacyGuarantee(epsilon=0.0),
         )
         delta = max((guarantee.delta for guarantee in spent), default=0.0)
-        worst = dataclasses.replace(worst, delta=delta, seeded=seeded)
+        # The statement covers every example, so it rests on what any of their sums rests on.
+        notes = tuple(dict.fromkeys(text for one in spent for text in one.assumptions))
+        worst = dataclasses.replace(worst, delta=delta, seeded=seeded, assumptions=notes)
         extra = _ASSUMPTIONS if seeded else (*_ASSUMPTIONS, _SECURE_BITS)
         return worst.with_assumptions(extra)
 
@@ -294,7 +298,9 @@ class PrivateLabels:
                 )
 
     def _composed(self, history: tuple[Charge, ...]) -> PrivacyGuarantee:
-        return compose_charges(history, self._budget.delta)
+        if history not in self._composed_before:
+            self._composed_before[history] = compose_charges(history, self._budget.delta)
+        return self._composed_before[history]
 
     def _check_same(
         self,
@@ -382,26 +388,40 @@ class _Sealed:
         raise TypeError("true labels cannot be pickled or copied.")
 
 
-def _checked_classes(
-    classes: Sequence[Hashable], num_classes: int | None
-) -> tuple[Hashable, ...]:
-    names = tuple(classes)
+def _checked_classes(classes: Sequence[Hashable], num_classes: int | None) -> tuple[Hashable, ...]:
+    # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints them.
+    names = tuple(name.item() if isinstance(name, np.generic) else name for name in classes)
     if len(set(names)) != len(names):
         raise ValueError("classes names a class more than once; name each once.")
     if num_classes is not None and num_classes != len(names):
         raise ValueError(
-            f"num_classes={num_classes} but classes has {len(names)} entries; leave num_classes out."
+            f"num_classes={num_classes} but classes has {len(names)} entries; leave out "
+            "num_classes."
         )
     return names
+
+
+def _object_array(values: Sequence[Any]) -> np.ndarray:
+    """Returns the values as they are, one a cell: tuples stay whole, numbers stay numbers."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
+    """Returns the classes as NumPy holds them best without changing any of them."""
+    if len({type(name) for name in classes}) == 1:
+        array = np.asarray(classes)
+        if array.ndim == 1:
+            return array
+    return _object_array(classes)
 
 
 def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) -> np.ndarray:
     """Returns a private copy of the labels as codes 0..K-1."""
     if hasattr(labels, "numpy"):  # a tensor, of any framework
         labels = labels.numpy()
-    array = np.asarray(labels)
     if classes is None:
-        return _validate.class_indices("labels", array, num_classes).copy()
+        return _validate.class_indices("labels", labels, num_classes)
+    array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
     lookup = {value: code for code, value in enumerate(classes)}

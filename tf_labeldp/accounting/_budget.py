@@ -48,10 +48,8 @@ class PrivacyBudget:
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
         """Returns whether ``guarantee`` stays within this budget (to float rounding)."""
-        return (
-            guarantee.epsilon <= self.epsilon * (1.0 + _ROUNDING)
-            and guarantee.delta <= self.delta * (1.0 + _ROUNDING)
-        )
+        slack = 1.0 + _ROUNDING
+        return guarantee.epsilon <= self.epsilon * slack and guarantee.delta <= self.delta * slack
 
 
 @dataclasses.dataclass(frozen=True)

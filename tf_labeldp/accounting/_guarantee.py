@@ -56,7 +56,9 @@ class PrivacyGuarantee:
         if not 0.0 <= self.delta < 1.0:
             raise ValueError(f"delta must be in [0, 1), got {self.delta}.")
         if self.relation not in _RELATIONS:
-            raise ValueError(f"relation must be one of {sorted(_RELATIONS)}, got {self.relation!r}.")
+            raise ValueError(
+                f"relation must be one of {sorted(_RELATIONS)}, got {self.relation!r}."
+            )
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
 
     def to_json(self) -> str:

@@ -19,10 +19,10 @@ def debiased_targets(
     """Returns weights w such that ``sum_k w_k loss(y_pred, k)`` is unbiased for the true label.
 
     For RRTop-k, and RRWithPrior with its k*, the weights are those of ``ghazi2021``, equation 17:
-    with ``p = 1 / (e^eps + k - 1)``, ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``. For
-    randomized response (k = K) this is RR-Debiased: Algorithm 5 and equation 7 of ``ghazi2021``,
-    appendix D.1 of ``ghazi2024``. For any other mechanism with a square channel Q, w is the row of
-    ``Q^-1`` at the noisy label. Use them as ``y_true`` of ``keras_layers.LabelWeightedLoss``.
+    with ``p = 1 / (e^eps + k - 1)``, ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``.
+    For randomized response (k = K) this is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``,
+    and appendix D.1 of ``ghazi2024``. For any other mechanism with a square channel Q, w is the row
+    of ``Q^-1`` at the noisy label. Use them as ``y_true`` of ``keras_layers.LabelWeightedLoss``.
 
     The loss is unbiased where the true label lies in the top-k set (``ghazi2021``, Lemma 18); for
     bounded losses the bias is at most the probability that it does not (Lemma 20). Its Lipschitz
@@ -100,7 +100,7 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
         ``float64`` (K, K).
 
     Raises:
-        ValueError: not square, or too close to singular (condition number above 1e12).
+        ValueError: not square, not finite, or too close to singular (condition number above 1e12).
 
     Example:
         >>> channel_inverse([[0.75, 0.25], [0.25, 0.75]]).tolist()
@@ -109,6 +109,8 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
     matrix = np.asarray(transition_matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"transition_matrix must be square (K, K), got shape {matrix.shape}.")
+    if not np.all(np.isfinite(matrix)):
+        raise ValueError("transition_matrix must be finite, but it holds NaN or infinity.")
     condition = np.linalg.cond(matrix)
     if not condition < _MAX_CONDITION:
         raise ValueError(

@@ -5,4 +5,11 @@ from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
 from tf_labeldp.mechanisms._rr_top_k import RRTopK
 from tf_labeldp.mechanisms._rr_with_prior import RRWithPrior
 
-__all__ = ["LabelMechanism", "RRTopK", "RRWithPrior", "RandomizedResponse", "deserialize", "serialize"]
+__all__ = [
+    "LabelMechanism",
+    "RRTopK",
+    "RRWithPrior",
+    "RandomizedResponse",
+    "deserialize",
+    "serialize",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from tf_labeldp import _validate
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from tf_labeldp.accounting._events import DpEvent
 
 _Self = TypeVar("_Self", bound="LabelMechanism")
 _REGISTRY: dict[str, type[LabelMechanism]] = {}
@@ -84,7 +85,8 @@ def serialize(mechanism: LabelMechanism) -> dict[str, Any]:
         >>> serialize(RandomizedResponse(epsilon=1.0, num_classes=3))["class_name"]
         'RandomizedResponse'
     """
-    return {"class_name": type(mechanism).__name__, "config": mechanism.get_config()}
+    data = {"class_name": type(mechanism).__name__, "config": mechanism.get_config()}
+    return json.loads(json.dumps(data))  # as it will read back: tuples become lists
 
 
 def deserialize(data: dict[str, Any]) -> LabelMechanism:

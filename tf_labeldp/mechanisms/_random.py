@@ -14,6 +14,8 @@ import numpy as np
 
 _BITS = 53
 _RANGE = np.uint64(1 << _BITS)
+_MARGIN = 1.0 + 2.0**-50
+"""Above the sum of the rounding errors of an exp and four float operations (3 * 2^-52)."""
 
 
 def uniform_integers(size: int, rng: np.random.Generator | None) -> np.ndarray:
@@ -48,11 +50,11 @@ def flip_threshold(epsilon: float, k: np.ndarray) -> np.ndarray:
     """Returns t (n,) such that ``uniform_integers < t`` is the event "answer with another value".
 
     The flip probability of randomized response over k values is
-    ``(k - 1) e^-epsilon / (1 + (k - 1) e^-epsilon)``. Its product with 2^53 is rounded *up*: the
-    drawn channel is never less private than the stated one, also where e^-epsilon is below the
-    resolution of a double.
+    ``(k - 1) e^-epsilon / (1 + (k - 1) e^-epsilon)``. Its product with 2^53 is rounded *up*, by
+    more than the float arithmetic before it can have lost: the drawn channel is never less private
+    than the stated one, also where e^-epsilon is below the resolution of a double.
     """
     others = (np.asarray(k, dtype=np.float64) - 1.0) * math.exp(-epsilon)
     # exp(-epsilon) may underflow to zero; a flip must stay possible as long as k > 1.
-    scaled = np.ceil(others / (1.0 + others) * float(_RANGE))
+    scaled = np.ceil(others / (1.0 + others) * (float(_RANGE) * _MARGIN))
     return np.where(np.asarray(k) > 1, np.maximum(scaled, 1.0), 0.0).astype(np.uint64)

@@ -13,7 +13,7 @@ from tf_labeldp.mechanisms import _top_k
 from tf_labeldp.mechanisms._base import LabelMechanism
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from tf_labeldp.accounting._events import DpEvent
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tf_labeldp.mechanisms._base import LabelMechanism
 from tf_labeldp.mechanisms._rr_top_k import required_priors, single_prior
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from tf_labeldp.accounting._events import DpEvent
 
 
 @dataclasses.dataclass(frozen=True)

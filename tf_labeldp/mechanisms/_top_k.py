@@ -63,9 +63,11 @@ def randomize_in_top_k(
         else:
             rank = np.argmax(ranked == labels[rows][:, np.newaxis], axis=1)
         drawn = draw_ranks(rank, k[rows], epsilon, rng)
-        noisy[rows] = ranked[0][drawn] if shared else np.take_along_axis(
-            ranked, drawn[:, np.newaxis], axis=1
-        )[:, 0]
+        noisy[rows] = (
+            ranked[0][drawn]
+            if shared
+            else np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
+        )
     return noisy
 
 

@@ -1,0 +1,180 @@
+"""Translation to ``dp_accounting`` events, held against exact arithmetic from both sides."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld
+
+from tf_labeldp.accounting import (
+    compose_events,
+    composed_epsilon,
+    pure_dp_event,
+    randomized_response_event,
+)
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+
+Composed = dp_accounting.ComposedDpEvent
+Repeated = dp_accounting.SelfComposedDpEvent
+
+EMITTED = {
+    "randomized_response_event": randomized_response_event(0.5, 10),
+    "pure_dp_event": pure_dp_event(0.5),
+    "RandomizedResponse": RandomizedResponse(0.7, 4).dp_event(),
+    "RRTopK": RRTopK(0.5, 10, 3).dp_event(),
+    "RRWithPrior": RRWithPrior(0.3, 10).dp_event(),
+}
+
+
+def hockey_stick(one: np.ndarray, other: np.ndarray, epsilon: float) -> float:
+    """The smallest delta at epsilon for one pair of output distributions."""
+    return float(np.maximum(one - math.exp(epsilon) * other, 0.0).sum())
+
+
+def exact_binary_delta(epsilon: float, uses: int, at: float) -> float:
+    """Delta at epsilon ``at`` of ``uses`` binary randomized responses, as a binomial sum."""
+    keep = 1.0 / (1.0 + math.exp(-epsilon))
+    kept = np.arange(uses + 1)
+    ways = np.array([math.comb(uses, int(j)) for j in kept], dtype=float)
+    one = ways * keep**kept * (1 - keep) ** (uses - kept)
+    return hockey_stick(one, one[::-1], at)
+
+
+def exact_binary_epsilon(epsilon: float, uses: int, delta: float) -> float:
+    low, high = 0.0, uses * epsilon
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if exact_binary_delta(epsilon, uses, middle) > delta else (low, middle)
+        )
+    return high
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 1.0, 8.0, 40.0])
+@pytest.mark.parametrize("buckets", [2, 3, 10, 1000])
+def test_one_event_has_the_epsilon_of_its_mechanism(epsilon, buckets):
+    event = randomized_response_event(epsilon, buckets)
+    noise = event.noise_parameter
+    assert noise == pytest.approx(buckets / (math.exp(epsilon) + buckets - 1), rel=1e-14)
+    assert event.num_buckets == buckets
+    ours = composed_epsilon([event], 0.0)
+    assert epsilon - 1e-9 <= ours <= epsilon + 2e-4  # the accountant rounds up to its grid
+
+
+def test_the_event_describes_the_channel():
+    mechanism = RandomizedResponse(1.3, 7)
+    event, matrix = mechanism.dp_event(), mechanism.transition_matrix()
+    other = event.noise_parameter / event.num_buckets  # a uniform value, which may be the same
+    assert matrix[0, 1] == pytest.approx(other, rel=1e-14)
+    assert matrix[0, 0] == pytest.approx(1.0 - event.noise_parameter + other, rel=1e-14)
+
+
+def test_the_event_stays_safe_where_e_to_the_minus_epsilon_underflows():
+    assert composed_epsilon([pure_dp_event(800.0)], 1e-6) >= 800.0
+
+
+@pytest.mark.parametrize("name", EMITTED)
+def test_repeats_equal_one_by_one_composition(name):
+    event = EMITTED[name]
+    one_by_one = composed_epsilon([event] * 15, 1e-6)
+    assert composed_epsilon([Repeated(event, 15)], 1e-6) == pytest.approx(one_by_one, abs=1e-12)
+    nested = Composed([Repeated(Composed([event, Repeated(event, 2)]), 5)])
+    assert composed_epsilon([nested], 1e-6) == pytest.approx(one_by_one, abs=1e-12)
+    assert one_by_one > 5 * composed_epsilon([event], 1e-6)
+
+
+def test_fifteen_repeats_are_charged_fifteen_times():
+    """``dp_accounting`` 0.6.0 ignores the count of this event; our composition does not rely on it.
+
+    A later release that counts right passes too: only ours is held to the true value.
+    """
+    event = pure_dp_event(0.5)
+    ours = composed_epsilon([Repeated(event, 15)], 0.0)
+    assert 7.5 <= ours <= 7.5 + 1e-2
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    theirs = accountant.compose(event, 15).get_epsilon(0.0)
+    if theirs < 7.0:  # the fault is there: a single use is charged
+        assert theirs == pytest.approx(0.5, abs=1e-3)
+
+
+def test_compose_events_writes_everything_out():
+    a, b = randomized_response_event(0.1, 3), pure_dp_event(0.2)
+    nested = Composed([a, Repeated(Composed([b, Repeated(a, 2)]), 2), dp_accounting.NoOpDpEvent()])
+    assert compose_events([nested, b]) == Composed([a, b, a, a, b, a, a, b])
+    assert compose_events([]) == dp_accounting.NoOpDpEvent()
+    assert composed_epsilon([], 0.0) == 0.0
+
+
+@pytest.mark.parametrize("uses", [1, 2, 15, 60])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
+def test_composition_is_the_exact_one_from_above(uses, epsilon, delta):
+    exact = exact_binary_epsilon(epsilon, uses, delta)
+    ours = composed_epsilon([pure_dp_event(epsilon)] * uses, delta)
+    assert exact - 1e-9 <= ours <= exact + 1e-2
+
+
+def test_composition_is_monotonic():
+    events = [pure_dp_event(0.5)] * 30
+    by_uses = [composed_epsilon(events[:n], 1e-6) for n in (1, 5, 15, 30)]
+    assert by_uses == sorted(by_uses) and by_uses[0] < by_uses[-1]
+    by_delta = [composed_epsilon(events, delta) for delta in (0.0, 1e-8, 1e-4, 0.1)]
+    assert by_delta == sorted(by_delta, reverse=True) and by_delta[0] > by_delta[-1]
+    by_epsilon = [composed_epsilon([pure_dp_event(e)] * 15, 1e-6) for e in (0.1, 0.5, 1.0)]
+    assert by_epsilon == sorted(by_epsilon)
+
+
+def test_pure_dp_event_dominates_randomized_response_over_more_values():
+    gaps = []
+    for uses in (1, 10):
+        for delta in (1e-6, 1e-3, 0.1):
+            binary = composed_epsilon([pure_dp_event(0.5)] * uses, delta)
+            wide = composed_epsilon([randomized_response_event(0.5, 10)] * uses, delta)
+            assert binary >= wide - 1e-9
+            gaps.append(binary - wide)
+    assert max(gaps) > 0.05
+
+
+def test_pure_dp_event_dominates_the_channel_of_every_mechanism():
+    """Exactly: no pair of labels is told apart better, at any epsilon."""
+    rng = np.random.default_rng(17)
+    binary = RandomizedResponse(1.0, 2).transition_matrix()
+    for prior in rng.dirichlet(np.ones(5), 10):
+        channels = [RRTopK(1.0, 5, k).transition_matrix(prior) for k in range(1, 6)]
+        channels.append(RRWithPrior(1.0, 5).transition_matrix(prior))
+        for at in (0.0, 0.3, 0.6, 0.9, 1.0):
+            bound = hockey_stick(*binary, at)
+            worst = max(hockey_stick(p, q, at) for c in channels for p in c for q in c)
+            assert worst <= bound + 1e-15
+    assert hockey_stick(*binary, 0.9) > hockey_stick(
+        *RandomizedResponse(0.8, 2).transition_matrix(), 0.9
+    )
+
+
+def test_the_relation_is_replacement():
+    """Under replacement a Gaussian of scale s counts as one of s / 2 under add or remove."""
+    sigma, delta = 4.0, 1e-5
+
+    def add_or_remove(scale: float) -> float:
+        accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        return accountant.compose(dp_accounting.GaussianDpEvent(scale)).get_epsilon(delta)
+
+    ours = composed_epsilon([dp_accounting.GaussianDpEvent(sigma)], delta)
+    assert ours == pytest.approx(add_or_remove(sigma / 2), abs=1e-3)
+    assert ours > 1.5 * add_or_remove(sigma)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_events_refuse_an_epsilon_out_of_range(epsilon):
+    with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
+        pure_dp_event(epsilon)
+
+
+def test_events_refuse_other_bad_arguments():
+    with pytest.raises(ValueError, match="num_buckets must be at least 2, got 1"):
+        randomized_response_event(1.0, 1)
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1.0"):
+        composed_epsilon([pure_dp_event(1.0)], 1.0)

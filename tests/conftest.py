@@ -1,0 +1,23 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Before any test imports TensorFlow: keep its start-up notes out of the reports.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data sets; mark its tests with `pytest.mark.data`."""
+    default = REPOSITORY.parent / "shared" / "data"
+    folder = Path(os.environ.get("LABELDP_DATA_DIR") or default)
+    if not folder.is_dir():
+        pytest.skip(f"no data sets in {folder}; set LABELDP_DATA_DIR to their folder")
+    return folder

@@ -1,0 +1,180 @@
+"""Debiased targets: unbiased by exact sums over the channel, and equal to the papers' formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import pure_dp_event
+from tf_labeldp.estimation import channel_inverse, debiased_targets
+from tf_labeldp.mechanisms import LabelMechanism, RandomizedResponse, RRTopK, RRWithPrior
+
+PRIOR = np.array([0.1, 0.35, 0.05, 0.3, 0.2])
+EVERY = np.arange(5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven(LabelMechanism):
+    """A channel of one's own: not symmetric, so that a transposed inverse is seen."""
+
+    def randomize(self, labels, priors=None, *, rng=None):
+        raise NotImplementedError
+
+    def transition_matrix(self, prior=None):
+        return np.array([[0.6, 0.25, 0.15], [0.3, 0.5, 0.2], [0.3, 0.3, 0.4]])
+
+    def dp_event(self):
+        return pure_dp_event(self.epsilon)
+
+
+@pytest.fixture(params=[1e-6, 0.5, 2.0, 50.0])
+def epsilon(request):
+    return request.param
+
+
+def expected_weights(mechanism, prior=None):
+    """E[w | label y], (K, K): the channel times the weights, only over outputs that can occur."""
+    channel = mechanism.transition_matrix(prior)
+    outputs = np.flatnonzero(channel.max(axis=0) > 0)
+    weights = debiased_targets(mechanism, outputs, prior)
+    return channel[:, outputs] @ weights
+
+
+def tolerance(epsilon):
+    """Weights grow like 1 / epsilon, and rounding with them."""
+    return 1e-14 * (1.0 + 10.0 / epsilon)
+
+
+def test_randomized_response_is_unbiased(epsilon):
+    mean = expected_weights(RandomizedResponse(epsilon, 5))
+    np.testing.assert_allclose(mean, np.eye(5), rtol=0, atol=tolerance(epsilon))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_rr_top_k_is_unbiased_inside_its_set(epsilon, k):
+    """Lemma 18; outside the set the mean weight is uniform over the set."""
+    mean = expected_weights(RRTopK(epsilon, 5, k), PRIOR)
+    members = np.argsort(-PRIOR)[:k]
+    expected = np.zeros((5, 5))
+    expected[:, members] = 1.0 / k
+    expected[members] = np.eye(5)[members]
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=tolerance(epsilon))
+
+
+def test_rr_with_prior_is_unbiased_inside_its_set(epsilon):
+    mechanism = RRWithPrior(epsilon, 5)
+    k = int(mechanism.optimal_k(PRIOR)[0])
+    mean = expected_weights(mechanism, PRIOR)
+    np.testing.assert_allclose(mean, expected_weights(RRTopK(epsilon, 5, k), PRIOR), atol=1e-15)
+    inside = np.argsort(-PRIOR)[:k]
+    np.testing.assert_allclose(mean[inside], np.eye(5)[inside], atol=tolerance(epsilon))
+
+
+def test_lemma_20_bounds_the_bias_by_the_prior_outside_the_set():
+    losses = np.random.default_rng(22).uniform(size=(200, 5))  # bounded losses l(k) in [0, 1]
+    largest = 0.0
+    for k in (1, 2, 3, 4):
+        mean = expected_weights(RRTopK(1.0, 5, k), PRIOR)
+        bias = np.abs(PRIOR @ (mean - np.eye(5)) @ losses.T)
+        outside = np.sort(PRIOR)[: 5 - k].sum()
+        assert bias.max() <= outside
+        largest = max(largest, bias.max() / outside)
+    assert largest > 0.3  # and the bias is not zero
+
+
+def test_equation_7_and_appendix_d_1():
+    """``ghazi2021``, equation 7; ``ghazi2024``, D.1, which writes p for K times its p."""
+    for epsilon, size in ((0.5, 3), (2.0, 10)):
+        weights = debiased_targets(RandomizedResponse(epsilon, size), np.arange(size))
+        grown = np.exp(epsilon)
+        equation_7 = (grown + size - 1) / (grown - 1) * (np.eye(size) - 1 / (grown + size - 1))
+        np.testing.assert_allclose(weights, equation_7, rtol=1e-13)
+        p = size / (grown + size - 1)
+        np.testing.assert_allclose(weights, (np.eye(size) - p / size) / (1 - p), rtol=1e-13)
+
+
+def test_equation_17():
+    rows = np.random.default_rng(23).dirichlet(np.ones(5), 40)
+    mechanism = RRTopK(1.5, 5, 3)
+    noisy = mechanism.randomize(np.arange(40) % 5, rows, rng=np.random.default_rng(24))
+    weights = debiased_targets(mechanism, noisy, rows)
+    p = 1.0 / (np.exp(1.5) + 3 - 1)
+    for weight, row, observed in zip(weights, rows, noisy, strict=True):
+        members = np.argsort(-row)[:3]
+        expected = np.array([(y == observed) - p * (y in members) for y in range(5)]) / (1 - 3 * p)
+        np.testing.assert_allclose(weight, expected, rtol=1e-13, atol=1e-16)
+
+
+def test_one_prior_for_all_equals_the_same_for_each():
+    mechanism = RRWithPrior(2.0, 5)
+    noisy = mechanism.randomize(np.arange(50) % 5, PRIOR, rng=np.random.default_rng(25))
+    np.testing.assert_array_equal(
+        debiased_targets(mechanism, noisy, PRIOR),
+        debiased_targets(mechanism, noisy, np.tile(PRIOR, (50, 1))),
+    )
+
+
+def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
+    mechanism = RandomizedResponse(epsilon, 5)
+    weights = debiased_targets(mechanism, EVERY)
+    assert weights.dtype == np.float64
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=0, atol=tolerance(epsilon))
+    if epsilon > 1e-3:
+        inverse = channel_inverse(mechanism.transition_matrix())
+        np.testing.assert_allclose(weights, inverse, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("small_or_large", [1e-6, 50.0])
+def test_weights_keep_their_digits(small_or_large):
+    row = debiased_targets(RandomizedResponse(small_or_large, 10), [0])[0]
+    with localcontext() as context:
+        context.prec = 60
+        gain = Decimal(small_or_large).exp() - 1
+        at_label, elsewhere = float((gain + 9) / gain), float(-1 / gain)
+    np.testing.assert_allclose(row, [at_label] + [elsewhere] * 9, rtol=5e-16)
+
+
+def test_a_mechanism_of_ones_own_goes_through_its_channel_inverse():
+    mechanism = Uneven(1.0, 3)
+    np.testing.assert_allclose(expected_weights(mechanism), np.eye(3), rtol=0, atol=1e-14)
+    inverse = channel_inverse(mechanism.transition_matrix())
+    np.testing.assert_array_equal(debiased_targets(mechanism, [2, 0]), inverse[[2, 0]])
+    assert not np.allclose(inverse, inverse.T)
+
+
+def test_no_labels():
+    none = np.empty(0, np.int64)
+    assert debiased_targets(RandomizedResponse(1.0, 5), none).shape == (0, 5)
+    assert debiased_targets(RRTopK(1.0, 5, 2), none, PRIOR).shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "noisy", "priors", "error", "message"),
+    [
+        ("RR", [0], None, TypeError, "mechanism must be a tf_labeldp mechanism, got str"),
+        (RandomizedResponse(1.0, 5), [5], None, ValueError, "noisy_labels must lie in 0..4"),
+        (RandomizedResponse(1.0, 5), [0.5], None, TypeError, "noisy_labels must be integers"),
+        (RandomizedResponse(1.0, 5), [0], PRIOR, ValueError, "RandomizedResponse takes no priors"),
+        (RRWithPrior(1.0, 5), [0], None, ValueError, r"pass the same ones, of shape \(5,\) or"),
+        (RRTopK(1.0, 5, 2), [1], PRIOR[:4], ValueError, r"must have shape \(5,\) or \(1, 5\)"),
+        (RRTopK(1.0, 5, 2), [1, 2, 0], PRIOR, ValueError, "2 noisy label.* not the priors of the"),
+        (RRTopK(1.0, 5, 2), [1], PRIOR * 2, ValueError, "priors must sum to one"),
+    ],
+)  # fmt: skip
+def test_errors(mechanism, noisy, priors, error, message):
+    with pytest.raises(error, match=message):
+        debiased_targets(mechanism, noisy, priors)
+
+
+def test_channel_inverse_errors():
+    with pytest.raises(ValueError, match=r"must be square \(K, K\), got shape \(2, 3\)"):
+        channel_inverse(np.full((2, 3), 1 / 3))
+    with pytest.raises(ValueError, match=r"cannot be inverted.*Raise epsilon"):
+        channel_inverse(np.full((3, 3), 1 / 3))
+    with pytest.raises(ValueError, match="cannot be inverted"):
+        channel_inverse(RRTopK(1.0, 5, 2).transition_matrix(PRIOR))
+    with pytest.raises(ValueError, match="must be finite, but it holds NaN"):
+        channel_inverse([[np.nan, 1.0], [0.5, 0.5]])

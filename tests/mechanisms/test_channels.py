@@ -1,0 +1,113 @@
+"""The channels as matrices: rows sum to one, the worst log-ratio is epsilon and not less."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+
+EPSILONS = [1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 50.0]
+BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def priors(min_classes: int = 2, max_classes: int = 12):
+    weights = st.integers(min_classes, max_classes).flatmap(
+        lambda k: hnp.arrays(np.float64, k, elements=st.floats(1e-6, 1.0))
+    )
+    return weights.map(lambda w: w / w.sum())
+
+
+def assert_exactly_private(matrix, epsilon, measure):
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=0, atol=4e-16)
+    assert matrix.min() >= 0.0
+    worst = measure(matrix)
+    assert abs(worst - epsilon) <= 1e-12
+    assert worst > epsilon * (1 - 1e-8)  # it is not private for an epsilon just below
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("num_classes", range(2, 13))
+def test_randomized_response_has_exactly_its_epsilon(epsilon, num_classes, worst_log_ratio):
+    mechanism = RandomizedResponse(epsilon, num_classes)
+    assert_exactly_private(mechanism.transition_matrix(), epsilon, worst_log_ratio)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_rr_top_k_has_exactly_its_epsilon_for_every_k(epsilon, worst_log_ratio):
+    rng = np.random.default_rng(1)
+    for num_classes in (2, 3, 7, 12):
+        prior = rng.dirichlet(np.ones(num_classes))
+        for k in range(2, num_classes + 1):
+            matrix = RRTopK(epsilon, num_classes, k).transition_matrix(prior)
+            assert_exactly_private(matrix, epsilon, worst_log_ratio)
+
+
+def test_rr_top_1_is_constant(worst_log_ratio):
+    matrix = RRTopK(1.0, 4, 1).transition_matrix([0.1, 0.2, 0.6, 0.1])
+    np.testing.assert_array_equal(matrix, np.tile([0.0, 0.0, 1.0, 0.0], (4, 1)))
+    assert worst_log_ratio(matrix) == 0.0
+
+
+def test_rr_top_k_with_all_classes_is_randomized_response():
+    matrix = RRTopK(1.3, 6, 6).transition_matrix(np.random.default_rng(2).dirichlet(np.ones(6)))
+    np.testing.assert_allclose(
+        matrix, RandomizedResponse(1.3, 6).transition_matrix(), rtol=0, atol=1e-16
+    )
+
+
+@BOUNDED
+@given(prior=priors(), epsilon=st.sampled_from(EPSILONS))
+def test_rr_with_prior_has_exactly_its_epsilon(worst_log_ratio, prior, epsilon):
+    mechanism = RRWithPrior(epsilon, prior.size)
+    matrix = mechanism.transition_matrix(prior)
+    if mechanism.optimal_k(prior)[0] == 1:
+        assert worst_log_ratio(matrix) == 0.0
+    else:
+        assert_exactly_private(matrix, epsilon, worst_log_ratio)
+
+
+@BOUNDED
+@given(prior=priors(), epsilon=st.floats(1e-3, 50.0), data=st.data())
+def test_rr_top_k_follows_algorithm_1(prior, epsilon, data):
+    k = data.draw(st.integers(1, prior.size))
+    matrix = RRTopK(epsilon, prior.size, k).transition_matrix(prior)
+    # Python's stable sort on (-prior, index) is an independent statement of the tie rule.
+    members = sorted(range(prior.size), key=lambda y: (-prior[y], y))[:k]
+    grown = np.exp(epsilon)
+    for y in range(prior.size):
+        for out in range(prior.size):
+            if out not in members:
+                expected = 0.0
+            elif y not in members:
+                expected = 1.0 / k
+            else:
+                expected = (grown if out == y else 1.0) / (grown + k - 1)
+            assert matrix[y, out] == pytest.approx(expected, rel=1e-13)
+
+
+@BOUNDED
+@given(prior=priors(), epsilon=st.floats(1e-3, 50.0))
+def test_optimal_k_follows_algorithm_2(prior, epsilon):
+    ranked = np.sort(prior)[::-1]
+    grown = np.exp(epsilon)
+    objective = [grown / (grown + k - 1) * ranked[:k].sum() for k in range(1, prior.size + 1)]
+    chosen = int(RRWithPrior(epsilon, prior.size).optimal_k(prior)[0])
+    assert 1 <= chosen <= prior.size
+    assert objective[chosen - 1] >= max(objective) * (1 - 1e-14)
+
+
+def test_ties_between_classes_go_to_the_smaller_index():
+    matrix = RRTopK(1.0, 5, 2).transition_matrix([0.1, 0.25, 0.25, 0.25, 0.15])
+    assert np.flatnonzero(matrix[0]).tolist() == [1, 2]
+    matrix = RRTopK(1.0, 20, 3).transition_matrix(np.full(20, 0.05))
+    assert np.flatnonzero(matrix[0]).tolist() == [0, 1, 2]
+
+
+def test_ties_between_set_sizes_go_to_the_smaller_set():
+    # With priors of zero after the second class and no cost left in k, w_2 = w_3 = w_4.
+    assert RRWithPrior(800.0, 4).optimal_k([0.5, 0.5, 0.0, 0.0]).tolist() == [2]
+    assert RRWithPrior(800.0, 3).optimal_k([1.0, 0.0, 0.0]).tolist() == [1]

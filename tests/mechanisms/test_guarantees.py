@@ -1,0 +1,91 @@
+"""One test for each guarantee that a docstring of the mechanisms states."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+
+EPSILONS = (0.05, 1.0, 6.0)
+
+
+@pytest.fixture(scope="module")
+def random_priors():
+    rng = np.random.default_rng(14)
+    return [rng.dirichlet(np.full(k, c)) for k in (2, 4, 8) for c in (0.2, 1.0, 20.0)]
+
+
+def test_contract_for_every_pair_of_labels_and_every_output(random_priors):
+    """LabelMechanism: P[out | y] <= e^epsilon P[out | y'], and not for less (delta is zero)."""
+    for epsilon in EPSILONS:
+        for prior in random_priors:
+            size = prior.size
+            for mechanism in (RandomizedResponse(epsilon, size), RRTopK(epsilon, size, 2)):
+                assert mechanism.delta == 0.0
+                matrix = mechanism.transition_matrix(prior if mechanism.uses_priors else None)
+                one, other = matrix[:, np.newaxis, :], matrix[np.newaxis, :, :]
+                assert np.all(one <= np.exp(epsilon) * (1 + 1e-12) * other)
+                assert np.any(one > np.exp(epsilon * 0.999) * other)
+
+
+def test_lemma_1_rr_top_k_is_epsilon_dp(random_priors, worst_log_ratio):
+    for epsilon in EPSILONS:
+        for prior in random_priors:
+            ratios = [
+                worst_log_ratio(RRTopK(epsilon, prior.size, k).transition_matrix(prior))
+                for k in range(1, prior.size + 1)
+            ]
+            assert ratios[0] == 0.0
+            np.testing.assert_allclose(ratios[1:], epsilon, rtol=0, atol=1e-12)
+
+
+def test_corollary_2_rr_with_prior_is_epsilon_dp(random_priors, worst_log_ratio):
+    ratios = {
+        epsilon: [
+            worst_log_ratio(RRWithPrior(epsilon, prior.size).transition_matrix(prior))
+            for prior in random_priors
+        ]
+        for epsilon in EPSILONS
+    }
+    for epsilon, measured in ratios.items():
+        assert max(measured) == pytest.approx(epsilon, abs=1e-12)
+
+
+def test_corollary_2_the_set_size_depends_on_the_prior_alone():
+    """The premise of the corollary: nothing of the label reaches k*."""
+    assert list(inspect.signature(RRWithPrior.optimal_k).parameters) == ["self", "priors"]
+    prior, mechanism = np.array([0.45, 0.35, 0.15, 0.05]), RRWithPrior(1.0, 4)
+    k = int(mechanism.optimal_k(prior)[0])
+    assert 1 < k < 4
+    for label in range(4):  # every label answers in the same set, its own or not
+        noisy = mechanism.randomize(np.full(4000, label), prior, rng=np.random.default_rng(label))
+        assert np.unique(noisy).tolist() == list(range(k))
+
+
+def test_theorem_3_no_epsilon_dp_channel_keeps_the_label_more_often(random_priors):
+    """Here against random private channels; the linear program is in test_optimality.py."""
+    rng = np.random.default_rng(15)
+    for epsilon in EPSILONS:
+        for prior in random_priors:
+            best = np.diag(RRWithPrior(epsilon, prior.size).transition_matrix(prior)) @ prior
+            for _ in range(50):
+                # Cells within a factor e^(eps/2) before normalising differ by e^eps after.
+                raw = np.exp(rng.uniform(0.0, epsilon / 2, (prior.size, prior.size)))
+                raw[np.diag_indices(prior.size)] = np.exp(epsilon / 2)
+                channel = raw * rng.dirichlet(np.ones(prior.size))
+                channel /= channel.sum(axis=1, keepdims=True)
+                assert np.diag(channel) @ prior <= best + 1e-12
+
+
+def test_one_draw_of_each_label_is_independent_of_the_others(chi_square_rejects):
+    """The unit is one label: a label's noise says nothing of its neighbour's."""
+    mechanism, n = RandomizedResponse(1.0, 3), 300_000
+    noisy = mechanism.randomize(np.zeros(n, int), rng=np.random.default_rng(16))
+    pairs = np.bincount(3 * noisy[0::2] + noisy[1::2], minlength=9)
+    row = mechanism.transition_matrix()[0]
+    assert not chi_square_rejects(pairs, np.outer(row, row).ravel())
+    copied = np.bincount(4 * noisy[0::2], minlength=9)  # neighbours that share their noise
+    assert chi_square_rejects(copied, np.outer(row, row).ravel())

@@ -1,0 +1,115 @@
+"""A process killed at any step of making a store and drawing: nothing spent twice, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError
+
+PARTS = {"a": np.arange(0, 100), "b": np.arange(100, 200)}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The folder of what killed processes left behind, which no test changes."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    root = tmp_path_factory.mktemp("killed")
+    script = pathlib.Path(__file__).with_name("killed_writers.py")
+    done = subprocess.run(
+        [sys.executable, os.fspath(script), os.fspath(root)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(root.iterdir())) == int(done.stdout)
+    return root
+
+
+@pytest.fixture
+def folders(killed, tmp_path):
+    """One folder a killed process, in the order of the steps; the last process was not killed."""
+    return sorted(pathlib.Path(shutil.copytree(killed, tmp_path / "killed")).iterdir())
+
+
+@pytest.fixture
+def open_vault(make):
+    return lambda folder: make(labels=np.arange(200) % 5, epsilon=1.0, store=folder / "store")
+
+
+def handed_out(folder, key):
+    path = folder / key
+    return np.frombuffer(path.read_bytes(), np.int64) if path.exists() else None
+
+
+def test_every_step_is_tried(folders, open_vault):
+    """Before and after each link, so the states between are all there."""
+    states = set()
+    for folder in folders:
+        store = folder / "store"
+        temporary = any(path.suffix == ".tmp" for path in store.rglob("*"))
+        vault = open_vault(folder)
+        states.update(
+            (key, vault.has_draw(key), handed_out(folder, key) is not None, temporary)
+            for key in PARTS
+        )
+    for key in PARTS:
+        assert (key, False, False, True) in states  # the temporary file was there, the draw not
+        assert (key, True, False, True) in states  # linked, the temporary file still there
+        assert (key, True, False, False) in states  # stored, not yet handed out
+        assert (key, True, True, False) in states
+    assert len(folders) > 30
+
+
+def test_nothing_handed_out_is_lost(folders, open_vault, response, no_new_randomness):
+    vaults = [open_vault(folder) for folder in folders]
+    no_new_randomness()
+    for folder, vault in zip(folders, vaults, strict=True):
+        for key, part in PARTS.items():
+            given = handed_out(folder, key)
+            if given is not None:
+                np.testing.assert_array_equal(vault.randomize(response(1.0), part, key=key), given)
+        assert not (vault.has_draw("b") and not vault.has_draw("a"))
+    assert handed_out(folders[-1], "b") is not None
+
+
+def test_what_is_stored_is_charged_and_what_is_not_is_free(folders, open_vault, response):
+    for folder in folders:
+        vault = open_vault(folder)
+        stored = {key for key in PARTS if vault.has_draw(key)}
+        assert vault.guarantee().epsilon == (1.0 if stored else 0.0)
+        for key, part in PARTS.items():
+            if key in stored:
+                with pytest.raises(BudgetExceededError):
+                    vault.randomize(response(1e-3), part[:1], key="more")
+
+
+def test_the_run_goes_on_and_is_charged_once(folders, open_vault, response):
+    """Each part ends with one draw, the same ever after."""
+    for folder in folders:
+        vault = open_vault(folder)
+        drawn = {key: vault.randomize(response(1.0), part, key=key) for key, part in PARTS.items()}
+        assert vault.guarantee().epsilon == 1.0
+        again = open_vault(folder)
+        assert again.guarantee().epsilon == 1.0
+        for key, part in PARTS.items():
+            np.testing.assert_array_equal(again.randomize(response(1.0), part, key=key), drawn[key])
+        assert len(list((folder / "store" / "draws").glob("*.npz"))) == 2
+
+
+def test_half_written_temporary_files_break_nothing(make, response, tmp_path):
+    store = tmp_path / "store"
+    (store / "draws").mkdir(parents=True)
+    for name in (".PRIVATE-fingerprint", ".header.json", "draws/.000000.npz"):
+        (store / f"{name}.0123456789abcdef.tmp").write_bytes(b"PK\x03\x04 cut")
+    drawn = make(store=store).randomize(response(1.0))
+    np.testing.assert_array_equal(make(store=store).randomize(response(1.0)), drawn)

@@ -1,0 +1,176 @@
+"""The store: the same draws and charges after opening it again, and refusal of all else."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.private_labels import LabelStoreError
+
+PART, REST = np.arange(0, 80), np.arange(80, 200)  # as in the draws of the fixture `filled`
+
+
+def test_opening_it_again_gives_the_same_draws_and_charges(
+    make, store, filled, no_new_randomness, three_draws
+):
+    vault, draws = filled
+    opened = make(epsilon=2.0, store=store)
+    assert opened.guarantee() == vault.guarantee()
+    assert opened.guarantee().epsilon == 1.5
+    no_new_randomness()
+    for expected, found in zip(draws, three_draws(opened), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == np.int64
+    assert opened.guarantee() == vault.guarantee()
+    assert opened.has_draw("stage-2")
+    assert os.fspath(opened.store_path) == os.fspath(store)
+
+
+def test_charges_of_the_store_count_against_the_budget(make, response, store, filled):
+    opened = make(epsilon=2.0, store=store)
+    with pytest.raises(BudgetExceededError):
+        opened.randomize(response(0.6), [0], key="more")
+    opened.randomize(response(0.5), [0], key="more")
+    assert opened.guarantee().epsilon == 2.0
+    assert make(epsilon=2.0, store=store).guarantee().epsilon == 2.0
+
+
+def test_draws_go_on_where_the_store_ends(make, response, store, filled, three_draws):
+    opened = make(epsilon=2.0, store=store)
+    three_draws(opened)
+    fourth = opened.randomize(response(0.5), REST)
+    reopened = make(epsilon=2.0, store=store)
+    three_draws(reopened)
+    np.testing.assert_array_equal(reopened.randomize(response(0.5), REST), fourth)
+
+
+def test_class_values_survive(make, store):
+    classes, labels = ["a", ("b", 2), 3], [3, "a", ("b", 2)]
+    first = make(labels=labels, num_classes=None, classes=classes, store=store)
+    drawn = first.randomize(RandomizedResponse(1.0, 3))
+    second = make(labels=labels, num_classes=None, classes=classes, store=store)
+    assert second.randomize(RandomizedResponse(1.0, 3)).tolist() == drawn.tolist()
+    with pytest.raises(LabelStoreError, match="made with other settings: classes differ"):
+        make(labels=labels, num_classes=None, classes=classes[::-1], store=store)
+
+
+OTHERS = {
+    "one value": lambda y: {"labels": np.where(np.arange(200) == 7, (y + 1) % 5, y)},
+    "order": lambda y: {"labels": y[::-1]},
+    "number": lambda y: {"labels": y[:-1]},
+    "classes": lambda y: {"num_classes": 6},
+    "names": lambda y: {"classes": range(5), "num_classes": None},
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_store_of_other_labels_or_settings(make, labels, store, filled, case):
+    message = {
+        "one value": "was made for other labels .*Give the labels it was made for",
+        "order": "was made for other labels",
+        "number": r"other settings: num_labels differ .*'num_labels': 200.*199",
+        "classes": "other settings: num_classes differ",
+        "names": "other settings: classes differ",
+    }[case]
+    with pytest.raises(LabelStoreError, match=message):
+        make(store=store, **OTHERS[case](labels))
+    make(store=store)  # the refusal has changed nothing
+
+
+def test_an_unnamed_draw_with_other_settings(make, response, store, filled, priors):
+    cases = [
+        ("mechanism", (response(0.5), PART)),
+        ("mechanism", (RRTopK(1.0, 5, 5), PART, priors[0])),
+        ("indices", (response(1.0), REST)),
+        ("indices", (response(1.0), PART[::-1])),
+        ("priors", (RRWithPrior(1.0, 5), PART, priors[PART])),
+    ]
+    for what, arguments in cases:
+        opened = make(epsilon=2.0, store=store)
+        with pytest.raises(LabelStoreError, match=rf"made with other .*{what}.*a key of its own"):
+            opened.randomize(*arguments)
+        assert opened.guarantee().epsilon == 1.5
+    opened = make(epsilon=2.0, store=store)
+    opened.randomize(response(1.0), PART)
+    opened.randomize(RRWithPrior(1.5, 5), REST, priors[REST], key="stage-2")
+    with pytest.raises(LabelStoreError, match="made with other priors"):
+        opened.randomize(RRTopK(0.5, 5, 2), PART[::-1], priors[1])
+
+
+def test_a_named_draw_stays_whatever_the_priors_are_now(make, store, filled, no_new_randomness):
+    """A retrained model never gives quite the same priors; the draw is made already."""
+    opened = make(epsilon=2.0, store=store)
+    no_new_randomness()
+    other = np.full(5, 0.2)
+    found = opened.randomize(RRWithPrior(1.5, 5), REST, other, key="stage-2")
+    np.testing.assert_array_equal(found, filled[1][1])
+    for mechanism, indices in ((RRWithPrior(1.6, 5), REST), (RRWithPrior(1.5, 5), REST[1:])):
+        with pytest.raises(LabelStoreError, match="draw 'stage-2' exists and was made with other"):
+            opened.randomize(mechanism, indices, other, key="stage-2")
+
+
+def test_two_writers_on_one_store(make, response, store):
+    one, other = make(epsilon=1.0, store=store), make(epsilon=1.0, store=store)
+    kept = one.randomize(response(1.0))
+    with pytest.raises(LabelStoreError, match=r"Another process has written draw 0.*Nothing was"):
+        other.randomize(response(1.0))
+    assert other.guarantee().epsilon == 0.0
+    np.testing.assert_array_equal(make(store=store).randomize(response(1.0)), kept)
+    assert len(list((store / "draws").iterdir())) == 1
+
+
+def test_two_makers_of_one_store(make, store, monkeypatch):
+    def be_overtaken(*arguments, link=os.link):
+        link(*arguments)  # the other process's file is there first
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", be_overtaken)
+    with pytest.raises(LabelStoreError, match="Another process is making the store"):
+        make(store=store)
+
+
+def test_an_empty_folder_becomes_a_store(make, response, tmp_path):
+    drawn = make(store=tmp_path).randomize(response())
+    np.testing.assert_array_equal(make(store=str(tmp_path)).randomize(response()), drawn)
+
+
+def test_the_true_labels_are_in_no_file(make, response, store):
+    pattern = np.random.default_rng(53).integers(0, 5, 200)
+    vault = make(labels=pattern, store=store, epsilon=3.0)
+    for part in (None, PART, REST):
+        vault.randomize(response(1.0), part)
+    drawn = [vault.randomize(response(0.5), [3])]
+    files = [path for path in store.rglob("*") if path.is_file()]
+    assert len(files) == 2 + 4 and len(drawn) == 1
+    content = b"".join(path.read_bytes() for path in files)
+    for dtype in ("u1", "<u2", "<i4", "<i8", ">i8", "<f4", "<f8"):
+        for start in range(0, 200, 20):  # no stretch of twenty labels, in any encoding
+            assert pattern[start : start + 20].astype(dtype).tobytes() not in content
+    for separator in ("", ",", ", ", " ", "\n"):
+        text = separator.join(map(str, pattern[:20].tolist()))
+        assert text.encode() not in content
+    # The search works: with almost no noise the draw itself is such a stretch.
+    loud = make(labels=pattern, store=store.with_name("loud"), epsilon=60.0)
+    loud.randomize(response(60.0))
+    stored = (store.with_name("loud") / "draws" / "000000.npz").read_bytes()
+    assert pattern[:20].astype("u1").tobytes() in stored
+
+
+def test_the_fingerprint_is_salted(make, store):
+    make(store=store)
+    make(store=store.with_name("twin"))
+    texts = {(s / "PRIVATE-fingerprint").read_text() for s in (store, store.with_name("twin"))}
+    assert len(texts) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_the_store_is_for_its_owner_alone(make, response, store):
+    make(store=store).randomize(response())
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    files = [path for path in store.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
