@@ -1,0 +1,70 @@
+"""Multi-stage training (LP-2ST) on data of your own: copy this file and change step 1.
+
+    python examples/01_multi_stage.py [FOLDER]
+
+The folder (default: multi-stage-output) keeps the label store and the model. Run it again with the
+same folder: the stored noisy labels are used, nothing is drawn and nothing is spent a second time.
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import tf_labeldp as ldp
+
+folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "multi-stage-output")
+folder.mkdir(parents=True, exist_ok=True)
+
+# 1. Your data: public features and private labels 0..K-1, one example a person.
+features, true_labels = load_digits(return_X_y=True)
+features = (features / 16.0).astype("float32")
+x_train, x_test = features[:1400], features[1400:]
+y_test = true_labels[1400:]  # must be public, as they are used outside the vault
+
+# 2. The vault: the only holder of the true training labels. It draws noisy labels, charges each
+#    example and refuses to pass the budget. Keep the store beside the labels: it is as private.
+labels = ldp.PrivateLabels(
+    true_labels[:1400],
+    num_classes=10,
+    budget=ldp.PrivacyBudget(epsilon=2.0),
+    store=folder / "label-store",
+)
+
+# 3. Two stages. The first 60 % of the examples get noisy labels by randomized response; then the
+#    model says for each of the others which classes are likely, and its label is drawn among those.
+stages = ldp.MultiStageTraining(
+    x_train,
+    labels,
+    epsilon=2.0,
+    fractions=(0.6, 0.4),
+    epochs_per_stage=10,
+    batch_size=64,
+    temperature=0.5,  # below one: trust the model's priors more
+    mixup_alpha=8.0,  # mixes examples, which helps against noisy labels
+)
+
+# 4. Any Keras model that ends in one score a class, with a loss for one-hot labels.
+model = keras.Sequential(
+    [
+        keras.Input((64,)),
+        keras.layers.Dense(64, activation="relu"),
+        keras.layers.Dense(10),
+    ]
+)
+model.compile(
+    keras.optimizers.Adam(3e-3), loss=keras.losses.CategoricalCrossentropy(from_logits=True)
+)
+model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=2)
+
+# 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
+print(labels.guarantee())
+(folder / "privacy.json").write_text(labels.guarantee().to_json())
+
+# 6. The model is an ordinary Keras model: save it, load it, predict.
+model.save(folder / "model.keras")
+loaded = keras.models.load_model(folder / "model.keras")
+predicted = np.argmax(loaded.predict(x_test, verbose=0), axis=1)
+print(f"test accuracy: {np.mean(predicted == y_test):.1%}")

@@ -1,0 +1,28 @@
+"""Keras building blocks for training on private labels: losses and layers.
+
+They know Keras and NumPy alone, so they also work without the rest of the library. Importing
+this package registers every class with Keras: a saved `.keras` file then loads without
+`custom_objects`.
+
+- `LabelWeightedLoss`: the unbiased loss of every linear correction of noisy labels, from the
+  signed weights `(batch, num_classes)` of a channel's inverse.
+- `lipschitz_factor`: by how much debiasing RRTop-k enlarges a loss's Lipschitz constant.
+- `ForwardCorrectedLoss`: cross-entropy of the model's distribution passed through the channel.
+- `Mixup`, and its stateless parts `mixup` and `symmetric_beta`.
+
+All of them work on labels that are already private (or need no protection): what they compute is
+post-processing and spends no privacy budget. None of them makes a label private.
+"""
+
+from ._forward_corrected_loss import ForwardCorrectedLoss
+from ._label_weighted_loss import LabelWeightedLoss, lipschitz_factor
+from ._mixup import Mixup, mixup, symmetric_beta
+
+__all__ = [
+    "ForwardCorrectedLoss",
+    "LabelWeightedLoss",
+    "Mixup",
+    "lipschitz_factor",
+    "mixup",
+    "symmetric_beta",
+]

@@ -1,0 +1,193 @@
+"""Cross-entropy of the model's distribution passed through the label channel."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from ._numerics import normalize_and_clip, promoted_dtype, upcast
+
+# Stands for log 0: finite, so that gradients are, and lost against any log-probability.
+_LOG_ZERO = -1e30
+
+
+def forward_corrected_crossentropy(
+    y_true: Any, y_pred: Any, transition_matrix: np.ndarray, from_logits: bool = False
+) -> Any:
+    """`-sum_z y_true[i, z] * log (p_i^T Q)[z]`, or `-log (p_i^T Q)[y_true[i]]` for label ids.
+
+    Args:
+        y_true: Noisy labels: ids `(batch,)` or `(batch, 1)`, or one-hot or soft
+            `(batch, num_outputs)`, of any dtype. An id outside `[0, num_outputs)` gives NaN.
+        y_pred: Float tensor `(batch, num_inputs)`: probabilities of the true labels (rows are
+            normalised; `p^T Q` is clipped as Keras does before a logarithm) or logits.
+        transition_matrix: Row-stochastic array `(num_inputs, num_outputs)`.
+        from_logits: Whether `y_pred` holds logits. The logarithm of `p^T Q` is then computed
+            without underflow, in O(batch * num_inputs) memory for label ids and
+            O(batch * num_inputs * num_outputs) for one-hot or soft labels.
+
+    Returns:
+        Tensor `(batch,)`, at least float32.
+    """
+    y_pred = upcast(y_pred)
+    num_outputs = transition_matrix.shape[1]
+    label_ids = len(y_true.shape) == 1 or y_true.shape[-1] == 1
+    if label_ids:
+        labels = ops.cast(ops.reshape(y_true, (-1,)), "int32")
+        valid = ops.logical_and(labels >= 0, labels < num_outputs)
+        labels = ops.where(valid, labels, 0)
+    else:
+        labels = ops.cast(y_true, y_pred.dtype)
+    if from_logits:
+        log_inputs = ops.log_softmax(y_pred, axis=-1)
+        log_channel = ops.convert_to_tensor(_log_of(transition_matrix.T), dtype=y_pred.dtype)
+        if label_ids:
+            log_inputs = log_inputs + ops.take(log_channel, labels, axis=0)
+            losses = -ops.logsumexp(log_inputs, axis=-1)
+        else:
+            log_joint = ops.expand_dims(log_inputs, 1) + log_channel
+            losses = -ops.sum(labels * ops.logsumexp(log_joint, axis=-1), axis=-1)
+    else:
+        channel = ops.convert_to_tensor(transition_matrix, dtype=y_pred.dtype)
+        y_pred = y_pred / ops.sum(y_pred, axis=-1, keepdims=True)
+        log_outputs = ops.log(normalize_and_clip(ops.matmul(y_pred, channel)))
+        if label_ids:
+            labels = ops.one_hot(labels, num_outputs, dtype=y_pred.dtype)
+        losses = -ops.sum(labels * log_outputs, axis=-1)
+    if label_ids:
+        losses = ops.where(valid, losses, float("nan"))
+    return losses
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class ForwardCorrectedLoss(keras.losses.Loss):
+    """Cross-entropy on noisy labels of the model's distribution passed through the channel.
+
+    `loss_i = -log (p_i^T Q)[noisy_i]` with `Q[true, noisy]` the probability that the mechanism
+    answers `noisy`. The model learns the distribution of the true label while its prediction of
+    the noisy one is scored: for an invertible Q the expected loss is smallest exactly where `p`
+    is the true posterior. Never negative, unlike `LabelWeightedLoss`, but equal to the loss on
+    true labels in its minimiser only, not in its value.
+
+    Computed in at least float32, whatever the dtype policy: half-precision inputs are cast up.
+
+    Args:
+        transition_matrix: Matrix `(num_inputs, num_outputs)`, `P[noisy | true]`: 2-D, finite,
+            nonnegative, at least two columns, rows that sum to one within 1e-6 (such as
+            `mechanism.transition_matrix()`).
+        from_logits: Whether `y_pred` holds logits (recommended: no underflow).
+        reduction: As in `keras.losses.Loss`.
+        name: Name of the loss.
+        dtype: Dtype of the loss's computations; half-precision ones are raised to float32.
+
+    Call arguments:
+        y_true: Noisy labels: ids `(batch,)` or `(batch, 1)`, or one-hot or soft
+            `(batch, num_outputs)`; the static shape decides. An id outside `[0, num_outputs)`
+            gives a NaN loss. A label that the channel never answers (a zero column) gives about
+            1e30 from logits, with finite gradients.
+        y_pred: Scores of the true labels `(batch, num_inputs)`.
+        sample_weight: Optional, `(batch,)` or `(batch, 1)`.
+
+    Raises:
+        ValueError: If `transition_matrix` is not row-stochastic; on call, if the shapes do not
+            fit it.
+
+    Example:
+        >>> import numpy as np
+        >>> loss = ForwardCorrectedLoss([[0.75, 0.25], [0.25, 0.75]])
+        >>> round(float(loss(np.array([0]), np.array([[1.0, 0.0]]))), 6)  # -log 0.75
+        0.287682
+
+    Source: Patrini et al., "Making Deep Neural Networks Robust to Label Noise: a Loss Correction
+    Approach" (2017), Theorem 2.
+    """
+
+    def __init__(
+        self,
+        transition_matrix: np.ndarray | Sequence[Sequence[float]],
+        from_logits: bool = False,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "forward_corrected_loss",
+        dtype: Any = None,
+    ) -> None:
+        """See the class."""
+        super().__init__(name=name, reduction=reduction, dtype=promoted_dtype(dtype))
+        self._dtype_argument = None if dtype is None else self.dtype
+        self.transition_matrix = _check_matrix(transition_matrix)
+        self.from_logits = from_logits
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Unreduced loss `(batch,)`."""
+        _check_shapes(y_true, y_pred, self.transition_matrix.shape)
+        return forward_corrected_crossentropy(
+            y_true, y_pred, self.transition_matrix, self.from_logits
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument, the matrix as nested lists."""
+        return {
+            "transition_matrix": self.transition_matrix.tolist(),
+            "from_logits": self.from_logits,
+            "reduction": self.reduction,
+            "name": self.name,
+            "dtype": self._dtype_argument,
+        }
+
+
+def _log_of(matrix: np.ndarray) -> np.ndarray:
+    positive = matrix > 0
+    return np.where(positive, np.log(np.where(positive, matrix, 1.0)), _LOG_ZERO)
+
+
+def _check_matrix(matrix: Any) -> np.ndarray:
+    expected = (
+        "Expected P[noisy | true] of shape (num_inputs, num_outputs), such as a mechanism's "
+        "transition_matrix()."
+    )
+    try:
+        matrix = np.array(matrix, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`transition_matrix` is not a matrix of numbers. {expected} Received: {matrix!r}."
+        ) from error
+    if matrix.ndim != 2 or matrix.shape[0] < 1 or matrix.shape[1] < 2:
+        raise ValueError(
+            "`transition_matrix` must be 2-D with at least two columns. "
+            f"{expected} Received shape: {matrix.shape}."
+        )
+    if not np.all(np.isfinite(matrix)) or np.any(matrix < 0):
+        row = int(np.argmax(np.any(~np.isfinite(matrix) | (matrix < 0), axis=1)))
+        raise ValueError(
+            "`transition_matrix` must hold finite nonnegative probabilities. "
+            f"{expected} Received row {row}: {matrix[row].tolist()}. A channel's inverse has "
+            "negative entries: use it with LabelWeightedLoss."
+        )
+    sums = matrix.sum(axis=1)
+    row = int(np.argmax(np.abs(sums - 1.0)))
+    if abs(sums[row] - 1.0) > 1e-6:
+        raise ValueError(
+            "Each row of `transition_matrix` must sum to one within 1e-6. "
+            f"{expected} Received: row {row} sums to {sums[row]:.9g}. If the columns sum to one, "
+            "transpose it."
+        )
+    return matrix
+
+
+def _check_shapes(y_true: Any, y_pred: Any, matrix_shape: tuple[int, int]) -> None:
+    true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
+    num_inputs, num_outputs = matrix_shape
+    if len(pred_shape) != 2 or pred_shape[-1] != num_inputs:
+        raise ValueError(
+            f"`y_pred` must have shape (batch, {num_inputs}), one score for each row of "
+            f"`transition_matrix` (shape {matrix_shape}). Received: y_pred.shape={pred_shape}. "
+            f"Give the model's last layer {num_inputs} units."
+        )
+    if len(true_shape) == 1 or (len(true_shape) == 2 and true_shape[-1] in (1, num_outputs)):
+        return
+    raise ValueError(
+        "`y_true` must hold noisy labels, as ids of shape (batch,) or (batch, 1) or one-hot of "
+        f"shape (batch, {num_outputs}), one for each column of `transition_matrix` (shape "
+        f"{matrix_shape}). Received: y_true.shape={true_shape}."
+    )

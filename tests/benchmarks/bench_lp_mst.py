@@ -1,0 +1,171 @@
+"""Accuracy of non-private training, LP-1ST and LP-2ST on real images (``ghazi2021``, section 5).
+
+The CNN is that of ``ghazi2024``, Table 10(a); 10 epochs a stage, Adam. Stage fractions, prior
+temperatures and mixup parameters are those of the authors' CIFAR-10 profile. Every finished run is
+a line in a JSON file, so a benchmark that is stopped goes on where it was; the table is made from
+it.
+
+    python tests/benchmarks/bench_lp_mst.py --data fashion_mnist mnist --variants profile
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import time
+
+import keras
+import numpy as np
+
+import tf_labeldp as ldp
+from tf_labeldp.cli import _datasets, _models
+
+EPSILONS = (1.0, 2.0, 3.0, 8.0)
+# epsilon: (fraction of stage 1, prior temperature, mixup alpha of stage 1, of stage 2)
+PROFILE = {
+    1.0: (0.8, 0.6, 16, 8),
+    2.0: (0.7, 0.5, 8, 8),
+    3.0: (0.6, 0.5, 8, 4),
+    8.0: (0.6, 0.5, 4, 4),
+}
+# name: (fraction of stage 1 or None for the profile's, whether mixup is on, options)
+VARIANTS: dict[str, tuple[float | None, bool, dict]] = {
+    "profile": (None, True, {}),
+    "no-mixup": (None, False, {}),
+    "40/60": (0.4, False, {}),
+    "no-filter": (None, False, {"filter_labels": False}),
+    "no-reuse": (None, False, {"reuse_labels": False}),
+    "cold-start": (None, False, {"warm_start": False}),
+}
+
+
+def accuracy(model: keras.Model, data: _datasets.ClassificationData) -> float:
+    """Returns the test accuracy in percent."""
+    scores = model.predict(data.x_test, batch_size=1000, verbose=0)
+    return 100.0 * float(np.mean(scores.argmax(axis=1) == data.y_test))
+
+
+def new_model(data: _datasets.ClassificationData, learning_rate: float) -> keras.Model:
+    """Returns the compiled CNN."""
+    model = _models.small_cnn(data.x_train.shape[1:], data.num_classes)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(learning_rate), loss=loss)
+    return model
+
+
+def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace) -> dict:
+    """Trains once and returns the job with its result."""
+    keras.utils.set_random_seed(job["seed"])
+    model = new_model(data, args.learning_rate)
+    start = time.perf_counter()
+    epsilon = job["epsilon"]
+    if epsilon is None:
+        targets = np.eye(data.num_classes, dtype=np.float32)[data.y_train]
+        model.fit(data.x_train, targets, epochs=args.epochs, batch_size=256, verbose=0)
+        reports = []
+    else:
+        share, mixup, options = VARIANTS[job["variant"]]
+        profile_share, temperature, *alphas = PROFILE[epsilon]
+        share = profile_share if share is None else share
+        two_stages = job["method"] == "LP-2ST"
+        # Seeded, so that the table can be made again; such draws protect nobody.
+        labels = ldp.PrivateLabels(
+            data.y_train,
+            data.num_classes,
+            budget=ldp.PrivacyBudget(epsilon),
+            seed=job["seed"],
+        )
+        stages = ldp.MultiStageTraining(
+            data.x_train,
+            labels,
+            epsilon=epsilon,
+            fractions=(share, 1.0 - share) if two_stages else (1.0,),
+            epochs_per_stage=args.epochs,
+            temperature=temperature,
+            mixup_alpha=(alphas if two_stages else alphas[0]) if mixup else 0.0,
+            seed=job["seed"],
+            verbose=0,
+            **options,
+        )
+        model.fit(
+            stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0, shuffle=False
+        )
+        reports = [vars(report) for report in stages.reports]
+    seconds = time.perf_counter() - start
+    return {**job, "accuracy": accuracy(model, data), "seconds": seconds, "reports": reports}
+
+
+def table(results: list[dict], data_names: list[str]) -> str:
+    """Returns the results as a Markdown table: mean and standard deviation over the seeds."""
+    rows = ["| data | variant | method | " + " | ".join(f"eps {e:g}" for e in EPSILONS) + " |"]
+    rows.append("|---" * (3 + len(EPSILONS)) + "|")
+    for name in data_names:
+        for variant in ("-", *VARIANTS):
+            for method in ("non-private", "LP-1ST", "LP-2ST"):
+                cells = []
+                for epsilon in EPSILONS:
+                    found = [
+                        r["accuracy"]
+                        for r in results
+                        if (r["data"], r["variant"], r["method"]) == (name, variant, method)
+                        and r["epsilon"] in (epsilon, None)
+                    ]
+                    spread = f"{np.mean(found):.2f} ± {np.std(found):.2f}" if found else ""
+                    cells.append(f"{spread} ({len(found)})" if found else "")
+                if any(cells):
+                    rows.append(f"| {name} | {variant} | {method} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Runs what is missing and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
+    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+    parser.add_argument("--variants", nargs="+", default=["profile"], choices=list(VARIANTS))
+    parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=10, help="epochs a stage")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("bench_lp_mst.jsonl"))
+    args = parser.parse_args()
+
+    lines = args.results.read_text().splitlines() if args.results.exists() else []
+    results = [json.loads(line) for line in lines]
+    done = {_key(r) for r in results}
+    for name in args.data:
+        jobs = [
+            {"data": name, "variant": "-", "method": "non-private", "epsilon": None, "seed": s}
+            for s in range(args.seeds)
+        ]
+        jobs += [
+            {"data": name, "variant": v, "method": m, "epsilon": e, "seed": s}
+            for s in range(args.seeds)
+            for v in args.variants
+            for e in args.epsilons
+            # LP-1ST differs between the variants by mixup alone.
+            for m in (("LP-1ST", "LP-2ST") if v in ("profile", "no-mixup") else ("LP-2ST",))
+        ]
+        jobs = [job for job in jobs if _key(job) not in done]
+        data = _datasets.load_idx_images(name, args.data_dir)
+        for i, job in enumerate(jobs, start=1):
+            result = run(data, job, args)
+            results.append(result)
+            with args.results.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(
+                f"[{i}/{len(jobs)}] {job} accuracy {result['accuracy']:.2f} "
+                f"in {result['seconds']:.0f} s",
+                flush=True,
+            )
+    print(table(results, args.data))
+
+
+def _key(job: dict) -> tuple:
+    return tuple(job[name] for name in ("data", "variant", "method", "epsilon", "seed"))
+
+
+if __name__ == "__main__":
+    main()

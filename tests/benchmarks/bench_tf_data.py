@@ -1,0 +1,119 @@
+"""What ``randomize_labels`` costs an epoch of Fashion-MNIST: a Markdown table of ratios.
+
+Run with ``python tests/benchmarks/bench_tf_data.py``; the data are looked for in
+``LABELDP_DATA_DIR``, else in ``../shared/data`` beside the repository. Each pipeline is iterated
+with and without the transform in turns, in one process. A ratio is the median over the rounds of
+(time with / time without) of that round, so that a load from elsewhere weighs on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from tf_labeldp.data import randomize_labels  # noqa: E402
+from tf_labeldp.mechanisms import RandomizedResponse  # noqa: E402
+
+BATCH = 256
+SHUFFLE = 10_000
+DEFAULT_DATA = REPOSITORY.parent / "shared" / "data"
+
+
+def load(limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images (n, 28, 28) uint8 and labels (n,) int64."""
+    folder = Path(os.environ.get("LABELDP_DATA_DIR") or DEFAULT_DATA) / "fashion_mnist"
+    if not folder.is_dir():
+        sys.exit(f"bench_tf_data: no Fashion-MNIST in {folder}; set LABELDP_DATA_DIR")
+
+    def read(name: str, header: int) -> np.ndarray:
+        with gzip.open(folder / name) as file:
+            return np.frombuffer(file.read(), np.uint8, offset=header)
+
+    images = read("train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
+    labels = read("train-labels-idx1-ubyte.gz", 8).astype(np.int64)
+    return images[:limit], labels[:limit]
+
+
+def prepared(features, label):
+    """The user's map: scale and add the channel."""
+    if isinstance(features, dict):
+        image = tf.cast(features["image"], tf.float32)[..., None] / 255.0
+        return {"id": features["id"], "image": image}, label
+    return tf.cast(features, tf.float32)[..., None] / 255.0, label
+
+
+def id_of(features):
+    return features["id"]
+
+
+def pipelines(images: np.ndarray, labels: np.ndarray) -> dict[tuple[str, str, str], list]:
+    """Returns {(ids, place, shuffled): [without, with]}."""
+    mechanism = RandomizedResponse(epsilon=1.0, num_classes=10)
+    found = {}
+    for ids in ("by place", "id_fn"):
+        features = images if ids == "by place" else {"id": np.arange(len(images)), "image": images}
+        source = tf.data.Dataset.from_tensor_slices((features, labels))
+        for place in ("on the source", "after map"):
+            transform = randomize_labels(mechanism, id_fn=id_of if ids == "id_fn" else None)
+            if place == "on the source":
+                private = source.apply(transform).map(prepared)
+            else:
+                private = source.map(prepared).apply(transform)
+            for shuffled in ("yes", "no"):
+                ends = [source.map(prepared), private]
+                if shuffled == "yes":
+                    ends = [end.shuffle(SHUFFLE) for end in ends]
+                ends = [end.batch(BATCH).prefetch(tf.data.AUTOTUNE) for end in ends]
+                found[ids, place, shuffled] = ends
+    return found
+
+
+def seconds(dataset: tf.data.Dataset) -> tuple[float, float]:
+    """Returns wall and processor time of one epoch."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in dataset:
+        pass
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--examples", type=int, default=60_000)
+    arguments = parser.parse_args()
+    images, labels = load(arguments.examples)
+    print(f"Fashion-MNIST, {len(images):,} examples, batch {BATCH}, {arguments.rounds} rounds\n")
+    print("| ids | applied | shuffle | without, s | with, s | wall ratio | processor ratio |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for name, (without, with_it) in pipelines(images, labels).items():
+        seconds(without), seconds(with_it)  # warm up
+        rounds = []
+        for i in range(arguments.rounds):  # who goes first changes, as caches may favour one
+            if i % 2:
+                after, before = seconds(with_it), seconds(without)
+            else:
+                before, after = seconds(without), seconds(with_it)
+            rounds.append((before, after))
+        middle = [statistics.median(values[k][0] for values in rounds) for k in (0, 1)]
+        ratios = [statistics.median(b[k] / a[k] for a, b in rounds) for k in (0, 1)]
+        print(
+            f"| {' | '.join(name)} | {middle[0]:.2f} | {middle[1]:.2f} | {ratios[0]:.2f} | "
+            f"{ratios[1]:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

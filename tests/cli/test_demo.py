@@ -1,0 +1,176 @@
+"""The demo from end to end, small: what it prints and every file it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.cli import _datasets, main
+
+LP_1ST, LP_2ST = "lp-1st_epsilon-2", "lp-2st_epsilon-2"
+PRIVATE = (LP_1ST, LP_2ST)
+PLOT = "accuracy_and_channel.png"
+FILES = {
+    *(f"model_{name}.keras" for name in ("NOT-PRIVATE", *PRIVATE)),
+    *(f"noisy_labels_{name}.npz" for name in PRIVATE),
+    *("privacy.txt", "privacy.json", "results.json", PLOT),
+}
+
+
+def run_demo(*arguments: object) -> str:
+    """Runs `demo` with one epoch a stage and gives what it printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["demo", "--epochs", "1", *map(str, arguments)]) == 0
+    return printed.getvalue()
+
+
+def guarantee_of(fields: dict) -> PrivacyGuarantee:
+    return PrivacyGuarantee.from_json(json.dumps(fields))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The output folder of a demo at epsilon 2, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo") / "new" / "output"
+    return folder, run_demo("--epsilons", 2, "--output", folder)
+
+
+def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_says_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -> None:
+    folder, printed = demo
+    assert "1,437 training examples with private labels, 360 test examples" in printed
+    for step in ("[1/3] non-private (NOT PRIVATE)", "[2/3] LP-1ST", "[3/3] LP-2ST, epsilon 2"):
+        assert step in printed
+    results = json.loads((folder / "results.json").read_text())
+    head, *rows = printed[printed.index("Test accuracy in %") :].splitlines()[:4]
+    assert head.split()[-2:] == ["eps", "2"]
+    for row, run in zip(rows, results["runs"], strict=True):
+        assert row.startswith(run["method"])
+        assert float(row.split()[-1]) == round(100 * run["test_accuracy"], 1)
+    assert "(2, 0)-label-DP" in printed
+    assert "public test labels" in printed.replace("\n", " ")
+
+
+def test_the_models_load_and_have_the_accuracy_stated(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    data = _datasets.load("digits")
+    for run in json.loads((folder / "results.json").read_text())["runs"]:
+        model = keras.models.load_model(folder / run["model"])
+        predicted = model.predict(data.x_test, verbose=0).argmax(axis=1)
+        assert np.mean(predicted == data.y_test) == pytest.approx(run["test_accuracy"], abs=1e-9)
+
+
+def test_each_model_has_its_statement(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    statements = json.loads((folder / "privacy.json").read_text())
+    plain, *private = statements["models"]
+    assert guarantee_of(plain["guarantee"]).epsilon == math.inf
+    assert not guarantee_of(plain["guarantee"]).is_private
+    assert "NOT PRIVATE" in plain["note"] and "NOT-PRIVATE" in plain["model"]
+    for entry, name in zip(private, PRIVATE, strict=True):
+        guarantee = guarantee_of(entry["guarantee"])
+        assert (guarantee.epsilon, guarantee.delta) == (2.0, 0.0)
+        assert guarantee.is_private and guarantee.relation == "replace_label"
+        assert any("only this model and its noisy labels" in a for a in guarantee.assumptions)
+        assert entry["note"] is None
+        assert entry["model"] == f"model_{name}.keras"
+        assert entry["noisy_labels"] == f"noisy_labels_{name}.npz"
+
+
+def test_publishing_all_private_models_costs_the_sum(demo: tuple[Path, str]) -> None:
+    folder, printed = demo
+    statements = json.loads((folder / "privacy.json").read_text())
+    together = guarantee_of(statements["all_private_models_together"])
+    assert together.epsilon == 4.0 and together.is_private
+    assert not any("only this model" in a for a in together.assumptions)
+    assert "(4, 0)-label-DP" in printed
+
+
+def test_the_statements_are_there_as_text(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    text = (folder / "privacy.txt").read_text()
+    assert text.count("(2, 0)-label-DP") == 2
+    assert text.count("(4, 0)-label-DP") == 1
+    assert "settings were chosen by looking at results on digits" in text
+    assert text.index("NOT PRIVATE: trained on the true labels") < text.index("lp-1st")
+
+
+def test_noisy_labels_hold_ids_and_noisy_labels_only(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
+    true = _datasets.load("digits").y_train
+    agreement = {}
+    for name in PRIVATE:
+        with np.load(folder / f"noisy_labels_{name}.npz", allow_pickle=False) as file:
+            assert set(file) == {"ids", "noisy_labels"}
+            np.testing.assert_array_equal(file["ids"], np.arange(true.size))
+            noisy = file["noisy_labels"]
+        assert noisy.min() >= 0 and noisy.max() <= 9
+        agreement[name] = np.mean(noisy == true)
+    # LP-1ST is randomized response over ten classes: six standard deviations on either side.
+    keep = math.exp(2) / (math.exp(2) + 9)
+    assert abs(agreement[LP_1ST] - keep) < 6 * math.sqrt(keep * (1 - keep) / true.size)
+    assert agreement[LP_2ST] < 0.9
+
+
+def test_a_second_demo_replaces_its_own_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model_lp-1st_epsilon-8.keras", PLOT, "notes.txt", "mine.keras"):
+        (tmp_path / name).write_text("before")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    printed = run_demo("--epsilons", 2, 0.5, 2, "--seed", 3, "--output", tmp_path)
+
+    found = {path.name for path in tmp_path.iterdir()}
+    both = {name.replace("epsilon-2", "epsilon-0.5") for name in FILES} | FILES
+    assert found == (both - {PLOT}) | {"notes.txt", "mine.keras"}
+    assert (tmp_path / "mine.keras").read_text() == "before"
+    assert "[5/5] LP-2ST, epsilon 2" in printed  # each epsilon once, rising
+
+    # Without matplotlib there is no plot, and what to install is said.
+    assert "pip install 'tf-labeldp[plots]'" in printed
+
+    # Seeded: every statement says so.
+    statements = json.loads((tmp_path / "privacy.json").read_text())
+    private = [entry["guarantee"] for entry in statements["models"][1:]]
+    for fields in (*private, statements["all_private_models_together"]):
+        assert fields["seeded"] and not fields["private"]
+    assert (tmp_path / "privacy.txt").read_text().count("NOT PRIVATE: seeded") == 5
+    assert "NOT PRIVATE: seeded" in printed
+
+
+def test_adult_runs_from_its_files(adult_folder: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "adult" / "adult.data"
+    text = _datasets.read_file(tmp_path / "adult", "adult.data").decode().strip()
+    (tmp_path / "adult" / "adult.data.gz").unlink()
+    lines.write_text("\n".join([text] * 5))
+    output = tmp_path / "output"
+    printed = run_demo(
+        *("--data", "adult", "--data-dir", adult_folder, "--epsilons", 1, "--output", output)
+    )
+    assert "adult: 20 training examples" in printed and "2 classes" in printed
+    assert (output / PLOT).exists()
+    assert "settings were chosen" not in (output / "privacy.txt").read_text()
+    with np.load(output / "noisy_labels_lp-1st_epsilon-1.npz") as file:
+        assert set(file["noisy_labels"].tolist()) <= {0, 1}
+
+
+def test_data_that_are_too_few_are_refused(
+    adult_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--data", "adult", "--data-dir", str(adult_folder)]) == 2
+    assert "adult has too few examples" in capsys.readouterr().err

@@ -1,0 +1,238 @@
+"""Every refusal says what came, what was expected and what to do, and shows no label."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.data import randomize_labels
+from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+
+N, K = 300, 5
+RR = RandomizedResponse(epsilon=1.0, num_classes=K)
+X = np.arange(N)
+Y = np.arange(N) % K
+
+
+def slices(*parts):
+    return tf.data.Dataset.from_tensor_slices(parts)
+
+
+def of_unknown_rank():
+    return slices(X, Y).map(lambda x, y: (x, tf.py_function(lambda v: v, [y], tf.int64)))
+
+
+REFUSED_DATASETS = {
+    "batched": (lambda: slices(X, Y).batch(8), ValueError, r"already batched.*\.unbatch\(\)"),
+    "batched evenly": (
+        lambda: slices(X, Y).batch(10, drop_remainder=True),
+        ValueError,
+        r"shape \(10,\).*already batched",
+    ),
+    "batched floats": (
+        lambda: slices(X, Y * 1.0).batch(8),
+        ValueError,
+        r"already batched.*one-hot",
+    ),
+    "column": (lambda: slices(X, Y[:, None]), ValueError, r"shape \(1,\).*y\[0\]"),
+    "unknown rank": (of_unknown_rank, ValueError, "rank is unknown.*set_shape"),
+    "unlabelled": (lambda: tf.data.Dataset.range(5), ValueError, "unlabelled.*single tensor"),
+    "one entry": (lambda: slices(X), ValueError, "unlabelled.*tuple of 1"),
+    "four entries": (lambda: slices(X, Y, X, X), ValueError, "tuple of 4"),
+    "no such key": (
+        lambda: tf.data.Dataset.from_tensor_slices({"image": X, "class": Y}),
+        ValueError,
+        r"no key 'label'; their keys are \['class', 'image'\].*label_key",
+    ),
+    "floats": (lambda: slices(X, Y * 1.0), TypeError, "dtype float64.*tf.cast"),
+    "texts": (lambda: slices(X, Y.astype(str)), TypeError, "dtype string.*number names"),
+    "booleans": (lambda: slices(X, Y > 2), TypeError, "dtype bool"),
+    "ragged label": (
+        lambda: slices(X, tf.ragged.constant([[1]] * N)),
+        TypeError,
+        "dense tensor, got RaggedTensorSpec",
+    ),
+    "endless": (lambda: slices(X, Y).repeat(), ValueError, r"endless.*before \.repeat\(\)"),
+    "empty": (lambda: slices(X, Y).filter(lambda x, y: x < 0), ValueError, "empty"),
+    "shuffled": (
+        lambda: slices(X, Y).shuffle(N),
+        ValueError,
+        r"before \.shuffle\(\).*or pass id_fn=",
+    ),
+    "random features": (
+        lambda: slices(X, Y).map(lambda x, y: (tf.random.uniform(()), y)),
+        ValueError,
+        "random augmentation",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_DATASETS)
+def test_a_dataset_is_refused(kind):
+    make, error, message = REFUSED_DATASETS[kind]
+    transform = randomize_labels(RR)
+    with pytest.raises(error, match=message):
+        make().apply(transform)
+    assert transform.private_labels is None  # nothing was charged: the transform is still good
+    slices(X, Y).apply(transform)
+
+
+def test_an_order_declared_free_is_refused():
+    options = tf.data.Options()
+    options.deterministic = False
+    with pytest.raises(ValueError, match=r"options\.deterministic to True"):
+        slices(X, Y).with_options(options).apply(randomize_labels(RR))
+
+
+def test_a_shuffle_that_stays_the_same_is_an_order(read):
+    fixed = slices(X, Y).shuffle(N, seed=1, reshuffle_each_iteration=False)
+    dataset = fixed.apply(randomize_labels(RR))
+    assert read(dataset) == read(dataset.repeat(2))
+
+
+@pytest.mark.parametrize("wrong", [-17, 4_242])
+def test_labels_outside_the_classes_are_counted_and_not_shown(wrong):
+    labels = Y.copy()
+    labels[123] = wrong
+    with pytest.raises(ValueError, match="1 of 300 do not") as caught:
+        slices(X, labels).apply(randomize_labels(RR))
+    assert str(wrong) not in str(caught.value)
+
+
+def test_a_dtype_too_small_for_the_classes_is_refused():
+    mechanism = RandomizedResponse(epsilon=1.0, num_classes=1000)
+    with pytest.raises(ValueError, match=r"uint8 holds at most 255.*tf\.int64"):
+        slices(X, Y.astype(np.uint8)).apply(randomize_labels(mechanism))
+
+
+@pytest.mark.parametrize("wrong", [None, (X, Y), [1, 2]])
+def test_only_datasets_are_transformed(wrong):
+    with pytest.raises(TypeError, match=r"tf\.data\.Dataset is expected"):
+        randomize_labels(RR)(wrong)
+
+
+def test_a_transform_is_applied_once():
+    transform = randomize_labels(RR)
+    source = slices(X, Y)
+    source.apply(transform)
+    with pytest.raises(RuntimeError, match=r"second charge.*make a new transform"):
+        source.apply(transform)
+
+
+def test_no_guarantee_before_a_draw():
+    transform = randomize_labels(RR)
+    assert transform.private_labels is None
+    with pytest.raises(RuntimeError, match="Apply the transform first"):
+        transform.guarantee()
+
+
+def test_not_inside_a_graph():
+    @tf.function
+    def build():
+        slices(X, Y).apply(randomize_labels(RR))
+
+    with pytest.raises(RuntimeError, match="needs eager execution"):
+        build()
+
+
+REFUSED_ARGUMENTS = {
+    "mechanism": ({"mechanism": 1.0}, TypeError, "must be a tf_labeldp mechanism, got float"),
+    "id_fn": ({"id_fn": "id"}, TypeError, "id_fn must be a function.*got str"),
+    "budget": ({"budget": 1.0}, TypeError, "must be a PrivacyBudget, got float"),
+    "priors for RR": ({"priors": [0.2] * K}, ValueError, "takes no priors"),
+    "no priors": ({"mechanism": RRWithPrior(1.0, K)}, ValueError, "needs priors= of shape"),
+    "prior rows with ids": (
+        {
+            "mechanism": RRWithPrior(1.0, K),
+            "priors": np.full((N, K), 0.2),
+            "id_fn": lambda x: x,
+        },
+        ValueError,
+        "with id_fn, priors must be one row",
+    ),
+    "priors that are none": (
+        {"mechanism": RRWithPrior(1.0, K), "priors": [0.9] * K},
+        ValueError,
+        "must sum to one",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_ARGUMENTS)
+def test_an_argument_is_refused_at_once(kind):
+    arguments, error, message = REFUSED_ARGUMENTS[kind]
+    with pytest.raises(error, match=message):
+        randomize_labels(**{"mechanism": RR, **arguments})
+
+
+def test_priors_of_another_length_are_refused():
+    transform = randomize_labels(RRWithPrior(1.0, K), priors=np.full((N - 1, K), 0.2))
+    with pytest.raises(ValueError, match=r"priors must have shape \(5,\) or \(300, 5\)"):
+        slices(X, Y).apply(transform)
+    assert transform.private_labels is None
+
+
+@pytest.mark.parametrize(
+    ("id_fn", "error", "message"),
+    [
+        (lambda x: x // 2, ValueError, "gave 150 of 300 examples an id that another has"),
+        (lambda x: tf.cast(x, tf.float32), TypeError, "scalar integer or string.*float32"),
+        (lambda x: tf.stack([x, x]), TypeError, r"shape \(2,\)"),
+    ],
+)
+def test_ids_that_do_not_tell_examples_apart_are_refused(id_fn, error, message):
+    with pytest.raises(error, match=message):
+        slices(X, Y).apply(randomize_labels(RR, id_fn=id_fn))
+
+
+def changing(start_with, then, shape=()):
+    """A source of so many elements, and a function that makes it one of another number."""
+    size = [start_with]
+    source = tf.data.Dataset.from_generator(
+        lambda: ((np.full([1] * len(shape), i), 0) for i in range(size[0])),
+        output_signature=(tf.TensorSpec(shape, tf.int64), tf.TensorSpec((), tf.int64)),
+    )
+    return source, lambda: size.append(size.pop() - start_with + then)
+
+
+@pytest.mark.parametrize("size", [50, 99, 101, 128, 129, 1000])
+@pytest.mark.parametrize("shape", [(), (None,)], ids=["in blocks", "one by one"])
+def test_a_source_that_changes_its_size_is_refused(size, shape):
+    source, change = changing(100, size, shape)
+    dataset = source.apply(randomize_labels(RR))
+    assert len(list(dataset)) == 100
+    change()
+    seen = []
+    with pytest.raises(tf.errors.FailedPreconditionError, match="expected to contain 100 elements"):
+        seen.extend(dataset)
+    assert len(seen) == min(size, 100)
+
+
+@pytest.mark.parametrize("number", [101, 500])
+def test_an_id_that_was_not_there_raises_and_shows_no_label(number):
+    source, change = changing(100, number)
+    dataset = source.apply(randomize_labels(RR, id_fn=lambda x: x))
+    assert len(list(dataset)) == 100
+    change()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id was not there when"):
+        list(dataset)
+
+
+def test_progress_of_a_long_pass_is_told_on_stderr(capsys, monkeypatch):
+    monkeypatch.setattr("tf_labeldp.data._read._SECONDS_BETWEEN_LINES", -1.0)
+    slices(X, Y).apply(randomize_labels(RR, budget=PrivacyBudget(1.0)))
+    captured = capsys.readouterr()
+    assert "300 of 300 labels read" in captured.err
+    assert captured.out == ""
+    slices(X, Y).apply(randomize_labels(RR, verbose=False))
+    assert capsys.readouterr().err == ""
+
+
+def test_repr_shows_no_label():
+    transform = randomize_labels(RR)
+    slices(X, Y).apply(transform)
+    assert repr(transform) == (
+        "LabelRandomization(RandomizedResponse(epsilon=1.0, num_classes=5), applied=True)"
+    )

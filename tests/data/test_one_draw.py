@@ -1,0 +1,195 @@
+"""One noisy label an example, whatever is done with the dataset afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.data import randomize_labels
+from tf_labeldp.data._replace import block_size
+from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp.private_labels import LabelStoreError
+
+N, K = 300, 5
+
+
+def itself(x):
+    return x
+
+
+def as_text(x):
+    return tf.strings.as_string(x)
+
+
+@pytest.fixture(params=["by place", "by id", "by place, one by one", "by id, one by one"])
+def private(request, source, mechanism):
+    """The four ways in which labels are replaced."""
+    if "one by one" in request.param:  # elements of no static shape cannot go in blocks
+        ragged = tf.data.Dataset.from_generator(
+            lambda: ((np.arange(i % 3), i) for i in range(N)),
+            output_signature=(tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.int64)),
+        )
+        whole = tf.data.Dataset.zip((source, ragged)).map(lambda e, r: (*e, r[0]))
+        assert block_size(whole.element_spec) == 1
+    else:
+        whole = source
+        assert block_size(whole.element_spec) > 1
+    id_fn = itself if "by id" in request.param else None
+    dataset = whole.apply(randomize_labels(mechanism, id_fn=id_fn))
+    assert dataset.element_spec == whole.element_spec
+    return dataset.map(lambda x, y, *rest: (x, y))
+
+
+AFTERWARDS = {
+    "shuffle": lambda d: d.shuffle(100),
+    "batch": lambda d: d.batch(7),
+    "shuffle, batch and prefetch": lambda d: d.shuffle(N).batch(32).prefetch(tf.data.AUTOTUNE),
+    "repeat": lambda d: d.repeat(3),
+    "cache": lambda d: d.cache().repeat(2),
+    "parallel map": lambda d: d.map(lambda x, y: (x, y), num_parallel_calls=2),
+    "shards put together": lambda d: (
+        d.shard(3, 2).concatenate(d.shard(3, 0)).concatenate(d.shard(3, 1))
+    ),
+    "interleave": lambda d: tf.data.Dataset.range(3).interleave(
+        lambda i: d.shard(3, i), cycle_length=3, num_parallel_calls=2, deterministic=False
+    ),
+    "skip and take": lambda d: d.skip(10).concatenate(d.take(10)),
+}
+
+
+def test_every_epoch_and_transform_sees_the_same_noisy_labels(private, read):
+    first = read(private)
+    assert set(first) == set(range(N))
+    assert read(private) == first
+    for name, transform in AFTERWARDS.items():
+        assert read(transform(private)) == first, name
+
+
+def test_two_iterators_at_once_see_the_same(private, read):
+    together = tf.data.Dataset.zip((private, private.take(1).repeat())).map(lambda a, b: a)
+    assert read(together) == read(private)
+    one, other = private.as_numpy_iterator(), private.as_numpy_iterator()
+    next(one)
+    rest = [next(one) for _ in range(20)]
+    assert [next(other) for _ in range(21)][1:] == rest
+
+
+def test_order_and_size_are_those_of_the_source(private):
+    assert [int(x) for x, _ in private] == list(range(N))
+
+
+def test_the_size_is_known_where_the_source_s_is(source, mechanism):
+    for id_fn in (None, itself):
+        assert source.apply(randomize_labels(mechanism, id_fn=id_fn)).cardinality() == N
+
+
+def test_a_shuffled_source_with_ids_keeps_one_label_an_example(source, mechanism, read):
+    dataset = source.shuffle(N).apply(randomize_labels(mechanism, id_fn=as_text))
+    orders = [[int(x) for x, _ in dataset] for _ in range(2)]
+    assert orders[0] != orders[1]
+    first = read(dataset)
+    assert len(first) == N
+    assert read(dataset.repeat(3)) == first
+
+
+def test_an_id_may_be_a_part_of_the_features(labels, mechanism):
+    x = {"meta": (np.array([f"p{i}" for i in range(N)]), np.ones((N, 2))), "z": np.zeros(N)}
+    source = tf.data.Dataset.from_tensor_slices((x, labels.astype(np.int32))).shuffle(N, seed=1)
+    dataset = source.apply(randomize_labels(mechanism, id_fn=lambda f: f["meta"][0]))
+    assert dataset.element_spec == source.element_spec
+    first = {x["meta"][0]: y for x, y in dataset.as_numpy_iterator()}
+    assert {x["meta"][0]: y for x, y in dataset.as_numpy_iterator()} == first
+    assert len(first) == N
+
+
+@pytest.mark.parametrize("id_fn", [None, itself])
+def test_seed_repeats_the_draw_and_is_said_in_the_statement(source, mechanism, read, id_fn):
+    first, second = (randomize_labels(mechanism, seed=3, id_fn=id_fn) for _ in range(2))
+    assert read(source.apply(first)) == read(source.apply(second))
+    assert not first.guarantee().is_private
+    assert "seeded" in str(first.guarantee())
+
+
+def test_without_a_seed_two_transforms_draw_apart(source, mechanism, read):
+    one = read(source.apply(randomize_labels(mechanism)))
+    assert read(source.apply(randomize_labels(mechanism))) != one
+
+
+def test_guarantee_is_the_mechanism_s_whatever_the_number_of_epochs(source, mechanism, read):
+    transform = randomize_labels(mechanism)
+    read(source.apply(transform).repeat(5))
+    guarantee = transform.guarantee()
+    assert (guarantee.epsilon, guarantee.delta) == (1.0, 0.0)
+    assert guarantee.relation == "replace_label"
+    assert guarantee.is_private
+    assert any("order" in text for text in guarantee.assumptions)
+
+
+def test_the_budget_is_charged_once_and_held(source, mechanism):
+    transform = randomize_labels(mechanism, budget=PrivacyBudget(epsilon=1.5))
+    source.apply(transform)
+    with pytest.raises(BudgetExceededError):
+        transform.private_labels.randomize(mechanism)
+    small = randomize_labels(mechanism, budget=PrivacyBudget(epsilon=0.5))
+    with pytest.raises(BudgetExceededError):
+        source.apply(small)
+    assert small.private_labels is None
+
+
+def test_a_store_returns_the_draw_without_new_randomness(tmp_path, source, mechanism, read):
+    store = tmp_path / "store"
+    first = read(source.apply(randomize_labels(mechanism, store=store)))
+    again = randomize_labels(mechanism, store=store)
+    assert read(source.apply(again)) == first
+    assert again.guarantee().epsilon == 1.0
+    assert len(list((store / "draws").iterdir())) == 1
+    with pytest.raises(LabelStoreError, match="other mechanism"):
+        source.apply(randomize_labels(RandomizedResponse(0.5, K), store=store))
+
+
+@pytest.mark.parametrize("id_fn", [itself, as_text])
+def test_a_store_knows_a_shuffled_source_again(tmp_path, source, mechanism, read, id_fn):
+    kept = {"store": tmp_path / "store", "id_fn": id_fn}
+    first = read(source.shuffle(N, seed=1).apply(randomize_labels(mechanism, **kept)))
+    assert read(source.shuffle(N, seed=2).apply(randomize_labels(mechanism, **kept))) == first
+    assert len(list((tmp_path / "store" / "draws").iterdir())) == 1
+
+
+@pytest.mark.parametrize("id_fn", [None, itself])
+def test_the_draw_follows_the_channel_and_not_a_nearby_one(id_fn):
+    n = 20_000
+    labels = np.arange(n) % 3
+    source = tf.data.Dataset.from_tensor_slices((np.arange(n), labels))
+    mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
+    dataset = source.apply(randomize_labels(mechanism, seed=11, id_fn=id_fn))
+    noisy = np.concatenate([y for _, y in dataset.batch(4096).as_numpy_iterator()])
+    counts = np.zeros((3, 3))
+    np.add.at(counts, (labels, noisy), 1)
+
+    def chi_square(epsilon: float) -> float:
+        channel = RandomizedResponse(epsilon, 3).transition_matrix()
+        expected = channel * counts.sum(axis=1, keepdims=True)
+        return float(((counts - expected) ** 2 / expected).sum())
+
+    limit = 22.46  # chi-square, 6 degrees of freedom, 1 in 1000
+    assert chi_square(1.0) < limit
+    assert chi_square(0.9) > limit
+    assert chi_square(1.1) > limit
+
+
+def test_priors_go_with_their_examples(source, read):
+    priors = np.full((N, K), 0.01 / (K - 1))
+    likely = np.arange(N) % K
+    priors[np.arange(N), likely] = 0.99
+    transform = randomize_labels(RRWithPrior(epsilon=1.0, num_classes=K), priors=priors)
+    noisy = read(source.apply(transform))  # k* = 1: the answer is the likely class, always
+    assert noisy == dict(enumerate(likely.tolist()))
+
+
+def test_one_prior_for_all_goes_with_ids(source, read):
+    mechanism = RRWithPrior(epsilon=1.0, num_classes=K)
+    prior = [0.0, 0.0, 0.99, 0.01, 0.0]
+    noisy = read(source.shuffle(N).apply(randomize_labels(mechanism, priors=prior, id_fn=itself)))
+    assert set(noisy.values()) == {2}

@@ -1,0 +1,175 @@
+"""LabelWeightedLoss: numerics, reductions, dtypes, errors."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.keras_layers import LabelWeightedLoss
+
+WEIGHTS = np.array([[1.5, -0.5, 0.0], [-0.5, 2.0, -0.5], [1.0, 0.0, 0.0]])
+LOGITS = np.array([[0.1, -2.0, 1.0], [3.0, 0.0, -1.0], [0.5, 0.5, 0.0]])
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+EXPECTED = -(WEIGHTS * np.log(softmax(LOGITS))).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["categorical_crossentropy", "sparse_categorical_crossentropy", "CategoricalCrossentropy"],
+)
+def test_closed_form(base):
+    from_logits = LabelWeightedLoss(base, from_logits=True, reduction=None, dtype="float64")
+    np.testing.assert_allclose(from_logits(WEIGHTS, LOGITS), EXPECTED, rtol=1e-10)
+    from_probabilities = LabelWeightedLoss(base, reduction=None, dtype="float64")
+    np.testing.assert_allclose(from_probabilities(WEIGHTS, softmax(LOGITS)), EXPECTED, rtol=1e-10)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_closed_form_equals_the_generic_path(from_logits):
+    base = keras.losses.CategoricalCrossentropy(from_logits=from_logits)
+    y_pred = LOGITS if from_logits else softmax(LOGITS)
+    actual = LabelWeightedLoss(base, reduction=None)(WEIGHTS, y_pred)
+    np.testing.assert_allclose(actual, EXPECTED, rtol=1e-5)
+
+
+@pytest.mark.parametrize("base", ["BinaryCrossentropy", "binary_crossentropy"])
+def test_from_logits_reaches_a_named_base(base):
+    actual = LabelWeightedLoss(base, from_logits=True)(WEIGHTS, LOGITS)
+    probabilities = 1.0 / (1.0 + np.exp(-LOGITS))
+    expected = LabelWeightedLoss(base)(WEIGHTS, probabilities)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_one_hot_weights_give_the_base():
+    one_hot = np.eye(3)[[2, 0, 1]]
+    actual = LabelWeightedLoss(from_logits=True)(one_hot, LOGITS)
+    expected = keras.losses.CategoricalCrossentropy(from_logits=True)(one_hot, LOGITS)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_negative_weights_are_unbounded_below():
+    weights = np.array([[1.5, -0.5]])
+    loss = LabelWeightedLoss(from_logits=True)
+    assert float(loss(weights, np.array([[1e4, 0.0]]))) < -4e3
+
+
+@pytest.mark.parametrize("base", ["categorical_crossentropy", "mse"])
+def test_sample_weight_and_reductions(base):
+    each = LabelWeightedLoss(base, reduction=None)(WEIGHTS, LOGITS).numpy()
+    sample_weight = np.array([1.0, 0.0, 3.0])
+    for reduction, expected in {
+        None: each * sample_weight,
+        "none": each * sample_weight,
+        "sum": np.sum(each * sample_weight),
+        "sum_over_batch_size": np.sum(each * sample_weight) / 3,
+    }.items():
+        loss = LabelWeightedLoss(base, reduction=reduction)
+        np.testing.assert_allclose(loss(WEIGHTS, LOGITS, sample_weight), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4, 3e4])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("base", ["categorical_crossentropy", "categorical_focal_crossentropy"])
+def test_extreme_logits_are_finite(base, dtype, scale):
+    logits = tf.cast(scale * tf.eye(3), dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        value = LabelWeightedLoss(base, from_logits=True)(WEIGHTS, logits)
+    assert value.dtype == "float32"
+    assert np.isfinite(float(value))
+    assert np.all(np.isfinite(tf.cast(tape.gradient(value, logits), "float32")))
+
+
+@pytest.mark.parametrize("base", ["categorical_crossentropy", "categorical_focal_crossentropy"])
+def test_certain_probabilities_are_finite(base):
+    probabilities = tf.eye(3)
+    with tf.GradientTape() as tape:
+        tape.watch(probabilities)
+        value = LabelWeightedLoss(base)(WEIGHTS, probabilities)
+    assert np.isfinite(float(value))
+    assert np.all(np.isfinite(tape.gradient(value, probabilities)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "mixed_float16", "bfloat16", "mixed_bfloat16"])
+def test_half_precision_dtypes_are_raised(dtype):
+    loss = LabelWeightedLoss(from_logits=True, dtype=dtype)
+    assert loss.dtype == "float32"
+    large = np.array([[70_000.0, -69_999.0]])  # beyond float16
+    assert np.isfinite(float(loss(large, np.array([[0.5, 0.0]]))))
+
+
+@pytest.mark.parametrize("base", ["categorical_crossentropy", "mse"])
+def test_unknown_batch_size_and_xla(base):
+    loss = LabelWeightedLoss(base)
+    compiled = tf.function(loss, jit_compile=True, reduce_retracing=True)
+    traced = tf.function(loss, input_signature=[tf.TensorSpec((None, 3))] * 2)
+    weights, logits = tf.constant(WEIGHTS, tf.float32), tf.constant(softmax(LOGITS), tf.float32)
+    for rows in (2, 3):
+        expected = loss(weights[:rows], logits[:rows])
+        for function in (compiled, traced):
+            np.testing.assert_allclose(function(weights[:rows], logits[:rows]), expected, rtol=1e-5)
+
+
+def mean_loss(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"base": "crossentropy"}, r'Unknown base loss "crossentropy". Expected the name'),
+        ({"base": 3}, r"must be the name of a Keras loss.* Received: 3 of type int"),
+        (
+            {"base": keras.losses.SparseCategoricalCrossentropy()},
+            r'Pass base="sparse_categorical_crossentropy"',
+        ),
+        (
+            {"base": keras.losses.sparse_categorical_crossentropy},
+            r'Pass base="sparse_categorical_crossentropy"',
+        ),
+        ({"base": "mse", "from_logits": True}, r'base loss "mse" takes no `from_logits`'),
+        ({"base": "Huber", "from_logits": True}, r'base loss "Huber" takes no `from_logits`'),
+        ({"base": mean_loss, "from_logits": True}, r"base given by name alone.*mean_loss"),
+        (
+            {"base": keras.losses.MeanSquaredError(), "from_logits": True},
+            r"Set from_logits on the instance",
+        ),
+        ({"reduction": "average"}, r"Invalid value for argument `reduction`"),
+    ],
+)
+def test_constructor_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LabelWeightedLoss(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("y_true", "y_pred", "message"),
+    [
+        (np.zeros(3), LOGITS, r"`y_true` must hold label weights.*\(3,\).*debiased_targets"),
+        (WEIGHTS, np.zeros(3), r"`y_pred` must hold scores.*y_pred.shape=\(3,\)"),
+        (WEIGHTS, np.zeros((3, 2, 3)), r"y_pred.shape=\(3, 2, 3\)"),
+        (np.zeros((3, 2)), LOGITS, r"same number of classes.*\(3, 2\).*\(3, 3\).*2 units"),
+    ],
+)
+def test_call_errors(y_true, y_pred, message):
+    with pytest.raises(ValueError, match=message):
+        LabelWeightedLoss()(y_true, y_pred)
+
+
+def test_a_base_must_be_one_loss_an_example():
+    with pytest.raises(ValueError, match=r"one loss an example.*Received shape: \(\)"):
+        LabelWeightedLoss(mean_loss)(WEIGHTS, LOGITS)
+
+
+def test_number_of_classes_must_be_static():
+    traced = tf.function(LabelWeightedLoss(), input_signature=[tf.TensorSpec((None, None))] * 2)
+    with pytest.raises(ValueError, match=r"known when the model is built"):
+        traced(tf.constant(WEIGHTS, tf.float32), tf.constant(LOGITS, tf.float32))

@@ -1,0 +1,63 @@
+"""lipschitz_factor: Lemma 19 of Ghazi et al. (2021)."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.keras_layers import LabelWeightedLoss, lipschitz_factor
+
+
+@pytest.mark.parametrize("k", [1, 2, 10, 1000])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
+def test_formula(epsilon, k):
+    p = 1.0 / (math.exp(epsilon) + k - 1)
+    assert lipschitz_factor(epsilon, k) == pytest.approx((1 + k * p) / (1 - k * p), rel=1e-9)
+
+
+def test_limits():
+    assert lipschitz_factor(math.inf, 10) == 1.0
+    assert lipschitz_factor(1e4, 10) == 1.0
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan])
+def test_epsilon_must_be_positive(epsilon):
+    with pytest.raises(ValueError, match=r"`epsilon` must be positive. Received: epsilon="):
+        lipschitz_factor(epsilon, 2)
+
+
+def test_k_must_be_positive():
+    with pytest.raises(ValueError, match=r"at least 1. Received: k=0"):
+        lipschitz_factor(1.0, 0)
+
+
+def slope(weights, signs):
+    """|d loss / dt| of the debiased loss of `loss(t, k) = signs[k] * t`, which is 1-Lipschitz."""
+
+    def base(y_true, y_pred):
+        return keras.ops.sum(y_true * y_pred, axis=-1)
+
+    t = tf.constant(0.7, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        y_pred = tf.reshape(t * tf.constant(signs, tf.float64), (1, -1))
+        value = LabelWeightedLoss(base, reduction="sum", dtype="float64")(weights[None], y_pred)
+    return abs(float(tape.gradient(value, t)))
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+def test_bound_holds_and_the_l1_norm_is_attained(epsilon, k, channel):
+    weights = np.linalg.inv(channel(epsilon, k))[0]
+    bound = lipschitz_factor(epsilon, k)
+    for signs in np.random.default_rng(0).uniform(-1, 1, size=(20, k)):
+        assert slope(weights, signs) <= bound
+    worst = slope(weights, np.sign(weights))
+    l1_norm = 1.0 + 2.0 * (k - 1) / math.expm1(epsilon)
+    assert worst == pytest.approx(l1_norm, rel=1e-9)
+    # The lemma's bound is 2 / (e^epsilon - 1) above it: it counts the noisy label twice.
+    assert bound - worst == pytest.approx(2.0 / math.expm1(epsilon), rel=1e-6)

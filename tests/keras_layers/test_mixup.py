@@ -1,0 +1,195 @@
+"""Mixup: the arithmetic, the distribution of the coefficient, and where it runs."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tf_labeldp.keras_layers import LabelWeightedLoss, Mixup, mixup, symmetric_beta
+
+X = np.arange(8.0, dtype="float32").reshape(4, 2)
+Y = np.eye(4, dtype="float32")
+
+
+def test_arithmetic_with_the_reversed_batch():
+    x, y = mixup(X, Y, 0.25)
+    np.testing.assert_allclose(x, 0.25 * X + 0.75 * X[::-1])
+    np.testing.assert_allclose(y, 0.25 * Y + 0.75 * Y[::-1])
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_ends(lam):
+    np.testing.assert_array_equal(mixup(X, Y, lam)[0], X if lam else X[::-1])
+
+
+def test_nested_inputs_keep_structure_shapes_and_dtypes():
+    x = {"a": X, "b": (X[:, :1].astype("float64"), X.reshape(4, 1, 2).astype("float16"))}
+    mixed, y = Mixup(1.0, seed=3)((x, Y), training=True)
+    assert set(mixed) == {"a", "b"}
+    lam = float(y[0, 0])
+    for before, after in zip(keras.tree.flatten(x), keras.tree.flatten(mixed), strict=True):
+        assert after.dtype == before.dtype
+        expected = lam * before + (1 - lam) * before[::-1]
+        np.testing.assert_allclose(after, expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("alpha", "training"), [(0.0, True), (1.0, False), (1.0, None)])
+def test_identity(alpha, training):
+    x, y = Mixup(alpha)((X, Y), training=training)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+
+
+def test_one_coefficient_a_batch_and_a_new_one_each():
+    layer = Mixup(2.0, seed=0)
+    batches = [np.asarray(layer((X, Y), training=True)[1]) for _ in range(5)]
+    for y in batches:
+        lam = y[0, 0]
+        np.testing.assert_allclose(y, lam * Y + (1 - lam) * Y[::-1], rtol=1e-6)
+    assert len({float(y[0, 0]) for y in batches}) == 5
+
+
+def test_a_seed_repeats():
+    first, second = (Mixup(2.0, seed=7)((X, Y), training=True)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def p_value_of_lower_half(draws, alpha):
+    """Kolmogorov-Smirnov below 1/2, where float32 keeps the digits of tiny draws."""
+    return stats.kstest(draws[draws < 0.5], lambda x: 2 * stats.beta(alpha, alpha).cdf(x)).pvalue
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0, 4.0, 8.0, 100.0])
+def test_coefficient_is_symmetric_beta(alpha):
+    """The right distribution passes; 7 % off, either way, is rejected."""
+    draws = symmetric_beta(alpha, shape=(40_000,), seed=11).numpy()
+    assert np.all((draws >= 0) & (draws <= 1))
+    assert stats.binomtest(int(np.sum(draws < 0.5)), len(draws)).pvalue > 0.01
+    for half in (draws, 1.0 - draws) if alpha >= 1 else (draws,):
+        assert p_value_of_lower_half(half, alpha) > 0.01
+        for wrong in (alpha * 1.07, alpha / 1.07):
+            assert p_value_of_lower_half(half, wrong) < 0.01
+
+
+def test_the_layer_draws_that_coefficient():
+    layer = Mixup(4.0, seed=5)
+    draw = tf.function(lambda: layer((X, Y), training=True)[1][0, 0])
+    draws = np.array([float(draw()) for _ in range(2000)])
+    assert stats.kstest(draws, stats.beta(4.0, 4.0).cdf).pvalue > 0.01
+    assert stats.kstest(draws, stats.beta(6.0, 6.0).cdf).pvalue < 0.01
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.01, 1e4])
+def test_extreme_alpha_is_finite(alpha):
+    draws = symmetric_beta(alpha, shape=(10_000,), seed=1).numpy()
+    assert np.all((draws >= 0) & (draws <= 1))
+    assert abs(draws.mean() - 0.5) < 0.02
+
+
+def test_mixing_keeps_the_weighted_loss_unbiased(channel):
+    """Both noisy labels summed out: the loss on mixed weights is the loss on mixed labels."""
+    q, lam = channel(1.0, 3), 0.3
+    weights, y = np.linalg.inv(q), (2, 0)
+    prediction = np.array([[0.2, 0.5, 0.3]])
+    loss = LabelWeightedLoss(dtype="float64")
+    total = 0.0
+    for z0 in range(3):
+        for z1 in range(3):
+            mixed = mixup(np.zeros((2, 1)), weights[[z0, z1]], lam)[1][:1]
+            total += q[y[0], z0] * q[y[1], z1] * float(loss(mixed, prediction))
+    clean = float(loss(lam * np.eye(3)[[2]] + (1 - lam) * np.eye(3)[[0]], prediction))
+    assert total == pytest.approx(clean, rel=1e-9)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_graph_and_xla(jit_compile):
+    layer = Mixup(8.0, seed=2)
+    function = tf.function(lambda x, y: layer((x, y), training=True), jit_compile=jit_compile)
+    outputs = [function(X, Y) for _ in range(2)]
+    lams = [float(y[0, 0]) for _, y in outputs]
+    assert lams[0] != lams[1]
+    for (x, _), lam in zip(outputs, lams, strict=True):
+        np.testing.assert_allclose(x, lam * X + (1 - lam) * X[::-1], rtol=1e-5)
+
+
+def test_tf_data_map():
+    layer = Mixup(8.0, seed=2)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).repeat(5).batch(4)
+    dataset = dataset.map(lambda x, y: layer((x, y), training=True))
+    batches = [(x.numpy(), y.numpy()) for x, y in dataset]
+    assert len({float(y[0, 0]) for _, y in batches}) == 5
+    for x, y in batches:
+        np.testing.assert_allclose(x, y[0, 0] * X + (1 - y[0, 0]) * X[::-1], rtol=1e-5)
+
+
+def test_odd_and_unknown_batch_sizes():
+    layer = Mixup(8.0, seed=2)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)
+    sizes = [
+        tuple(len(t) for t in batch)
+        for batch in dataset.map(lambda x, y: layer((x, y), training=True))
+    ]
+    assert sizes == [(3, 3), (1, 1)]
+
+
+def functional_model(**kwargs):
+    """Takes `(x, y)` and gives the predictions and the mixed targets side by side."""
+    x, y = keras.Input((2,)), keras.Input((4,))
+    mixed_x, mixed_y = Mixup(8.0, seed=1)((x, y))
+    logits = keras.layers.Dense(4, dtype="float32")(mixed_x)
+    model = keras.Model([x, y], keras.layers.Concatenate(dtype="float32")([logits, mixed_y]))
+
+    def loss(_, outputs):
+        return keras.losses.categorical_crossentropy(outputs[:, 4:], outputs[:, :4], True)
+
+    model.compile("adam", loss=loss, **kwargs)
+    return model
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_functional_model(jit_compile):
+    model = functional_model(jit_compile=jit_compile)
+    history = model.fit([X, Y], Y, epochs=2, batch_size=2, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+    np.testing.assert_array_equal(model.predict([X, Y], verbose=0)[:, 4:], Y)  # not mixed
+    assert np.any(np.asarray(model([X, Y], training=True))[:, 4:] != Y)
+
+
+def test_mixed_precision_keeps_dtypes(mixed_precision):
+    layer = Mixup(8.0, seed=1)
+    assert layer.dtype_policy.name == mixed_precision
+    weights = 1e5 * Y  # beyond float16
+    x, y = layer((tf.cast(X, layer.compute_dtype), weights), training=True)
+    assert x.dtype == layer.compute_dtype
+    assert y.dtype == "float32"
+    assert np.all(np.isfinite(y))
+    model = functional_model()
+    history = model.fit([X, Y], Y, epochs=1, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+
+
+@pytest.mark.parametrize("alpha", [-1.0, float("inf"), float("nan")])
+def test_alpha_error(alpha):
+    with pytest.raises(ValueError, match=r"`alpha` must be a finite number >= 0.*Received: alpha="):
+        Mixup(alpha)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((X.astype("uint8"), Y), r"float inputs. Received: x of dtype uint8. Cast it first"),
+        (({"a": X, "b": X.astype("int32")}, Y), r"x of dtype int32"),
+        ((X, np.arange(4)), r"float targets. Received: y of dtype int64.*one-hot"),
+        ((X, np.arange(4.0)), r"targets of shape \(batch, K\). Received: y.shape=\(4,\)"),
+        ((X, Y[:3]), r"same batch size.*\[3, 4\]"),
+        ((X, Y, Y), r"one pair \(x, y\).*a tuple of length 3"),
+        (X, r"one pair \(x, y\).*training=True"),
+    ],
+)
+def test_call_errors(inputs, message, training):
+    with pytest.raises(ValueError, match=message):
+        Mixup(1.0)(inputs, training=training)

@@ -1,0 +1,142 @@
+"""Every class: serialization, saved models, and a few training steps."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import tf_labeldp.keras_layers as keras_layers
+from tf_labeldp.keras_layers import ForwardCorrectedLoss, LabelWeightedLoss, Mixup
+
+MATRIX = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp_tests")
+def cubic_loss(y_true, y_pred):
+    return keras.ops.sum(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+
+OBJECTS = {
+    "weighted": lambda: LabelWeightedLoss(),
+    "weighted_all": lambda: LabelWeightedLoss(
+        "categorical_focal_crossentropy",
+        from_logits=True,
+        reduction="sum",
+        name="n",
+        dtype="float64",
+    ),
+    "weighted_mse": lambda: LabelWeightedLoss("mse"),
+    "weighted_instance": lambda: LabelWeightedLoss(
+        keras.losses.CategoricalFocalCrossentropy(gamma=1.0)
+    ),
+    "weighted_callable": lambda: LabelWeightedLoss(cubic_loss),
+    "weighted_registered": lambda: LabelWeightedLoss("tf_labeldp_tests>cubic_loss"),
+    "forward": lambda: ForwardCorrectedLoss(MATRIX),
+    "forward_all": lambda: ForwardCorrectedLoss(
+        np.array(MATRIX), from_logits=True, reduction=None, name="n", dtype="float64"
+    ),
+    "mixup": lambda: Mixup(8.0),
+    "mixup_all": lambda: Mixup(0.5, seed=3, name="n", dtype="float32"),
+}
+LOSSES = [key for key in OBJECTS if not key.startswith("mixup") and not key.endswith("_all")]
+WEIGHTS = np.linalg.inv(np.array(MATRIX))[np.arange(12) % 3].astype("float32")
+FEATURES = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
+
+
+@pytest.mark.parametrize("key", OBJECTS)
+def test_round_trip(key):
+    before = OBJECTS[key]()
+    config = before.get_config()
+    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(before)))
+    after = keras.saving.deserialize_keras_object(serialized)
+    assert type(after) is type(before)
+    assert after.get_config() == config
+
+
+@pytest.mark.parametrize("key", OBJECTS)
+def test_config_lists_every_argument(key):
+    instance = OBJECTS[key]()
+    arguments = type(instance).__init__.__code__.co_varnames
+    count = type(instance).__init__.__code__.co_argcount
+    assert set(arguments[1:count]) <= set(instance.get_config())
+    assert "name" in instance.get_config()
+
+
+def model_for(key, **kwargs):
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Softmax(dtype="float32")]
+    )
+    model.compile("sgd", loss=OBJECTS[key](), **kwargs)
+    return model
+
+
+def targets_for(key):
+    return np.arange(12) % 3 if key.startswith("forward") else WEIGHTS
+
+
+@pytest.mark.parametrize("key", LOSSES)
+def test_saved_model_loads_without_custom_objects(key, tmp_path):
+    model = model_for(key)
+    expected = model.evaluate(FEATURES, targets_for(key), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.loss.get_config() == model.loss.get_config()
+    assert loaded.evaluate(FEATURES, targets_for(key), verbose=0) == pytest.approx(expected)
+
+
+def test_saved_model_with_mixup(tmp_path):
+    x, y = keras.Input((5,)), keras.Input((3,))
+    model = keras.Model([x, y], list(Mixup(8.0, seed=1, name="mix")((x, y))))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_layer("mix").get_config() == model.get_layer("mix").get_config()
+    for seen in (model, loaded):
+        np.testing.assert_array_equal(seen.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("key", "jit_compile"),
+    [(key, False) for key in LOSSES]
+    + [(key, True) for key in ("weighted", "weighted_callable", "forward")],
+)
+def test_fit(key, jit_compile):
+    model = model_for(key, jit_compile=jit_compile)
+    history = model.fit(FEATURES, targets_for(key), epochs=5, batch_size=5, verbose=0)
+    losses = history.history["loss"]
+    assert np.all(np.isfinite(losses))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("key", LOSSES)
+def test_fit_in_mixed_precision(key, mixed_precision):
+    model = model_for(key)
+    assert model.layers[0].compute_dtype == mixed_precision.removeprefix("mixed_")
+    losses = model.fit(FEATURES, targets_for(key), epochs=2, verbose=0).history["loss"]
+    assert np.all(np.isfinite(losses))
+
+
+@pytest.mark.parametrize("loss", ["weighted", "forward"])
+def test_half_precision_outputs(loss, mixed_precision):
+    """Logits straight from a half-precision layer, far out of its comfortable range."""
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    instance = (
+        LabelWeightedLoss(from_logits=True)
+        if loss == "weighted"
+        else ForwardCorrectedLoss(MATRIX, from_logits=True)
+    )
+    model.compile(keras.optimizers.SGD(1e-3), loss=instance)
+    history = model.fit(1e3 * FEATURES, targets_for(loss), epochs=2, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+
+
+def test_table_of_contents():
+    """Every exported name resolves and is documented; every class is registered with Keras."""
+    assert keras_layers.__all__ == sorted(keras_layers.__all__)
+    for name in keras_layers.__all__:
+        member = getattr(keras_layers, name)
+        assert member.__doc__
+        if isinstance(member, type):
+            assert keras.saving.get_registered_name(member) == f"tf_labeldp>{name}"

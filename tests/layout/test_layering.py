@@ -1,0 +1,191 @@
+"""Who may know whom: the table of parts, held by reading the imports.
+
+A part may import from those above it in `PARTS`, never from below, and third-party packages only
+as listed. Imports inside functions and under `TYPE_CHECKING` count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# In the order of the layers: each part, and the third-party packages that it may import.
+# None: any. The file BUILD has the same order.
+PARTS: dict[str, frozenset[str] | None] = {
+    "_validate": frozenset({"numpy"}),
+    "accounting": frozenset({"numpy", "scipy", "dp_accounting"}),
+    "mechanisms": frozenset({"numpy", "scipy"}),
+    "estimation": frozenset({"numpy", "scipy", "sklearn"}),
+    "private_labels": frozenset({"numpy"}),
+    "data": frozenset({"numpy", "tensorflow"}),
+    "gradients": frozenset({"numpy", "tensorflow"}),
+    "training": frozenset({"numpy", "keras", "tensorflow"}),
+    "heads": frozenset({"numpy", "scipy", "keras"}),
+    "cli": None,
+}
+ORDER = list(PARTS)
+# Private files at the top that belong to a part which is itself a single file.
+HELPERS = {"_label_store": "private_labels"}
+# These are outside the order: the lazy front, and the building blocks that know Keras alone.
+THIRD_PARTY_OUTSIDE = {
+    "": frozenset[str](),
+    "_version": frozenset[str](),
+    "keras_layers": frozenset({"numpy", "keras"}),
+}
+
+
+def part_of(module: str) -> str:
+    """Names the part of a module: `tf_labeldp.data._x` is in `data`, `tf_labeldp` in the front."""
+    name = module.partition(".")[2].partition(".")[0]
+    return HELPERS.get(name, name)
+
+
+def imported_modules(tree: ast.AST, package: str) -> list[tuple[int, str]]:
+    """Lists (line, absolute dotted name) of all that is imported, names of `from` included."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                found.append((node.lineno, resolve_name(node.args[0].value, package)))
+    return found
+
+
+def problem_with(name: str, part: str) -> str | None:
+    """Says why `part` may not import `name`, or gives None if it may."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return None
+    third_party = PARTS[part] if part in PARTS else THIRD_PARTY_OUTSIDE[part]
+    if top == "keras_layers":
+        return "the installed name is tf_labeldp.keras_layers"
+    if top != "tf_labeldp":
+        if third_party is None or top in third_party:
+            return None
+        return f"third-party packages allowed here: {', '.join(sorted(third_party)) or 'none'}"
+
+    target = part_of(name)
+    if target in (part, "_version", "__version__") or part in ("", "cli"):
+        return None
+    if target == "keras_layers":
+        allowed = third_party is not None and "keras" in third_party
+        return None if allowed else "tf_labeldp.keras_layers is for parts that may import keras"
+    if target not in PARTS:
+        return "import from the part itself: the front hides which part is used"
+    if part not in PARTS or ORDER.index(target) > ORDER.index(part):
+        return f"`{target}` is not above `{part or 'the front'}`"
+    return None
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Lists the imports of a source that its place in the table forbids."""
+    part = part_of(module)
+    if part not in PARTS and part not in THIRD_PARTY_OUTSIDE:
+        return [f"{module}: no such part; give it a place in PARTS or HELPERS, and in BUILD"]
+    package = module if is_package else module.rpartition(".")[0]
+    return [
+        f"{module}:{line}: imports {name}: {problem}"
+        for line, name in imported_modules(ast.parse(source), package)
+        if (problem := problem_with(name, part)) is not None
+    ]
+
+
+def source_files() -> dict[str, Path]:
+    """Maps each installed module name to its file; packages end in `.__init__`."""
+    paths = [*ROOT.glob("tf_labeldp/**/*.py"), *ROOT.glob("keras_layers/**/*.py")]
+    modules = {}
+    for path in sorted(paths):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        modules[f"tf_labeldp.{name}" if name.startswith("keras_layers") else name] = path
+    return modules
+
+
+SOURCES = source_files()
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_keep_to_the_table(module: str) -> None:
+    source = SOURCES[module].read_text(encoding="utf-8")
+    name = module.removesuffix(".__init__")
+    assert violations(source, name, is_package=name != module) == []
+
+
+def test_the_sources_were_found() -> None:
+    assert "tf_labeldp.__init__" in SOURCES
+    assert "tf_labeldp.keras_layers.__init__" in SOURCES
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tf_labeldp.accounting._x", "import tf_labeldp.mechanisms"),
+        ("tf_labeldp.accounting._x", "from tf_labeldp import mechanisms"),
+        ("tf_labeldp.accounting._x", "from .. import mechanisms"),
+        ("tf_labeldp.accounting._x", "from ..mechanisms._base import Mechanism"),
+        ("tf_labeldp.accounting._x", "def f():\n    from ..data import randomize_labels"),
+        ("tf_labeldp.accounting._x", "import importlib\nimportlib.import_module('..data', 'x')"),
+        ("tf_labeldp.accounting._x", "from tf_labeldp import RandomizedResponse"),
+        ("tf_labeldp.accounting._x", "import tf_labeldp"),
+        ("tf_labeldp.accounting._x", "import tensorflow as tf"),
+        ("tf_labeldp.mechanisms._x", "def f():\n    import sklearn.cluster"),
+        ("tf_labeldp.mechanisms._x", "from ..keras_layers import Mixup"),
+        ("tf_labeldp.private_labels", "from .training import MultiStageTraining"),
+        ("tf_labeldp._label_store", "from . import data"),
+        ("tf_labeldp._validate", "from .accounting import PrivacyBudget"),
+        ("tf_labeldp.training._x", "from ..heads import PrivateRidge"),
+        ("tf_labeldp.keras_layers._x", "from .. import _validate"),
+        ("tf_labeldp.keras_layers._x", "import tensorflow"),
+        ("tf_labeldp.cli._x", "import keras_layers"),
+        ("tf_labeldp.surprise", "import numpy"),
+    ],
+)
+def test_a_forbidden_import_is_caught(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+def test_relative_imports_of_a_package_start_at_itself() -> None:
+    assert violations("from . import data", "tf_labeldp.accounting", is_package=True) == []
+    assert len(violations("from .. import data", "tf_labeldp.accounting", is_package=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tf_labeldp.mechanisms._x", "import json\nfrom ..accounting import PrivacyBudget"),
+        ("tf_labeldp.mechanisms._x", "from ._base import Mechanism\nfrom .. import _validate"),
+        ("tf_labeldp.private_labels", "from . import mechanisms, _label_store"),
+        ("tf_labeldp._label_store", "from ._version import __version__"),
+        ("tf_labeldp.training._x", "import keras\nfrom tf_labeldp.keras_layers import Mixup"),
+        ("tf_labeldp.cli._x", "import matplotlib.pyplot\nimport tf_labeldp as ldp"),
+        ("tf_labeldp.keras_layers._x", "import keras\nfrom ._numerics import f"),
+    ],
+)
+def test_an_allowed_import_passes(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_bazel_has_the_same_order() -> None:
+    build = ast.parse((ROOT / "BUILD").read_text(encoding="utf-8"))  # Starlark reads as Python
+    values = {
+        node.targets[0].id: node.value
+        for node in build.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert ast.literal_eval(values["PARTS"]) == ORDER
+    helpers = {
+        Path(path).stem: part
+        for part, paths in ast.literal_eval(values["HELPERS"]).items()
+        for path in paths
+    }
+    assert helpers == HELPERS

@@ -1,0 +1,116 @@
+"""Every public name is listed, resolves and is documented; nothing else is public."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+
+import pytest
+
+import tf_labeldp
+
+# The parts that a user may import; later parts join when their folder appears.
+PARTS = {
+    "accounting",
+    "cli",
+    "data",
+    "estimation",
+    "gradients",
+    "heads",
+    "keras_layers",
+    "mechanisms",
+    "private_labels",
+    "training",
+}
+FOUNDATION = PARTS - {"gradients", "heads"}
+
+
+def public_submodules(package: ModuleType) -> set[str]:
+    return {
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.name.startswith("_")
+    }
+
+
+# keras_layers/ lies beside the package in a checkout, inside it in an installation.
+PRESENT = sorted((public_submodules(tf_labeldp) & PARTS) | {"keras_layers"})
+MODULES = ["tf_labeldp", *(f"tf_labeldp.{part}" for part in PRESENT)]
+
+
+def is_class_or_function(value: object) -> bool:
+    return inspect.isclass(value) or inspect.isroutine(value)
+
+
+def own_docstring(value: object) -> str:
+    """Gives the docstring written for this object: not inherited, nor made up by a dataclass."""
+    doc = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+    name = getattr(value, "__name__", "")
+    return "" if doc is None or doc.startswith(f"{name}(") else doc.strip()
+
+
+def unlisted(module: ModuleType) -> list[str]:
+    """Lists the module's own public classes and functions that its `__all__` leaves out."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and is_class_or_function(value)
+        and getattr(value, "__module__", "").startswith(module.__name__)
+        and name not in module.__all__
+    )
+
+
+def test_public_submodules_are_those_of_the_design() -> None:
+    found = public_submodules(tf_labeldp) | {"keras_layers"}
+    assert found - PARTS == set()
+    assert FOUNDATION - found == set()
+
+
+@pytest.mark.parametrize("name", MODULES[1:])
+def test_the_files_of_a_part_are_private(name: str) -> None:
+    module = importlib.import_module(name)
+    if hasattr(module, "__path__"):
+        assert public_submodules(module) == set()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_is_an_explicit_list_of_names(name: str) -> None:
+    listed = importlib.import_module(name).__all__
+    assert listed and all(isinstance(entry, str) for entry in listed)
+    assert len(set(listed)) == len(listed)
+    assert [entry for entry in listed if entry.startswith("_") and entry != "__version__"] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_listed_name_resolves_and_is_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    for entry in module.__all__:
+        value = getattr(module, entry)  # raises where the name does not resolve
+        if is_class_or_function(value) or inspect.ismodule(value):
+            assert own_docstring(value), f"{name}.{entry} has no docstring of its own"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_own_public_class_and_function_is_listed(name: str) -> None:
+    assert unlisted(importlib.import_module(name)) == []
+
+
+def test_the_front_lists_all_parts_and_offers_its_names() -> None:
+    assert set(PRESENT) <= set(tf_labeldp.__all__)
+    assert set(tf_labeldp.__all__) <= set(dir(tf_labeldp))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        tf_labeldp.no_such_name  # noqa: B018
+
+
+def test_the_checks_see_what_is_missing() -> None:
+    module = ModuleType("tf_labeldp.synthetic", "A part.")
+    namespace = {"__name__": module.__name__}
+    exec("class Shown:\n  'Text.'\nclass Bare(Shown): pass\nclass _Private: pass", namespace)
+    vars(module).update(namespace, __all__=["Shown"])
+    assert unlisted(module) == ["Bare"]
+    assert own_docstring(module.Shown) == "Text."
+    assert own_docstring(module.Bare) == ""

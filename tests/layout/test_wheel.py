@@ -1,0 +1,90 @@
+"""The wheel has all that the package needs and nothing else, and works away from the checkout.
+
+The dependencies are those of the environment that runs the tests; `make wheel-test` does the same
+in an empty one, over the network.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMOKE = Path(__file__).with_name("wheel_smoke.py")
+FOLDERS = ("tf_labeldp", "keras_layers", "tests", "examples")
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds from a copy: setuptools writes beside its sources, and reads what it left there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in FILES:
+        shutil.copy(ROOT / name, source)
+    for name in FOLDERS:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
+    run("-m", "pip", "wheel", source, *options, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
+    assert wheel.name.startswith("tf_labeldp-0.")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tf_labeldp/**/*.py")}
+    expected |= {
+        f"tf_labeldp/{path.relative_to(ROOT).as_posix()}"
+        for path in ROOT.glob("keras_layers/**/*.py")
+    }
+    expected |= {"tf_labeldp/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+def test_wheel_says_what_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = {name.partition(".dist-info/")[2]: name for name in archive.namelist()}
+        metadata = archive.read(info["METADATA"]).decode()
+        scripts = archive.read(info["entry_points.txt"]).decode()
+    assert "licenses/LICENSE" in info
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Python: >=3.10" in metadata
+    requirements = [line for line in metadata.splitlines() if line.startswith("Requires-Dist")]
+    assert any("dp-accounting>=0.6" in line for line in requirements)
+    assert [line for line in requirements if "<" in line or "==" in line.split(";")[0]] == []
+    assert "tf-labeldp = tf_labeldp.cli:main" in scripts
+
+
+def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    options = ("--quiet", "--no-deps", "--no-index", "--target", site)
+    run("-m", "pip", "install", *options, wheel, cwd=tmp_path)
+    assert "smoke: ok" in run(SMOKE, site, cwd=tmp_path, PYTHONPATH=str(site))
+
+
+def test_the_smoke_program_refuses_the_checkout(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="not from"):
+        run(SMOKE, tmp_path, cwd=tmp_path, PYTHONPATH=str(ROOT))

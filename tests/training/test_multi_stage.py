@@ -1,0 +1,248 @@
+"""LP-MST as Algorithm 3 and appendix B of ghazi2021 say it, option by option."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.estimation import prior_from_logits
+
+
+def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
+    x, y = problem
+    labels = kit.labels(y)
+    stages = kit.stages(x, labels, fractions=(0.4, 0.3, 0.3))
+    kit.fit(stages, kit.model())
+    drawn = np.concatenate([rows for _, rows, _ in kit.draws])
+    np.testing.assert_array_equal(np.sort(drawn), np.arange(y.size))
+    assert labels.guarantee().epsilon == 3.0
+    noisy = stages.noisy_labels()
+    assert 0 <= noisy.min() and noisy.max() < kit.num_classes
+    # RR at epsilon 3 and K = 4 keeps 87 %, RRWithPrior no fewer; five standard deviations below.
+    keep = np.exp(3.0) / (np.exp(3.0) + 3.0)
+    assert np.mean(noisy == y) > keep - 5 * np.sqrt(keep * (1 - keep) / y.size)
+    assert [type(mechanism).__name__ for mechanism, _, _ in kit.draws] == [
+        "RandomizedResponse",
+        "RRWithPrior",
+        "RRWithPrior",
+    ]
+
+
+def test_one_stage_is_plain_randomized_response(kit, problem):
+    x, y = problem
+    labels = kit.labels(y)
+    stages = kit.stages(x, labels, fractions=(1.0,))
+    model = kit.model()
+    kit.fit(stages, model)
+    ((mechanism, rows, priors),) = kit.draws
+    assert mechanism == ldp.RandomizedResponse(3.0, kit.num_classes)
+    assert priors is None and rows.size == y.size
+    np.testing.assert_array_equal(stages.noisy_labels(), stages._stored(0)[np.argsort(rows)])
+    assert np.mean(model.predict(x, verbose=0).argmax(axis=1) == y) > 0.9
+
+
+def test_stages_to_come_have_no_noisy_labels_yet(kit, problem):
+    x, y = problem
+    stages = kit.stages(x, kit.labels(y))
+    stages.dataset()
+    noisy = stages.noisy_labels()
+    np.testing.assert_array_equal(np.flatnonzero(noisy >= 0), stages._plan.parts[0])
+    assert set(noisy[stages._plan.parts[1]]) == {-1}
+
+
+def test_priors_are_the_models_own_at_the_stage_temperature(kit, problem):
+    x, y = problem
+    stages = kit.stages(x, kit.labels(y), temperature=(1.0, 0.5))
+    model = kit.model()
+    logits = {}
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logits[epoch] = self.model.predict(x, verbose=0)
+
+    kit.fit(stages, model, (Watch(),))
+    _, rows, priors = kit.draws[1]
+    expected = prior_from_logits(logits[1][rows], 0.5)
+    np.testing.assert_allclose(priors, expected, atol=1e-6)
+    assert np.abs(priors - prior_from_logits(logits[1][rows], 1.0)).max() > 1e-3
+
+
+def test_external_priors_are_the_first_stages(kit, problem):
+    x, y = problem
+    priors = np.random.default_rng(1).dirichlet(np.ones(kit.num_classes), size=y.size)
+    kit.fit(kit.stages(x, kit.labels(y), priors=priors), kit.model())
+    mechanism, rows, used = kit.draws[0]
+    assert mechanism == ldp.RRWithPrior(3.0, kit.num_classes)
+    np.testing.assert_array_equal(used, priors[rows])
+
+
+def test_earlier_labels_outside_the_top_k_are_dropped(kit, problem):
+    x, y = problem
+    labels = kit.labels(y)
+    stages = kit.stages(x, labels)
+    model = kit.model()
+    kit.fit(stages, model, (kit.stop_after(2),))
+    report = stages.reports[1]
+    _, new, priors = kit.draws[1]
+    first = stages._plan.parts[0]
+    mean_k = ldp.RRWithPrior(3.0, kit.num_classes).optimal_k(priors).mean()
+    k = max(1, round(mean_k))
+    scores = kit.snapshots[1]  # logits after the last epoch of stage 1
+    noisy = stages._stored(0)
+    top = np.argsort(-scores[first], axis=1, kind="stable")[:, :k]
+    kept = first[(top == noisy[:, np.newaxis]).any(axis=1)]
+    np.testing.assert_array_equal(stages._kept[1], kept)
+    assert report.mean_k == pytest.approx(mean_k)
+    assert (report.num_new, report.num_reused) == (new.size, kept.size)
+    assert report.num_dropped == first.size - kept.size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reused", "dropped"),
+    [
+        ({"reuse_labels": False}, 0, 0),
+        ({"filter_labels": False}, 120, 0),
+    ],
+)
+def test_reuse_and_filter_can_be_switched_off(kit, problem, options, reused, dropped):
+    x, y = problem
+    stages = kit.stages(x, kit.labels(y), **options)
+    kit.fit(stages, kit.model())
+    assert (stages.reports[1].num_reused, stages.reports[1].num_dropped) == (reused, dropped)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_warm_start_keeps_weights_and_restarts_the_optimizer(kit, problem, warm):
+    x, y = problem
+    stages = kit.stages(x, kit.labels(y), warm_start=warm, reuse_labels=False)
+    model = kit.model(norm=True)
+    start = kit.values(model.variables)
+    seen = {}
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen[epoch] = kit.values(self.model.variables)
+
+        def on_epoch_begin(self, epoch, logs=None):  # runs after the stages' own
+            if epoch == 2:
+                seen["begin"] = kit.values(self.model.variables)
+                seen["optimizer"] = kit.values(self.model.optimizer.variables)
+
+    kit.fit(stages, model, (Watch(),))
+    for got, expected in zip(seen["begin"], seen[1] if warm else start, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    fresh = keras.optimizers.Adam(0.02)
+    fresh.build(model.trainable_variables)
+    for got, expected in zip(seen["optimizer"], kit.values(fresh.variables), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_learning_rate_schedule_starts_again_in_each_stage(kit, problem):
+    x, y = problem
+    stages = kit.stages(x, kit.labels(y))
+    schedule = keras.optimizers.schedules.PolynomialDecay(
+        0.1, decay_steps=2 * stages.steps_per_epoch, end_learning_rate=0.0
+    )
+    model = kit.model(optimizer=keras.optimizers.SGD(schedule))
+    rates = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    kit.fit(stages, model, (Watch(),))
+    np.testing.assert_allclose(rates, [0.05, 0.0, 0.05, 0.0], atol=1e-7)
+
+
+def test_true_labels_never_enter_training(kit, problem):
+    """After each draw the vault's labels of the examples drawn for are replaced by NaN."""
+    x, y = problem
+    labels = kit.labels(y)
+    stages = kit.stages(x, labels)
+    plain = kit.model()
+    kit.fit(kit.stages(x, kit.labels(y)), plain)
+
+    original = type(labels)._new_draw
+
+    def draw_and_poison(self, name, mechanism, rows, priors, digest):
+        draw = original(self, name, mechanism, rows, priors, digest)
+        poisoned = self._sealed.open().astype(float)
+        poisoned[rows] = np.nan
+        self._sealed._array = poisoned
+        return draw
+
+    # Labels not yet drawn are read back as integers; a NaN among them would fail the check.
+    kit.monkeypatch.setattr(type(labels), "_new_draw", draw_and_poison)
+    real_open = type(labels._sealed).open
+    kit.monkeypatch.setattr(
+        type(labels._sealed), "open",
+        lambda self, rows=None: real_open(self) if rows is None else _exact(real_open(self)[rows]),
+    )
+    model = kit.model()
+    kit.fit(stages, model)
+    assert np.isnan(labels._sealed._array).all()
+    for got, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def _exact(values):
+    if np.isnan(values).any():
+        raise AssertionError("a label was read again after its draw")
+    return values.astype(np.int64)
+
+
+def test_features_as_dict_and_mixup(kit, problem):
+    x, y = problem
+    inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")}
+    hidden = keras.layers.Dense(16, "relu")(keras.layers.Concatenate()([inputs["a"], inputs["b"]]))
+    model = keras.Model(inputs, keras.layers.Dense(kit.num_classes)(hidden))
+    model.compile(
+        keras.optimizers.Adam(0.05), keras.losses.CategoricalCrossentropy(from_logits=True)
+    )
+    features = {"a": x[:, :1], "b": x[:, 1:]}
+    stages = kit.stages(features, kit.labels(y), mixup_alpha=(0.3, 0.0), epochs_per_stage=6)
+    kit.fit(stages, model)
+    assert np.mean(model.predict(features, verbose=0).argmax(axis=1) == y) > 0.85
+
+
+def test_softmax_models_and_mixed_precision(kit, problem):
+    x, y = problem
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(kit.num_classes, activation="softmax")]
+        )
+        model.compile("adam", "categorical_crossentropy")
+        kit.fit(kit.stages(x, kit.labels(y)), model)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    priors = kit.draws[1][2]
+    np.testing.assert_allclose(priors.sum(axis=1), 1.0, atol=1e-9)
+
+
+def test_model_checkpoint_saves_a_model_that_predicts_the_same(kit, problem, tmp_path):
+    x, y = problem
+    model = kit.model()
+    path = tmp_path / "model-{epoch}.keras"
+    kit.fit(kit.stages(x, kit.labels(y)), model, (keras.callbacks.ModelCheckpoint(path),))
+    restored = keras.models.load_model(str(path).format(epoch=4))
+    np.testing.assert_array_equal(model.predict(x, verbose=0), restored.predict(x, verbose=0))
+
+
+def test_subclassed_model(kit, problem):
+    x, y = problem
+
+    class Custom(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(kit.num_classes)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    model = Custom()
+    model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
+    kit.fit(kit.stages(x, kit.labels(y)), model)
+    assert len(kit.draws) == 2

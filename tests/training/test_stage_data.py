@@ -1,0 +1,94 @@
+"""The dataset under a run: constant length, every example once an epoch, swapped between epochs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tf_labeldp.training._stage_data import Features, StageDataset, TrainingSet
+
+
+def build(x, steps, use_mixup=False):
+    features = Features(x)
+    data = StageDataset(features, num_classes=3, steps=steps, seed=0)
+    return data, data.build(use_mixup)
+
+
+def collect(dataset):
+    batches = list(dataset.as_numpy_iterator())
+    return np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches]), batches
+
+
+@pytest.mark.parametrize(("size", "steps"), [(10, 4), (7, 7), (23, 5), (20, 4)])
+def test_one_epoch_is_one_pass_in_a_constant_number_of_batches(size, steps):
+    x = np.arange(30, dtype=np.float32)
+    data, dataset = build(x, steps)
+    chosen = np.arange(size) + 5
+    noisy = chosen % 3
+    data.set(TrainingSet(chosen, noisy, 0.0, epoch=0))
+    seen, targets, batches = collect(dataset)
+    assert int(dataset.cardinality()) == steps == len(batches)
+    np.testing.assert_array_equal(np.sort(seen), chosen)
+    np.testing.assert_array_equal(targets.argmax(axis=1), seen.astype(int) % 3)
+    sizes = [len(y) for _, y in batches]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("size", "steps", "replicas"), [(23, 5, 2), (29, 4, 3), (16, 4, 4)])
+def test_batches_split_evenly_among_replicas(size, steps, replicas):
+    features = Features(np.arange(size, dtype=np.float32))
+    data = StageDataset(features, num_classes=3, steps=steps, seed=0)
+    data.set(TrainingSet(np.arange(size), np.zeros(size, np.int64), 0.0, 0))
+    seen, _, batches = collect(data.build(use_mixup=False, num_replicas=replicas))
+    np.testing.assert_array_equal(np.sort(seen), np.arange(size))
+    sizes = [len(y) for _, y in batches]
+    assert len(sizes) == steps and min(sizes) > 0
+    assert all(n % replicas == 0 for n in sizes[:-1])
+
+
+def test_epochs_differ_in_order_and_an_epoch_repeats_itself():
+    data, dataset = build(np.arange(50, dtype=np.float32), 5)
+    orders = []
+    for epoch in (0, 1, 0):
+        data.set(TrainingSet(np.arange(50), np.zeros(50, np.int64), 0.0, epoch))
+        orders.append(collect(dataset)[0])
+    assert not np.array_equal(orders[0], orders[1])
+    np.testing.assert_array_equal(orders[0], orders[2])
+
+
+def test_a_swap_shows_in_the_next_iterator():
+    data, dataset = build(np.arange(12, dtype=np.float32), 2)
+    data.set(TrainingSet(np.arange(4), np.zeros(4, np.int64), 0.0, 0))
+    assert set(collect(dataset)[0]) == {0, 1, 2, 3}
+    data.set(TrainingSet(np.array([10, 11]), np.array([1, 2]), 0.0, 1))
+    seen, targets, _ = collect(dataset)
+    assert set(seen) == {10, 11}
+    np.testing.assert_array_equal(targets[np.argsort(seen)], [[0, 1, 0], [0, 0, 1]])
+
+
+def test_structures_of_features_are_kept():
+    x = {"a": np.arange(6, dtype=np.float32), "b": (np.arange(6), np.ones((6, 2), np.float64))}
+    data, dataset = build(x, 2)
+    data.set(TrainingSet(np.arange(6), np.zeros(6, np.int64), 0.0, 0))
+    batch, _ = next(iter(dataset))
+    assert set(batch) == {"a", "b"} and isinstance(batch["b"], tuple)
+    assert batch["b"][0].dtype.name == "int64"
+    assert batch["b"][1].dtype.name == "float32"  # as Keras feeds float64 arrays
+    np.testing.assert_array_equal(batch["a"].numpy().astype(int), batch["b"][0].numpy())
+
+
+def test_mixup_averages_a_batch_with_its_reverse():
+    data, dataset = build(np.arange(8, dtype=np.float32), 2, use_mixup=True)
+    data.set(TrainingSet(np.arange(8), np.arange(8) % 3, 2.0, 0))
+    for x, y in dataset.as_numpy_iterator():
+        # x = lam a + (1 - lam) a[::-1]: the pair sums are those of the plain batch.
+        np.testing.assert_allclose(y.sum(axis=1), 1.0, atol=1e-6)
+        assert np.any((x > x.min()) & (np.abs(x - np.round(x)) > 1e-3))
+        np.testing.assert_allclose(x + x[::-1], np.round(x + x[::-1]), atol=1e-4)
+
+
+def test_rows_must_agree():
+    with pytest.raises(ValueError, match=r"same number of rows.*\(3,\), \(4, 2\)"):
+        Features({"a": np.zeros(3), "b": np.zeros((4, 2))})
+    with pytest.raises(ValueError, match="same number of rows"):
+        Features(np.float32(1.0))

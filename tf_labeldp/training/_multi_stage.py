@@ -1,0 +1,421 @@
+"""LP-MST: multi-stage training on labels that are randomized with the model's own priors."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_labeldp import _validate
+from tf_labeldp._label_store import publish
+from tf_labeldp.mechanisms import LabelMechanism, RandomizedResponse, RRWithPrior
+from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.training._model_output import (
+    check_model,
+    priors_from_outputs,
+    returns_logits,
+    top_k_contains,
+)
+from tf_labeldp.training._stage_data import Features, StageDataset, TrainingSet
+from tf_labeldp.training._stage_plan import StagePlan
+
+_SHUFFLE_STREAM = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StageReport:
+    """What a stage trains on; computed from noisy labels alone.
+
+    Attributes:
+        stage: number of the stage, from 1.
+        num_new: examples whose labels were drawn for this stage.
+        mean_k: mean size of the top-k set over them (K in a first stage without priors).
+        num_reused: examples of earlier stages that are trained on again.
+        num_dropped: examples of earlier stages left out, because their noisy label is not among
+            the model's top ``round(mean_k)`` classes.
+    """
+
+    stage: int
+    num_new: int
+    mean_k: float
+    num_reused: int
+    num_dropped: int
+
+
+class MultiStageTraining(keras.callbacks.Callback):
+    """Trains in stages, each with labels randomized under the model of the stage before.
+
+    The examples are split at random, without looking at labels. Stage 1 draws its part's labels by
+    randomized response (or RRWithPrior under ``priors``). Each later stage asks the current model
+    for priors on its own part, draws that part's labels by RRWithPrior, and trains on.
+
+    Privacy: (epsilon, 0)-label-DP for the replacement of one label, for the final model, all
+    intermediate models and all noisy labels together (``ghazi2021``, Observation 4): every label is
+    drawn once, and the priors of a stage depend on the labels of earlier parts alone. Assumes that
+    ``priors`` were made without these labels and that training sees labels through the vault only.
+
+    Source: ``ghazi2021``, Algorithm 3 (LP-MST) and the enhancements of appendix B, each switchable.
+    One stage is LP-1ST, plain randomized response; two are LP-2ST.
+
+    Batches: an epoch has ``ceil(n / batch_size)`` steps in every stage and passes over the stage's
+    training set once; where that is smaller than n, its batches are smaller.
+
+    Args:
+        features: array (n, ...), or dict, tuple or list of arrays with n rows: the model's input.
+        labels: the vault with the n true labels.
+        epsilon: privacy parameter of every draw, finite and above zero.
+        fractions: share of the examples in each stage; they sum to one. ``(1.0,)`` is LP-1ST.
+        epochs_per_stage: epochs of each stage, one number or one a stage.
+        batch_size: examples a step, at most.
+        temperature: of the priors, ``softmax(logits / temperature)``; one number or one a stage.
+            Below one trusts the model more and makes k smaller.
+        mixup_alpha: mixup with weights from Beta(alpha, alpha), one number or one a stage; zero for
+            none. Needs floating-point features.
+        warm_start: whether a stage goes on from the weights of the stage before (with batch-norm
+            statistics). If not, it starts from the weights the model had before training. The
+            optimizer and its learning-rate schedule start afresh in each stage in both cases.
+        reuse_labels: whether a stage also trains on the noisy labels of earlier stages.
+        filter_labels: whether of those, labels outside the current model's top k are left out,
+            k = mean k of RRWithPrior on the new part, rounded.
+        priors: prior of the first stage from elsewhere, (K,) or (n, K); None for a uniform one.
+        key: name under which the vault keeps the draws, one a stage. A second run with the same
+            vault, key and settings trains on the same draws and costs nothing more.
+        from_logits: whether the model returns logits; None takes it from the compiled loss.
+        seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
+            labels' random bits come from the vault.
+        verbose: 0 for silence, 1 for a line and a progress bar a stage change.
+
+    Attributes:
+        epochs: total number of epochs, for ``model.fit``.
+        steps_per_epoch: batches an epoch, in every stage.
+        reports: one ``StageReport`` for each stage entered so far.
+
+    Raises:
+        TypeError: ``labels`` is not a ``PrivateLabels``.
+        ValueError: bad fractions, sizes that differ, or priors that are none.
+
+    Example:
+        >>> import keras, numpy as np, tf_labeldp as ldp
+        >>> x, y = np.random.rand(64, 4), np.random.randint(3, size=64)
+        >>> labels = ldp.PrivateLabels(y, num_classes=3, budget=ldp.PrivacyBudget(epsilon=2.0))
+        >>> stages = ldp.MultiStageTraining(x, labels, epsilon=2.0, fractions=(0.6, 0.4),
+        ...                                 epochs_per_stage=1, batch_size=16, verbose=0)
+        >>> model = keras.Sequential([keras.layers.Dense(3)])
+        >>> model.compile("adam", loss=keras.losses.CategoricalCrossentropy(from_logits=True))
+        >>> history = model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages],
+        ...                     verbose=0)
+        >>> labels.guarantee().epsilon
+        2.0
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        labels: PrivateLabels,
+        *,
+        epsilon: float,
+        fractions: Sequence[float],
+        epochs_per_stage: int | Sequence[int],
+        batch_size: int = 256,
+        temperature: float | Sequence[float] = 1.0,
+        mixup_alpha: float | Sequence[float] = 0.0,
+        warm_start: bool = True,
+        reuse_labels: bool = True,
+        filter_labels: bool = True,
+        priors: Any = None,
+        key: str = "lp-mst",
+        from_logits: bool | None = None,
+        seed: int = 0,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(labels, PrivateLabels):
+            raise TypeError(
+                f"labels must be a PrivateLabels, got {type(labels).__name__}. Write labels="
+                "PrivateLabels(y, num_classes=10, budget=PrivacyBudget(epsilon=2.0))."
+            )
+        self._epsilon = _validate.positive_finite("epsilon", epsilon)
+        self._labels = labels
+        self._features = Features(features)
+        if self._features.num_examples != len(labels):
+            raise ValueError(
+                f"features have {self._features.num_examples} rows, labels have {len(labels)}. "
+                "Give one label a row, in the same order."
+            )
+        self._batch_size = batch_size
+        seed = _validate.integer_at_least("seed", seed, 0)
+        self._plan = StagePlan.make(
+            len(labels),
+            fractions=fractions,
+            epochs_per_stage=epochs_per_stage,
+            batch_size=batch_size,
+            temperature=temperature,
+            mixup_alpha=mixup_alpha,
+            seed=seed,
+        )
+        self._use_mixup = max(self._plan.mixup_alphas) > 0
+        if self._use_mixup and not self._features.all_floating:
+            raise ValueError(
+                "mixup_alpha > 0 needs floating-point features, to average them. Cast them, for "
+                "example x.astype('float32') / 255, or set mixup_alpha=0."
+            )
+        self._warm_start = warm_start
+        self._reuse_labels = reuse_labels
+        self._filter_labels = filter_labels
+        self._priors = priors
+        if priors is not None:
+            self._priors = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
+        self._run_key = key
+        self._from_logits = from_logits
+        self._verbose = verbose
+        self._stage: int | None = None
+        self._start_state: tuple[list[np.ndarray], list[np.ndarray]] | None = None
+        self._reports: dict[int, StageReport] = {}
+        self._kept: dict[int, np.ndarray] = {}
+        self._data = StageDataset(
+            self._features,
+            labels.num_classes,
+            self._plan.steps_per_epoch,
+            seed=seed + _SHUFFLE_STREAM,
+        )
+
+    @property
+    def epochs(self) -> int:
+        """Total number of epochs over all stages."""
+        return sum(self._plan.epochs)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches an epoch, the same in every stage."""
+        return self._plan.steps_per_epoch
+
+    @property
+    def reports(self) -> tuple[StageReport, ...]:
+        """What each stage entered so far trains on."""
+        return tuple(self._reports[stage] for stage in sorted(self._reports))
+
+    def noisy_labels(self) -> np.ndarray:
+        """Returns the noisy labels drawn so far, to keep or to publish beside the model.
+
+        Returns:
+            ``int64`` array (n,) of class codes; -1 for examples of stages not yet drawn.
+        """
+        noisy = np.full(len(self._labels), -1, dtype=np.int64)
+        for stage, part in enumerate(self._plan.parts):
+            if self._labels.has_draw(self._key(stage)):
+                noisy[part] = self._draw(stage, None)
+        return noisy
+
+    def dataset(self) -> tf.data.Dataset:
+        """Draws the first stage's labels and returns the dataset for ``model.fit``.
+
+        Under a distribution strategy call it within ``strategy.scope()``, so that batches split
+        evenly among the replicas.
+
+        Returns:
+            ``(features, one-hot noisy labels (batch, K))`` batches, ``steps_per_epoch`` of them.
+
+        Raises:
+            BudgetExceededError: the vault's budget does not allow the draw.
+            ValueError: a stage has too few examples for the replicas of the current strategy.
+        """
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if min(part.size for part in self._plan.parts) // replicas < self.steps_per_epoch:
+            raise ValueError(
+                f"the smallest stage has {min(part.size for part in self._plan.parts)} examples, "
+                f"too few for {self.steps_per_epoch} batches on {replicas} replicas. Raise its "
+                "fraction or the batch_size."
+            )
+        if self._stage is None:
+            self._draw(0, self._first_priors())
+            self._use(0, epoch=0, kept=np.empty(0, dtype=np.int64))
+        return self._data.build(self._use_mixup, replicas)
+
+    def set_model(self, model: keras.Model) -> None:
+        """Remembers how weights and optimizer start, before any other callback restores them."""
+        super().set_model(model)
+        if self._start_state is None:
+            optimizer = model.optimizer
+            with model.distribute_strategy.scope():
+                if not model.built:
+                    model(self._features.take(np.arange(1)))
+                if not optimizer.built:
+                    optimizer.build(model.trainable_variables)
+            self._start_state = (
+                _values(model.variables),
+                _values(optimizer.variables),
+            )
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the model and the number of epochs."""
+        asked = self.params.get("epochs")
+        if asked != self.epochs:
+            raise ValueError(
+                f"model.fit was called with epochs={asked}, but the stages have {self.epochs} "
+                "epochs in all. Pass epochs=stages.epochs."
+            )
+        check_model(
+            self.model,
+            self._features.take(np.arange(1)),
+            self._labels.num_classes,
+            returns_logits(self.model, self._from_logits),
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Changes the stage where one begins; goes on in it where a run resumes inside it."""
+        stage = self._plan.stage_of(epoch)
+        if epoch == self._plan.starts[stage]:
+            self._begin(stage, epoch)
+        elif stage != self._stage:
+            self._resume(stage)
+            self._use(stage, epoch, self._kept[stage])
+        else:
+            self._use(stage, epoch, self._kept[stage])
+
+    def _begin(self, stage: int, epoch: int) -> None:
+        """Draws the stage's labels under the current model and restarts the optimizer."""
+        part = self._plan.parts[stage]
+        earlier = [self._stored(s) for s in range(stage)]
+        if stage == 0:
+            priors = self._first_priors()
+            self._draw(0, priors)
+        else:
+            self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
+            priors = self._predict(part, self._plan.temperatures[stage])
+            self._draw(stage, priors)
+        mean_k = float(self._labels.num_classes)
+        if priors is not None:
+            mean_k = float(self._mechanism(stage).optimal_k(priors).mean())  # type: ignore[attr-defined]
+        kept = self._filter(earlier, max(1, round(mean_k))) if earlier else part[:0]
+        pool = sum(self._plan.parts[s].size for s in range(stage)) if self._reuse_labels else 0
+        report = StageReport(stage + 1, part.size, mean_k, kept.size, pool - kept.size)
+        self._save_state(stage, kept, report)
+        self._reports[stage] = report
+        if stage > 0:
+            self._restart()
+            self._say(
+                f"Stage {stage + 1}: {part.size} new labels, mean k {mean_k:.2f}; "
+                f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
+            )
+        self._use(stage, epoch, kept)
+
+    def _use(self, stage: int, epoch: int, kept: np.ndarray) -> None:
+        """Points the dataset to the stage's training set."""
+        noisy = self.noisy_labels()
+        indices = np.concatenate([self._plan.parts[stage], kept])
+        self._data.set(
+            TrainingSet(indices, noisy[indices], self._plan.mixup_alphas[stage], epoch)
+        )
+        self._stage = stage
+        self._kept[stage] = kept
+
+    def _mechanism(self, stage: int) -> LabelMechanism:
+        kind = RandomizedResponse if stage == 0 and self._priors is None else RRWithPrior
+        return kind(self._epsilon, self._labels.num_classes)
+
+    def _key(self, stage: int) -> str:
+        return f"{self._run_key}-stage-{stage + 1}-of-{len(self._plan.parts)}"
+
+    def _draw(self, stage: int, priors: np.ndarray | None) -> np.ndarray:
+        return self._labels.randomize(
+            self._mechanism(stage), self._plan.parts[stage], priors, key=self._key(stage)
+        )
+
+    def _stored(self, stage: int) -> np.ndarray:
+        """Returns the noisy labels of a stage that has been drawn."""
+        if not self._labels.has_draw(self._key(stage)):
+            raise RuntimeError(
+                f"training goes on in a later stage, but the labels of stage {stage + 1} were not "
+                "drawn by this vault. To resume a run, give the vault the store of that run: "
+                "PrivateLabels(..., store=path)."
+            )
+        return self._draw(stage, None)
+
+    def _first_priors(self) -> np.ndarray | None:
+        if self._priors is None or self._priors.shape[0] == 1:
+            return self._priors
+        return self._priors[self._plan.parts[0]]
+
+    def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
+        """Returns the model's probabilities ``float64`` (m, K), batch by batch."""
+        outputs = self.model.predict(
+            self._features.batches(indices, self._batch_size), verbose=self._verbose
+        )
+        logits = returns_logits(self.model, self._from_logits)
+        return priors_from_outputs(outputs, logits, temperature)
+
+    def _filter(self, earlier: list[np.ndarray], k: int) -> np.ndarray:
+        """Returns the earlier examples to train on again."""
+        indices = np.concatenate(self._plan.parts[: len(earlier)])
+        if not self._reuse_labels:
+            return indices[:0]
+        if not self._filter_labels or k >= self._labels.num_classes:
+            return indices
+        noisy = np.concatenate(earlier)
+        self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
+        return indices[top_k_contains(self._predict(indices, 1.0), noisy, k)]
+
+    def _restart(self) -> None:
+        """Sets the optimizer, and without a warm start the weights, back to how they began."""
+        weights, optimizer_state = self._start_state or ([], [])
+        with self.model.distribute_strategy.scope():
+            for variable, value in zip(
+                self.model.optimizer.variables, optimizer_state, strict=True
+            ):
+                variable.assign(value)
+            if not self._warm_start:
+                for variable, value in zip(self.model.variables, weights, strict=True):
+                    variable.assign(value)
+
+    def _state_path(self, stage: int) -> pathlib.Path | None:
+        if self._labels.store_path is None:
+            return None
+        return pathlib.Path(self._labels.store_path) / "stages" / f"{self._key(stage)}.npz"
+
+    def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
+        """Keeps which earlier labels the filter kept, for a run that resumes inside the stage."""
+        path = self._state_path(stage)
+        if path is None:
+            return
+        buffer = io.BytesIO()
+        np.savez(buffer, kept=kept, mean_k=report.mean_k, num_dropped=report.num_dropped)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        publish(path, buffer.getvalue())
+
+    def _resume(self, stage: int) -> None:
+        """Takes up a stage that an earlier process began."""
+        for earlier in range(stage + 1):
+            if earlier in self._kept:
+                continue
+            path = self._state_path(earlier)
+            if path is None or not path.exists():
+                raise RuntimeError(
+                    f"training resumes inside stage {stage + 1}, but there is no record of how "
+                    f"stage {earlier + 1} began. Give the vault the store of the interrupted run, "
+                    "or restart from an epoch at which a stage begins."
+                )
+            with np.load(path, allow_pickle=False) as state:
+                self._kept[earlier] = state["kept"]
+                self._reports[earlier] = StageReport(
+                    earlier + 1,
+                    self._plan.parts[earlier].size,
+                    float(state["mean_k"]),
+                    int(state["kept"].size),
+                    int(state["num_dropped"]),
+                )
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            print(f"\n{text}", flush=True)
+
+
+def _values(variables: Sequence[Any]) -> list[np.ndarray]:
+    """Returns copies of the variables' values."""
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
