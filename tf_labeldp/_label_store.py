@@ -229,7 +229,8 @@ def publish(target: pathlib.Path, content: bytes) -> None:
             os.fsync(file.fileno())
         _link(temporary, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
     with contextlib.suppress(OSError):  # directories cannot be synced on every platform
         directory = os.open(target.parent, os.O_RDONLY)
         try:
