@@ -5,12 +5,13 @@ temperatures and mixup parameters are those of the authors' CIFAR-10 profile. Ev
 a line in a JSON file, so a benchmark that is stopped goes on where it was; the table is made from
 it.
 
-    python tests/benchmarks/bench_lp_mst.py --data fashion_mnist mnist --variants profile
+    python tests/benchmarks/bench_lp_mst.py --data fashion_mnist mnist --variants profile no-mixup
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,9 +19,11 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import _datasets, _models
+from tf_labeldp.keras_layers import Mixup
 
 EPSILONS = (1.0, 2.0, 3.0, 8.0)
 # epsilon: (fraction of stage 1, prior temperature, mixup alpha of stage 1, of stage 2)
@@ -30,14 +33,39 @@ PROFILE = {
     3.0: (0.6, 0.5, 8, 4),
     8.0: (0.6, 0.5, 4, 4),
 }
-# name: (fraction of stage 1 or None for the profile's, whether mixup is on, options)
-VARIANTS: dict[str, tuple[float | None, bool, dict]] = {
-    "profile": (None, True, {}),
-    "no-mixup": (None, False, {}),
-    "40/60": (0.4, False, {}),
-    "no-filter": (None, False, {"filter_labels": False}),
-    "no-reuse": (None, False, {"reuse_labels": False}),
-    "cold-start": (None, False, {"warm_start": False}),
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What a row of the table changes.
+
+    Attributes:
+        share: fraction of stage 1; None for the profile's.
+        temperature: of the priors; None for the profile's.
+        mixup: whether mixup is on, with the profile's parameters.
+        longer: factor on the number of epochs a stage.
+        methods: the methods that the variant makes a difference to.
+        options: further arguments of ``MultiStageTraining``.
+    """
+
+    share: float | None = None
+    temperature: float | None = None
+    mixup: bool = False
+    longer: int = 1
+    methods: tuple[str, ...] = ("LP-2ST",)
+    options: dict[str, bool] = dataclasses.field(default_factory=dict)
+
+
+VARIANTS = {
+    "profile": Variant(mixup=True, methods=("non-private", "LP-1ST", "LP-2ST")),
+    "no-mixup": Variant(methods=("non-private", "LP-1ST", "LP-2ST")),
+    "20 epochs": Variant(longer=2, methods=("LP-1ST",)),
+    "40/60": Variant(share=0.4),
+    "T=1": Variant(temperature=1.0),
+    "T=2": Variant(temperature=2.0),
+    "no-filter": Variant(options={"filter_labels": False}),
+    "no-reuse": Variant(options={"reuse_labels": False}),
+    "cold-start": Variant(options={"warm_start": False}),
 }
 
 
@@ -61,14 +89,20 @@ def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace)
     model = new_model(data, args.learning_rate)
     start = time.perf_counter()
     epsilon = job["epsilon"]
+    variant = VARIANTS[job["variant"]]
+    epochs = args.epochs * variant.longer
     if epsilon is None:
         targets = np.eye(data.num_classes, dtype=np.float32)[data.y_train]
-        model.fit(data.x_train, targets, epochs=args.epochs, batch_size=256, verbose=0)
+        dataset = tf.data.Dataset.from_tensor_slices((data.x_train, targets))
+        dataset = dataset.shuffle(len(targets), seed=job["seed"]).batch(256)
+        if variant.mixup:  # that of LP-1ST at the largest epsilon
+            layer = Mixup(PROFILE[max(EPSILONS)][2], seed=job["seed"])
+            dataset = dataset.map(lambda x, y: layer((x, y), training=True))
+        model.fit(dataset.prefetch(2), epochs=epochs, verbose=0, shuffle=False)
         reports = []
     else:
-        share, mixup, options = VARIANTS[job["variant"]]
-        profile_share, temperature, *alphas = PROFILE[epsilon]
-        share = profile_share if share is None else share
+        share, temperature, *alphas = PROFILE[epsilon]
+        share = share if variant.share is None else variant.share
         two_stages = job["method"] == "LP-2ST"
         # Seeded, so that the table can be made again; such draws protect nobody.
         labels = ldp.PrivateLabels(
@@ -82,12 +116,12 @@ def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace)
             labels,
             epsilon=epsilon,
             fractions=(share, 1.0 - share) if two_stages else (1.0,),
-            epochs_per_stage=args.epochs,
-            temperature=temperature,
-            mixup_alpha=(alphas if two_stages else alphas[0]) if mixup else 0.0,
+            epochs_per_stage=epochs,
+            temperature=temperature if variant.temperature is None else variant.temperature,
+            mixup_alpha=(alphas if two_stages else alphas[0]) if variant.mixup else 0.0,
             seed=job["seed"],
             verbose=0,
-            **options,
+            **variant.options,
         )
         model.fit(
             stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0, shuffle=False
@@ -102,7 +136,7 @@ def table(results: list[dict], data_names: list[str]) -> str:
     rows = ["| data | variant | method | " + " | ".join(f"eps {e:g}" for e in EPSILONS) + " |"]
     rows.append("|---" * (3 + len(EPSILONS)) + "|")
     for name in data_names:
-        for variant in ("-", *VARIANTS):
+        for variant in VARIANTS:
             for method in ("non-private", "LP-1ST", "LP-2ST"):
                 cells = []
                 for epsilon in EPSILONS:
@@ -124,7 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
     parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
-    parser.add_argument("--variants", nargs="+", default=["profile"], choices=list(VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="+", default=["profile", "no-mixup"], choices=list(VARIANTS)
+    )
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=10, help="epochs a stage")
@@ -137,16 +173,11 @@ def main() -> None:
     done = {_key(r) for r in results}
     for name in args.data:
         jobs = [
-            {"data": name, "variant": "-", "method": "non-private", "epsilon": None, "seed": s}
-            for s in range(args.seeds)
-        ]
-        jobs += [
-            {"data": name, "variant": v, "method": m, "epsilon": e, "seed": s}
-            for s in range(args.seeds)
+            {"data": name, "variant": v, "method": method, "epsilon": epsilon, "seed": seed}
+            for seed in range(args.seeds)
             for v in args.variants
-            for e in args.epsilons
-            # LP-1ST differs between the variants by mixup alone.
-            for m in (("LP-1ST", "LP-2ST") if v in ("profile", "no-mixup") else ("LP-2ST",))
+            for method in VARIANTS[v].methods
+            for epsilon in ([None] if method == "non-private" else args.epsilons)
         ]
         jobs = [job for job in jobs if _key(job) not in done]
         data = _datasets.load_idx_images(name, args.data_dir)

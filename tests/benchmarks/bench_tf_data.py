@@ -9,7 +9,6 @@ with and without the transform in turns, in one process. A ratio is the median o
 from __future__ import annotations
 
 import argparse
-import gzip
 import os
 import statistics
 import sys
@@ -18,11 +17,11 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY))
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from tf_labeldp.cli._datasets import DatasetError, load  # noqa: E402
 from tf_labeldp.data import randomize_labels  # noqa: E402
 from tf_labeldp.mechanisms import RandomizedResponse  # noqa: E402
 
@@ -31,19 +30,14 @@ SHUFFLE = 10_000
 DEFAULT_DATA = REPOSITORY.parent / "shared" / "data"
 
 
-def load(limit: int) -> tuple[np.ndarray, np.ndarray]:
+def load_images(limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images (n, 28, 28) uint8 and labels (n,) int64."""
-    folder = Path(os.environ.get("LABELDP_DATA_DIR") or DEFAULT_DATA) / "fashion_mnist"
-    if not folder.is_dir():
-        sys.exit(f"bench_tf_data: no Fashion-MNIST in {folder}; set LABELDP_DATA_DIR")
-
-    def read(name: str, header: int) -> np.ndarray:
-        with gzip.open(folder / name) as file:
-            return np.frombuffer(file.read(), np.uint8, offset=header)
-
-    images = read("train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
-    labels = read("train-labels-idx1-ubyte.gz", 8).astype(np.int64)
-    return images[:limit], labels[:limit]
+    try:
+        data = load("fashion_mnist", os.environ.get("LABELDP_DATA_DIR") or DEFAULT_DATA)
+    except DatasetError as error:
+        sys.exit(f"bench_tf_data: {error} Set LABELDP_DATA_DIR.")
+    images = np.round(data.x_train[:limit, :, :, 0] * 255).astype(np.uint8)
+    return images, data.y_train[:limit]
 
 
 def prepared(features, label):

