@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--examples", type=int, default=60_000)
     arguments = parser.parse_args()
-    images, labels = load(arguments.examples)
+    images, labels = load_images(arguments.examples)
     print(f"Fashion-MNIST, {len(images):,} examples, batch {BATCH}, {arguments.rounds} rounds\n")
     print("| ids | applied | shuffle | without, s | with, s | wall ratio | processor ratio |")
     print("|---|---|---|---:|---:|---:|---:|")
