@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.mechanisms import LabelMechanism, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import LabelMechanism, PriorMechanism, RandomizedResponse
 
 _MAX_CONDITION = 1e12
 
@@ -67,15 +67,12 @@ def debiased_targets(
             f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of shape "
             f"({num_classes},) or ({noisy.size}, {num_classes})."
         )
-    if not isinstance(mechanism, (RRTopK, RRWithPrior)):
+    if not isinstance(mechanism, PriorMechanism):
         raise ValueError(
             f"debiased_targets does not know the channel of {type(mechanism).__name__} by prior."
         )
     rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
-    if isinstance(mechanism, RRTopK):
-        k = np.full(rows.shape[0], mechanism.k)
-    else:
-        k = mechanism.optimal_k(rows)
+    k = mechanism.set_sizes(rows)
     members = _members(rows, k)
     possible = np.broadcast_to(members, (noisy.size, num_classes))[np.arange(noisy.size), noisy]
     if not np.all(possible):
