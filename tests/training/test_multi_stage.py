@@ -231,6 +231,22 @@ def test_model_checkpoint_saves_a_model_that_predicts_the_same(kit, problem, tmp
     np.testing.assert_array_equal(model.predict(x, verbose=0), restored.predict(x, verbose=0))
 
 
+def test_a_second_model_trains_on_the_same_draws_for_nothing(kit, problem):
+    x, y = problem
+    labels = kit.labels(y)
+    stages = kit.stages(x, labels, warm_start=False)
+    kit.fit(stages, kit.model())
+    first = stages.noisy_labels()
+    larger = kit.model(norm=True)  # other variables than the first model's
+    kit.fit(stages, larger)
+    again = kit.stages(x, labels)
+    kit.fit(again, kit.model())
+    np.testing.assert_array_equal(again.noisy_labels(), first)
+    assert len(kit.draws) == 2 and labels.guarantee().epsilon == 3.0
+    with pytest.raises(ldp.BudgetExceededError):
+        kit.stages(x, labels, key="once-more").dataset()
+
+
 def test_subclassed_model(kit, problem):
     x, y = problem
 

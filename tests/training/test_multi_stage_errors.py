@@ -84,3 +84,9 @@ def test_a_run_cannot_start_in_a_later_stage_without_its_draws(kit, problem):
     x, y = problem
     with pytest.raises(RuntimeError, match=r"labels of stage 1 were not drawn|no record of how"):
         kit.fit(kit.stages(x, kit.labels(y)), kit.model(), initial_epoch=3)
+
+
+def test_key_must_name_a_file(kit, problem):
+    x, y = problem
+    with pytest.raises(ValueError, match=r"key must be made of letters.*got 'a/b'"):
+        kit.stages(x, kit.labels(y), key="a/b")

@@ -79,6 +79,11 @@ def compose_events(events: Iterable[DpEvent]) -> DpEvent:
 
     Returns:
         A flat ``ComposedDpEvent``, or ``NoOpDpEvent`` for no events.
+
+    Example:
+        >>> twice = compose_events([pure_dp_event(1.0)] * 2)
+        >>> len(compose_events([pure_dp_event(0.5), twice]).events)
+        3
     """
     import dp_accounting
 
@@ -96,6 +101,10 @@ def composed_epsilon(events: Iterable[DpEvent], delta: float) -> float:
     Returns:
         An upper bound on epsilon at ``delta`` under replacement of one label (the bound of the PLD
         accountant's pessimistic discretisation; Doroshenko et al. 2022).
+
+    Example:
+        >>> round(composed_epsilon([pure_dp_event(0.5)] * 50, delta=1e-5), 1)
+        18.9
     """
     import dp_accounting
     from dp_accounting import pld

@@ -94,6 +94,11 @@ def deserialize(data: dict[str, Any]) -> LabelMechanism:
 
     Raises:
         ValueError: no mechanism of that name has been imported.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> deserialize(serialize(RandomizedResponse(epsilon=1.0, num_classes=3)))
+        RandomizedResponse(epsilon=1.0, num_classes=3)
     """
     name = data["class_name"]
     if name not in _REGISTRY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ class StageReport:
         num_reused: examples of earlier stages that are trained on again.
         num_dropped: examples of earlier stages left out, because their noisy label is not among
             the model's top ``round(mean_k)`` classes.
+
+    Example:
+        >>> StageReport(stage=2, num_new=40, mean_k=1.8, num_reused=35, num_dropped=25).num_reused
+        35
     """
 
     stage: int
@@ -84,7 +89,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         filter_labels: whether of those, labels outside the current model's top k are left out,
             k = mean k of RRWithPrior on the new part, rounded.
         priors: prior of the first stage from elsewhere, (K,) or (n, K); None for a uniform one.
-        key: name under which the vault keeps the draws, one a stage. A second run with the same
+        key: name under which the vault keeps the draws, one a stage; letters, digits, "_", "-" and
+            "." only. A second run with the same
             vault, key and settings trains on the same draws and costs nothing more.
         from_logits: whether the model returns logits; None takes it from the compiled loss.
         seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
@@ -171,11 +177,17 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._priors = priors
         if priors is not None:
             self._priors = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
+        if not re.fullmatch(r"[\w.-]+", key):
+            raise ValueError(
+                f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
+                "files in the vault's store."
+            )
         self._run_key = key
         self._from_logits = from_logits
         self._verbose = verbose
         self._stage: int | None = None
-        self._start_state: tuple[list[np.ndarray], list[np.ndarray]] | None = None
+        self._started: keras.Model | None = None
+        self._start_state: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         self._reports: dict[int, StageReport] = {}
         self._kept: dict[int, np.ndarray] = {}
         self._data = StageDataset(
@@ -240,17 +252,16 @@ class MultiStageTraining(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Remembers how weights and optimizer start, before any other callback restores them."""
         super().set_model(model)
-        if self._start_state is None:
-            optimizer = model.optimizer
-            with model.distribute_strategy.scope():
-                if not model.built:
-                    model(self._features.take(np.arange(1)))
-                if not optimizer.built:
-                    optimizer.build(model.trainable_variables)
-            self._start_state = (
-                _values(model.variables),
-                _values(optimizer.variables),
-            )
+        if self._started is model:
+            return
+        optimizer = model.optimizer
+        with model.distribute_strategy.scope():
+            if not model.built:
+                model(self._features.take(np.arange(1)))
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+        self._started = model
+        self._start_state = (_values(model.variables), _values(optimizer.variables))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
@@ -363,7 +374,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _restart(self) -> None:
         """Sets the optimizer, and without a warm start the weights, back to how they began."""
-        weights, optimizer_state = self._start_state or ([], [])
+        weights, optimizer_state = self._start_state
         with self.model.distribute_strategy.scope():
             for variable, value in zip(
                 self.model.optimizer.variables, optimizer_state, strict=True
