@@ -2,8 +2,9 @@
 
     python examples/01_multi_stage.py [FOLDER]
 
-The folder (default: multi-stage-output) keeps the label store and the model. Run it again with the
-same folder: the stored noisy labels are used, nothing is drawn and nothing is spent a second time.
+The folder (default: multi-stage-output) gets two sub-folders: `private` with the label store, which
+stays with the labels, and `publish` with the model and its statement. Run it again with the same
+folder: the stored noisy labels are used, nothing is drawn and nothing is spent a second time.
 """
 
 import pathlib
@@ -16,7 +17,8 @@ from sklearn.datasets import load_digits
 import tf_labeldp as ldp
 
 folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "multi-stage-output")
-folder.mkdir(parents=True, exist_ok=True)
+private, publish = folder / "private", folder / "publish"
+publish.mkdir(parents=True, exist_ok=True)
 
 # 1. Your data: public features and private labels 0..K-1, one example a person.
 features, true_labels = load_digits(return_X_y=True)
@@ -30,7 +32,7 @@ labels = ldp.PrivateLabels(
     true_labels[:1400],
     num_classes=10,
     budget=ldp.PrivacyBudget(epsilon=2.0),
-    store=folder / "label-store",
+    store=private / "label-store",
 )
 
 # 3. Two stages. The first 60 % of the examples get noisy labels by randomized response; then the
@@ -61,10 +63,10 @@ model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=Fa
 
 # 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
 print(labels.guarantee())
-(folder / "privacy.json").write_text(labels.guarantee().to_json())
+(publish / "privacy.json").write_text(labels.guarantee().to_json())
 
 # 6. The model is an ordinary Keras model: save it, load it, predict.
-model.save(folder / "model.keras")
-loaded = keras.models.load_model(folder / "model.keras")
+model.save(publish / "model.keras")
+loaded = keras.models.load_model(publish / "model.keras")
 predicted = np.argmax(loaded.predict(x_test, verbose=0), axis=1)
 print(f"test accuracy: {np.mean(predicted == y_test):.1%}")

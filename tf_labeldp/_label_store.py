@@ -5,9 +5,12 @@ Layout of a store::
     header.json            format, number of labels, classes
     PRIVATE-fingerprint    salted digest of the true labels; for the label holder's eyes only
     draws/000000.npz       one file a draw: noisy labels, which examples, and what was charged
+    charges/000000         digest of that draw, written after it and before it is handed out
 
 A draw and its charge are one file, published by one atomic link: whoever kills the process finds
-either the whole draw, already charged, or nothing, and then nothing was handed out either.
+either the whole draw, already charged, or nothing, and then nothing was handed out either. A draw
+that was deleted is missed by its file in ``charges``. A whole folder set back to an earlier copy
+cannot be told from that copy: back it up, but do not restore it over a newer one.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class LabelStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Names the folder; nothing is touched before ``open``."""
-        self.path = pathlib.Path(path)
+        self.path = pathlib.Path(path).expanduser()
 
     def open(self, labels: np.ndarray, num_classes: int, classes: str | None) -> list[Draw]:
         """Creates the store, or checks that it belongs to these labels; returns its draws.
@@ -106,14 +109,19 @@ class LabelStore:
                 "made with, or give a new path."
             )
         self._check_fingerprint(labels)
-        files = sorted((self.path / "draws").glob("*.npz"))
-        draws = [self._read_draw(file) for file in files]
-        if [draw.number for draw in draws] != list(range(len(draws))):
-            raise LabelStoreError(
-                f"The store {self.path} lacks a draw: found numbers "
-                f"{[draw.number for draw in draws]}. A missing draw is a charge forgotten, so it "
-                "is refused. Restore the folder from a backup."
-            )
+        draws = [self._read_draw(file) for file in sorted((self.path / "draws").glob("*.npz"))]
+        charged = {int(file.name): file for file in (self.path / "charges").glob("[0-9]*")}
+        numbers = [draw.number for draw in draws]
+        # The last draw may lack its charge file: its process was killed before handing it out.
+        if numbers != list(range(len(draws))) or not set(charged) >= set(numbers[:-1]):
+            raise self._draw_missing(numbers, sorted(charged))
+        if set(charged) - set(numbers):
+            raise self._draw_missing(numbers, sorted(charged))
+        for draw in draws:
+            if draw.number not in charged:
+                self._charge(draw)
+            elif charged[draw.number].read_text() != _draw_digest(draw):
+                raise self._damaged(charged[draw.number])
         return draws
 
     def append(self, draw: Draw) -> None:
@@ -122,12 +130,14 @@ class LabelStore:
         Raises:
             LabelStoreError: another process has written to the store since it was opened.
         """
-        fields = dataclasses.asdict(draw)
-        arrays = {name: fields.pop(name) for name in ("indices", "noisy_labels")}
-        fields["format"] = FORMAT
-        fields["digest"] = array_digest(*arrays.values())
+        meta = {**_meta(draw), "format": FORMAT, "digest": _draw_digest(draw)}
         buffer = io.BytesIO()
-        np.savez(buffer, meta=np.frombuffer(json.dumps(fields).encode(), np.uint8), **arrays)
+        np.savez(
+            buffer,
+            meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
+            indices=draw.indices,
+            noisy_labels=draw.noisy_labels,
+        )
         target = self.path / "draws" / f"{draw.number:06d}.npz"
         try:
             publish(target, buffer.getvalue())
@@ -137,11 +147,16 @@ class LabelStore:
                 "this one opened it. Nothing was handed out here. Open the store again, from one "
                 "process at a time."
             ) from None
+        self._charge(draw)
+
+    def _charge(self, draw: Draw) -> None:
+        with contextlib.suppress(FileExistsError):
+            publish(self.path / "charges" / f"{draw.number:06d}", _draw_digest(draw).encode())
 
     def _create(self, header: dict[str, Any], labels: np.ndarray) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             # An interrupted creation leaves these and temporary files: the header comes last.
-            leftovers = {"draws", _FINGERPRINT}
+            leftovers = {"draws", "charges", _FINGERPRINT}
             names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
             names = {name for name in names if not _TEMPORARY.fullmatch(name)}
             draws = list((self.path / "draws").glob("*.npz"))
@@ -150,7 +165,8 @@ class LabelStore:
                     f"{self.path} exists and is not a label store (no header.json). Give the path "
                     "of a new or empty folder."
                 )
-        (self.path / "draws").mkdir(parents=True, exist_ok=True)
+        for folder in ("draws", "charges"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # not every file system knows modes
             self.path.chmod(0o700)
         salt = secrets.token_hex(32)
@@ -198,20 +214,40 @@ class LabelStore:
             with np.load(path, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in ("indices", "noisy_labels")}
                 fields = json.loads(content["meta"].tobytes().decode())
-            intact = fields.pop("digest") == array_digest(*arrays.values())
-            intact = intact and fields.pop("format") == FORMAT
+            digest, found_format = fields.pop("digest"), fields.pop("format")
             draw = Draw(**fields, **arrays)
+            intact = digest == _draw_digest(draw) and found_format == FORMAT
         except Exception as error:  # zipfile, json and numpy each have their own errors
             raise self._damaged(path) from error
         if not intact or re.fullmatch(rf"{draw.number:06d}\.npz", path.name) is None:
             raise self._damaged(path)
         return draw
 
+    def _draw_missing(self, draws: list[int], charged: list[int]) -> LabelStoreError:
+        return LabelStoreError(
+            f"The store {self.path} lacks a draw: found draws {draws}, charges {charged}. A "
+            "missing draw is a charge forgotten, so it is refused. Restore the folder from a "
+            "backup."
+        )
+
     def _damaged(self, path: pathlib.Path) -> LabelStoreError:
         return LabelStoreError(
             f"{path} is damaged. A draw that cannot be read is still a charge, so the store is "
             "refused rather than drawn again. Restore the folder from a backup."
         )
+
+
+def _meta(draw: Draw) -> dict[str, Any]:
+    """Returns the fields of a draw that are no arrays."""
+    arrays = ("indices", "noisy_labels")
+    names = [field.name for field in dataclasses.fields(draw) if field.name not in arrays]
+    return {name: getattr(draw, name) for name in names}
+
+
+def _draw_digest(draw: Draw) -> str:
+    """Returns a digest of all of a draw, what it charged included."""
+    text = json.dumps(_meta(draw), sort_keys=True)
+    return array_digest(draw.indices, draw.noisy_labels, np.frombuffer(text.encode(), np.uint8))
 
 
 def publish(target: pathlib.Path, content: bytes) -> None:

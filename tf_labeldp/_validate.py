@@ -59,16 +59,16 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
         ValueError: the labels are not one-dimensional or leave 0..num_classes-1.
     """
     array = np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(
+            f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
+            "indices with np.argmax(labels, axis=1), and columns into vectors with .ravel()."
+        )
     if array.dtype == bool or not np.issubdtype(array.dtype, np.integer):
         raise TypeError(
             f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast them "
             "with .astype('int64') if they are whole numbers, or give PrivateLabels the list "
             "`classes=` if they are names."
-        )
-    if array.ndim != 1:
-        raise ValueError(
-            f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
-            "indices with np.argmax(labels, axis=1), and columns into vectors with .ravel()."
         )
     wrong = int(np.count_nonzero((array < 0) | (array >= num_classes)))
     if wrong:

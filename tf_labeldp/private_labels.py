@@ -35,6 +35,7 @@ _ASSUMPTIONS = (
     "through earlier noisy labels of this vault",
     "the true labels reach training and tuning through this vault alone",
 )
+_UNNAMED = "unnamed-"
 _SECURE_BITS = "the operating system's random generator is secure"
 
 
@@ -136,6 +137,7 @@ class PrivateLabels:
             names = None if self._classes is None else array_digest(np.array(repr(self._classes)))
             for draw in self._store.open(self._sealed.open(), self._num_classes, names):
                 self._remember(draw, Charge.of(deserialize(draw.mechanism)))
+            self._check_spent()
 
     @property
     def num_classes(self) -> int:
@@ -188,7 +190,7 @@ class PrivateLabels:
             BudgetExceededError: the draw would take an example past the budget; nothing was drawn.
             LabelStoreError: the stored draw of this name was made with other settings.
             TypeError: ``mechanism`` is not a mechanism.
-            ValueError: other number of classes, bad indices or bad priors; nothing was charged.
+            ValueError: other number of classes, bad indices, priors or key; nothing was charged.
         """
         if not isinstance(mechanism, LabelMechanism):
             raise TypeError(
@@ -204,7 +206,12 @@ class PrivateLabels:
         digest = None if priors is None else array_digest(np.asarray(priors))
         with self._lock:
             strict = key is None
-            name = f"unnamed-{self._unnamed_draws}" if key is None else str(key)
+            if key is not None and str(key).startswith(_UNNAMED):
+                raise ValueError(
+                    f"key must not start with {_UNNAMED!r}, which names draws without a key, got "
+                    f"{key!r}."
+                )
+            name = f"{_UNNAMED}{self._unnamed_draws}" if key is None else str(key)
             if name in self._draws:
                 draw = self._draws[name]
                 self._check_same(draw, mechanism, rows, digest, strict)
@@ -213,6 +220,20 @@ class PrivateLabels:
             if strict:
                 self._unnamed_draws += 1
         return draw.noisy_labels.astype(np.int64)
+
+    def check_budget(self, mechanism: LabelMechanism, indices: Any = None) -> None:
+        """Raises if a draw would pass the budget; draws and charges nothing.
+
+        Args:
+            mechanism: as for ``randomize``.
+            indices: as for ``randomize``.
+
+        Raises:
+            BudgetExceededError: as ``randomize`` would.
+        """
+        rows = self._checked_indices(indices)
+        with self._lock:
+            self._check_budget(rows, Charge.of(mechanism), mechanism)
 
     def has_draw(self, key: str) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for)."""
@@ -281,6 +302,17 @@ class PrivateLabels:
                 self._histories.append(history)
             after[i] = self._histories.index(history)
         self._history_of[draw.indices] = after[inverse]
+
+    def _check_spent(self) -> None:
+        for history in self._histories:
+            spent = self._composed(history)
+            if not self._budget.allows(spent):
+                raise BudgetExceededError(
+                    f"the store has spent epsilon={spent.epsilon:g} at delta={spent.delta:g} on "
+                    f"some labels, over the budget of epsilon={self._budget.epsilon:g}, delta="
+                    f"{self._budget.delta:g} given now. Open it with the budget that it was made "
+                    "with."
+                )
 
     def _check_budget(self, rows: np.ndarray, charge: Charge, mechanism: LabelMechanism) -> None:
         for old in np.unique(self._history_of[rows]):
@@ -424,7 +456,9 @@ def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) 
     array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
-    lookup = {value: code for code, value in enumerate(classes)}
+    lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
+    for name in [name for name in classes if isinstance(name, str)]:
+        lookup.setdefault(name.encode(), lookup[name])  # a tensor of texts holds bytes
     if array.dtype.kind == "O":  # not sortable in general, so looked up one by one
         codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
     else:

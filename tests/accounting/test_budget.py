@@ -110,3 +110,9 @@ def test_budget_refuses_other_types():
         PrivacyBudget("1")
     with pytest.raises(TypeError, match=r"delta must be a number in \[0, 1\), got bool"):
         PrivacyBudget(1.0, True)
+
+
+def test_a_tiny_gain_is_not_worth_a_delta_and_an_assumption():
+    four = [Charge(1.0, 0.0, pure_dp_event(1.0))] * 4
+    assert composed_epsilon([charge.event for charge in four], 1e-5) < 4.0
+    assert compose_charges(four, 1e-5) == PrivacyGuarantee(epsilon=4.0, delta=0.0)

@@ -96,3 +96,15 @@ def test_with_assumptions_adds_and_keeps():
 def test_bad_statements(arguments, message):
     with pytest.raises(ValueError, match=message):
         PrivacyGuarantee(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(2.0, "2"), (2.0000004, "2.00001"), (0.1 + 0.2, "0.3"), (0.1, "0.1"), (1 / 3, "0.333334")],
+)
+def test_what_is_shown_promises_no_more_than_what_holds(epsilon, shown):
+    assert str(PrivacyGuarantee(epsilon)).startswith(f"({shown}, 0)-label-DP")
+
+
+def test_the_factor_is_rounded_up():
+    assert "more than 7.39 times" in str(PrivacyGuarantee(2.0))  # e^2 = 7.38906

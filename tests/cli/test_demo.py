@@ -19,7 +19,9 @@ from tf_labeldp.cli import _datasets, main
 LP_1ST, LP_2ST = "lp-1st_epsilon-2", "lp-2st_epsilon-2"
 PRIVATE = (LP_1ST, LP_2ST)
 PLOT = "accuracy_and_channel.png"
+MARKER = ".tf-labeldp-demo"
 FILES = {
+    MARKER,
     *(f"model_{name}.keras" for name in ("NOT-PRIVATE", *PRIVATE)),
     *(f"noisy_labels_{name}.npz" for name in PRIVATE),
     *("privacy.txt", "privacy.json", "results.json", PLOT),
@@ -127,18 +129,32 @@ def test_noisy_labels_hold_ids_and_noisy_labels_only(demo: tuple[Path, str]) -> 
     assert agreement[LP_2ST] < 0.9
 
 
+def test_a_folder_of_other_files_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results.json").write_text("years of work")
+    assert main(["demo", "--output", str(tmp_path)]) == 2
+    assert "holds files that are not the demo's; give a new or empty folder" in (
+        capsys.readouterr().err
+    )
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "results.json": "years of work"
+    }
+
+
 def test_a_second_demo_replaces_its_own_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("model_lp-1st_epsilon-8.keras", PLOT, "notes.txt", "mine.keras"):
+    (tmp_path / MARKER).write_text("an earlier demo was here")
+    for name in ("model_lp-1st_epsilon-8.keras", PLOT, "notes.txt", "model_mine.keras"):
         (tmp_path / name).write_text("before")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     printed = run_demo("--epsilons", 2, 0.5, 2, "--seed", 3, "--output", tmp_path)
 
     found = {path.name for path in tmp_path.iterdir()}
     both = {name.replace("epsilon-2", "epsilon-0.5") for name in FILES} | FILES
-    assert found == (both - {PLOT}) | {"notes.txt", "mine.keras"}
-    assert (tmp_path / "mine.keras").read_text() == "before"
+    assert found == (both - {PLOT}) | {"notes.txt", "model_mine.keras"}
+    assert (tmp_path / "model_mine.keras").read_text() == "before"
     assert "[5/5] LP-2ST, epsilon 2" in printed  # each epsilon once, rising
 
     # Without matplotlib there is no plot, and what to install is said.

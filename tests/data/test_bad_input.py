@@ -55,6 +55,16 @@ REFUSED_DATASETS = {
         "dense tensor, got RaggedTensorSpec",
     ),
     "endless": (lambda: slices(X, Y).repeat(), ValueError, r"endless.*before \.repeat\(\)"),
+    "repeated": (
+        lambda: slices(X, Y).repeat(3).map(lambda x, y: (x, y)),
+        ValueError,
+        r"drawn, and spend epsilon, again.*before \.repeat\(\)",
+    ),
+    "repeated beside another": (
+        lambda: slices(X, Y).concatenate(slices(X, Y).repeat(2)),
+        ValueError,
+        r"before \.repeat\(\)",
+    ),
     "empty": (lambda: slices(X, Y).filter(lambda x, y: x < 0), ValueError, "empty"),
     "shuffled": (
         lambda: slices(X, Y).shuffle(N),
@@ -62,7 +72,10 @@ REFUSED_DATASETS = {
         r"before \.shuffle\(\).*or pass id_fn=",
     ),
     "random features": (
-        lambda: slices(X, Y).map(lambda x, y: (tf.random.uniform(()), y)),
+        # Not tf.random: with a global seed, which other tests set, it repeats itself.
+        lambda: slices(X, Y).map(
+            lambda x, y: (tf.numpy_function(np.random.random, [], tf.float64), y)
+        ),
         ValueError,
         "random augmentation",
     ),

@@ -125,6 +125,7 @@ def test_guarantee_is_the_mechanism_s_whatever_the_number_of_epochs(source, mech
     assert guarantee.relation == "replace_label"
     assert guarantee.is_private
     assert any("order" in text for text in guarantee.assumptions)
+    assert any("no example comes twice" in text for text in guarantee.assumptions)
 
 
 def test_the_budget_is_charged_once_and_held(source, mechanism):
@@ -146,6 +147,9 @@ def test_a_store_returns_the_draw_without_new_randomness(tmp_path, source, mecha
     assert again.guarantee().epsilon == 1.0
     assert len(list((store / "draws").iterdir())) == 1
     with pytest.raises(LabelStoreError, match="other mechanism"):
+        other = randomize_labels(RandomizedResponse(0.5, K), store=store, budget=PrivacyBudget(1.0))
+        source.apply(other)
+    with pytest.raises(BudgetExceededError, match=r"budget of epsilon=0\.5"):
         source.apply(randomize_labels(RandomizedResponse(0.5, K), store=store))
 
 

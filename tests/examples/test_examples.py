@@ -26,14 +26,15 @@ def test_multi_stage(
     assert "(2, 0)-label-DP" in printed
     # Randomized response alone has about 85 %; chance is 10 %.
     assert float(printed.rpartition("test accuracy: ")[2].strip("%\n")) > 60
-    guarantee = PrivacyGuarantee.from_json((folder / "privacy.json").read_text())
+    guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
     assert guarantee.epsilon == 2.0 and guarantee.is_private
-    assert keras.models.load_model(folder / "model.keras").output_shape == (None, 10)
+    assert keras.models.load_model(folder / "publish" / "model.keras").output_shape == (None, 10)
 
     # Again with the same folder: the stored draws are used, nothing is spent again.
-    draws = {path: path.read_bytes() for path in (folder / "label-store" / "draws").iterdir()}
+    stored = folder / "private" / "label-store" / "draws"
+    draws = {path: path.read_bytes() for path in stored.iterdir()}
     assert len(draws) == 2
     runpy.run_path(str(script), run_name="__main__")
     assert "(2, 0)-label-DP" in capsys.readouterr().out
-    after = {path: path.read_bytes() for path in (folder / "label-store" / "draws").iterdir()}
+    after = {path: path.read_bytes() for path in stored.iterdir()}
     assert after == draws

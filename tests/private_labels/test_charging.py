@@ -219,3 +219,12 @@ def test_threads_that_ask_for_one_name_share_one_draw(make, response, slow_draws
         thread.join()
     assert len(drawn) == 6
     assert all(np.array_equal(one, drawn[0]) for one in drawn)
+
+
+def test_checking_the_budget_draws_and_charges_nothing(make, response, no_new_randomness):
+    vault = make(epsilon=1.0)
+    no_new_randomness()
+    vault.check_budget(response(1.0))
+    with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
+        vault.check_budget(response(1.1), [3])
+    assert vault.guarantee().epsilon == 0.0

@@ -170,3 +170,10 @@ def test_a_wrong_generator_is_refused_and_charges_nothing(make, response):
     ):
         vault.randomize(response())
     assert vault.guarantee().epsilon == 0.0
+
+
+def test_texts_of_a_tensor_are_bytes(make):
+    texts = np.array([b"yes", b"no", b"yes"], dtype=object)
+    vault = make(labels=texts, num_classes=None, classes=["no", "yes"], epsilon=60.0)
+    noisy = vault.randomize(RandomizedResponse(60.0, 2))
+    assert vault.decode(noisy).tolist() == ["yes", "no", "yes"]

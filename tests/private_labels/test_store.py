@@ -78,8 +78,25 @@ def test_a_store_of_other_labels_or_settings(make, labels, store, filled, case):
         "names": "other settings: classes differ",
     }[case]
     with pytest.raises(LabelStoreError, match=message):
-        make(store=store, **OTHERS[case](labels))
-    make(store=store)  # the refusal has changed nothing
+        make(epsilon=2.0, store=store, **OTHERS[case](labels))
+    make(epsilon=2.0, store=store)  # the refusal has changed nothing
+
+
+def test_a_budget_below_what_was_spent_is_refused(make, store, filled):
+    with pytest.raises(BudgetExceededError, match=r"has spent epsilon=1\.5 .*budget of epsilon=1,"):
+        make(epsilon=1.0, store=store)
+    assert make(epsilon=1.5, store=store).guarantee().epsilon == 1.5
+
+
+def test_the_names_of_unnamed_draws_are_taken(make, response, store):
+    with pytest.raises(ValueError, match="key must not start with 'unnamed-'"):
+        make(store=store).randomize(response(), key="unnamed-0")
+
+
+def test_home_folder_is_expanded(make, response, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make(store="~/labels").randomize(response())
+    assert (tmp_path / "labels" / "draws" / "000000.npz").exists()
 
 
 def test_an_unnamed_draw_with_other_settings(make, response, store, filled, priors):
@@ -146,7 +163,7 @@ def test_the_true_labels_are_in_no_file(make, response, store):
         vault.randomize(response(1.0), part)
     drawn = [vault.randomize(response(0.5), [3])]
     files = [path for path in store.rglob("*") if path.is_file()]
-    assert len(files) == 2 + 4 and len(drawn) == 1
+    assert len(files) == 2 + 2 * 4 and len(drawn) == 1
     content = b"".join(path.read_bytes() for path in files)
     for dtype in ("u1", "<u2", "<i4", "<i8", ">i8", "<f4", "<f8"):
         for start in range(0, 200, 20):  # no stretch of twenty labels, in any encoding

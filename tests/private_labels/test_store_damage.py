@@ -67,7 +67,7 @@ def test_missing_files_are_refused(make, store, filled):
     for copy in copies.values():
         shutil.copytree(store, copy)
     (copies["draw"] / "draws" / "000001.npz").unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks a draw: found numbers \[0, 2\].*forgotten"):
+    with pytest.raises(LabelStoreError, match=r"lacks a draw: found draws \[0, 2\].*forgotten"):
         make(store=copies["draw"])
     (copies["fingerprint"] / "PRIVATE-fingerprint").unlink()
     with pytest.raises(LabelStoreError, match="PRIVATE-fingerprint is missing"):
@@ -79,6 +79,34 @@ def test_missing_files_are_refused(make, store, filled):
     (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 2}))
     with pytest.raises(LabelStoreError, match="other settings: format differ"):
         make(store=copies["format"])
+
+
+@pytest.mark.parametrize("lost", ["draws/000002.npz", "draws", "charges/000000"])
+def test_what_was_charged_last_is_missed_too(make, store, filled, lost):
+    path = store / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(LabelStoreError, match=r"lacks a draw: .*is a charge forgotten"):
+        make(epsilon=2.0, store=store)
+
+
+def test_a_draw_that_was_not_yet_handed_out_is_taken_up(make, store, filled):
+    charge = store / "charges" / "000002"
+    content = charge.read_bytes()
+    charge.unlink()  # as a kill right after the draw's file leaves it
+    assert make(epsilon=2.0, store=store).guarantee().epsilon == 1.5
+    assert charge.read_bytes() == content
+
+
+def test_a_draw_that_claims_to_have_cost_less_is_refused(make, store, filled):
+    path = store / "draws" / "000001.npz"
+    with np.load(path) as draw:
+        arrays = dict(draw)
+    meta = json.loads(arrays["meta"].tobytes())
+    meta["mechanism"]["config"]["epsilon"] /= 10
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    np.savez(path, **arrays)
+    with pytest.raises(LabelStoreError, match=r"000001\.npz is damaged"):
+        make(epsilon=2.0, store=store)
 
 
 def test_a_folder_that_is_no_store(make, tmp_path):

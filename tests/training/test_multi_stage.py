@@ -247,6 +247,39 @@ def test_a_second_model_trains_on_the_same_draws_for_nothing(kit, problem):
         kit.stages(x, labels, key="once-more").dataset()
 
 
+@pytest.mark.parametrize(
+    "change", [{"temperature": (1.0, 0.3)}, {"priors": np.full(4, 0.25)}, {"key": "other"}]
+)
+def test_draws_under_other_priors_are_other_draws(kit, problem, change):
+    x, y = problem
+    labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=6.0))
+    kit.fit(kit.stages(x, labels), kit.model())
+    before = len(kit.draws)
+    kit.fit(kit.stages(x, labels, **change), kit.model())
+    assert len(kit.draws) > before
+    assert labels.guarantee().epsilon == 6.0
+
+
+def test_a_model_compiled_anew_starts_anew(kit, problem):
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    kit.fit(stages, model)
+    model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    kit.fit(stages, model)
+    assert len(stages.reports) == 2
+
+
+def test_features_as_tuple(kit, problem):
+    x, y = problem
+    left, right = keras.Input((1,)), keras.Input((1,))
+    scores = keras.layers.Dense(kit.num_classes)(keras.layers.Concatenate()([left, right]))
+    model = keras.Model((left, right), scores)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.1), loss)
+    kit.fit(kit.stages((x[:, :1], x[:, 1:]), kit.labels(y), epochs_per_stage=6), model)
+    assert np.mean(model.predict((x[:, :1], x[:, 1:]), verbose=0).argmax(axis=1) == y) > 0.85
+
+
 def test_subclassed_model(kit, problem):
     x, y = problem
 

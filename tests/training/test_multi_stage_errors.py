@@ -80,10 +80,78 @@ def test_logits_without_saying_so_are_refused(kit, problem):
         kit.fit(kit.stages(x, kit.labels(y)), model)
 
 
-def test_a_run_cannot_start_in_a_later_stage_without_its_draws(kit, problem):
+def test_the_budget_of_all_stages_is_checked_before_the_first(kit, problem):
     x, y = problem
-    with pytest.raises(RuntimeError, match=r"labels of stage 1 were not drawn|no record of how"):
-        kit.fit(kit.stages(x, kit.labels(y)), kit.model(), initial_epoch=3)
+    labels = kit.labels(y)
+    stages = kit.stages(x, labels)
+    labels.randomize(ldp.RandomizedResponse(0.5, 4), stages._plan.parts[1][:1])
+    with pytest.raises(ldp.BudgetExceededError, match="Nothing was drawn"):
+        stages.dataset()
+    assert labels.guarantee().epsilon == 0.5
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_a_run_cannot_go_on_without_the_records_of_its_stages(kit, problem, epoch):
+    """Without a store its labels would be drawn a second time: in stage 1, between and in 2."""
+    x, y = problem
+    with pytest.raises(RuntimeError, match=r"no record of how stage 1 began.*second time.*store="):
+        kit.fit(kit.stages(x, kit.labels(y)), kit.model(), initial_epoch=epoch)
+
+
+def test_an_interrupted_run_goes_on_in_the_same_process(kit, problem):
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    kit.fit(stages, model, (kit.stop_after(2),))
+    kit.fit(stages, model, initial_epoch=3)
+    assert len(kit.draws) == 2
+
+
+def clear(x, y, stages):
+    return x, np.eye(4)[y]
+
+
+def cached(x, y, stages):
+    return (stages.dataset().cache(),)
+
+
+@pytest.mark.parametrize(("data", "first_bad_epoch"), [(clear, 0), (cached, 1)])
+def test_other_data_than_the_stages_own_is_refused(kit, problem, data, first_bad_epoch):
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    stages.dataset()
+    before = kit.values(model.variables)
+    epochs = []
+
+    class Count(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            epochs.append(epoch)
+
+    with pytest.raises(RuntimeError, match=r"does not read the noisy labels.*were set back"):
+        model.fit(
+            *data(x, y, stages),
+            epochs=stages.epochs,
+            callbacks=[stages, Count()],
+            verbose=0,
+            shuffle=False,
+        )
+    assert epochs[-1] == first_bad_epoch
+    for got, expected in zip(kit.values(model.variables), before, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_rows_instead_of_arrays(kit, problem):
+    x, y = problem
+    for features in (x.tolist(), list(x), [x, x]):
+        with pytest.raises(ValueError, match=r"got a list of \d+ values or arrays"):
+            kit.stages(features, kit.labels(y))
+    with pytest.raises(ValueError, match="at least one"):
+        kit.stages(x[:0], kit.labels(y[:0]))
+
+
+def test_fractions_must_be_a_sequence(kit, problem):
+    x, y = problem
+    with pytest.raises(ValueError, match=r"fractions must be a sequence .* got 1\.0"):
+        kit.stages(x, kit.labels(y), fractions=1.0)
 
 
 def test_key_must_name_a_file(kit, problem):

@@ -18,7 +18,7 @@ RUN = textwrap.dedent(
     import keras, numpy as np
     import tf_labeldp as ldp
 
-    folder, kill = sys.argv[1], sys.argv[2]
+    folder, kill, store = sys.argv[1], sys.argv[2], sys.argv[3] == "store"
     rng = np.random.default_rng(0)
     y = np.arange(240) % 4
     x = (np.eye(4)[y] + 0.3 * rng.normal(size=(240, 4))).astype("float32")
@@ -29,7 +29,7 @@ RUN = textwrap.dedent(
     model.compile(keras.optimizers.Adam(0.02), loss)
     # Secure random bits: only the store can make the second run see the first one's draws.
     budget = ldp.PrivacyBudget(epsilon=2.0)
-    labels = ldp.PrivateLabels(y, 4, budget=budget, store=folder + "/store")
+    labels = ldp.PrivateLabels(y, 4, budget=budget, store=folder + "/store" if store else None)
     stages = ldp.MultiStageTraining(x, labels, epsilon=2.0, fractions=(0.5, 0.5),
                                     epochs_per_stage=3, batch_size=32, verbose=0)
 
@@ -65,14 +65,18 @@ RUN = textwrap.dedent(
 )
 
 
-def run(folder, kill="never"):
+def run(folder, kill="never", store=True, fails=None):
     result = subprocess.run(
-        [sys.executable, "-c", RUN, str(folder), kill],
+        [sys.executable, "-c", RUN, str(folder), kill, "store" if store else "none"],
         capture_output=True,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         timeout=300,
     )
+    if fails is not None:
+        assert result.returncode == 1
+        assert fails in result.stderr
+        return None
     if kill != "never":
         assert result.returncode == 9, result.stderr[-2000:]
         return None
@@ -109,9 +113,7 @@ def test_killed_in_stage_two_and_started_again(tmp_path, kill, epochs):
         np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
-def test_resuming_inside_a_stage_without_a_store_is_refused(kit, problem):
-    x, y = problem
-    stages = kit.stages(x, kit.labels(y))
-    stages.dataset()
-    with pytest.raises(RuntimeError, match=r"labels of stage 2 were not drawn|no record of how"):
-        kit.fit(stages, kit.model(), initial_epoch=3)
+def test_killed_in_stage_one_without_a_store(tmp_path):
+    """The second run would draw the labels of stage 1 again, and so spend twice what it says."""
+    run(tmp_path, "epoch-1", store=False)
+    run(tmp_path, store=False, fails="would be drawn, and spent, a second time")

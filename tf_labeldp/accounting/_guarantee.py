@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import json
 import math
 from collections.abc import Iterable
@@ -93,7 +94,7 @@ class PrivacyGuarantee:
 
     def __str__(self) -> str:
         """Returns the statement in plain words."""
-        lines = [f"({self.epsilon:.6g}, {self.delta:.6g})-label-DP"]
+        lines = [f"({_rounded_up(self.epsilon)}, {_rounded_up(self.delta)})-label-DP"]
         if self.seeded:
             lines = [
                 "NOT PRIVATE: seeded. Whoever knows or guesses the seed can undo the noise. "
@@ -107,12 +108,25 @@ class PrivacyGuarantee:
             lines.append(
                 "  meaning: no output becomes more than "
                 f"{_factor(self.epsilon)} times as likely by changing one unit"
-                + (f", but for probability {self.delta:.3g}" if self.delta else "")
+                + (f", but for probability {_rounded_up(self.delta)}" if self.delta else "")
             )
         lines += [f"  assumes: {text}" for text in self.assumptions]
         return "\n".join(lines)
 
 
 def _factor(epsilon: float) -> str:
-    """Returns e^epsilon for people, without overflow."""
-    return f"{math.exp(epsilon):.4g}" if epsilon < 700 else f"e^{epsilon:.6g}"
+    """Returns e^epsilon for people, rounded up, without overflow."""
+    if epsilon >= 700:
+        return f"e^{_rounded_up(epsilon)}"
+    return _rounded_up(math.exp(epsilon), digits=4)
+
+
+def _rounded_up(value: float, digits: int = 6) -> str:
+    """Returns a number in decimal digits that promise no more than it does.
+
+    But for one part in 1e9, which sums of doubles such as 0.1 + 0.2 may be off by.
+    """
+    if math.isinf(value):
+        return "inf"
+    context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(value * (1.0 - 1e-9)))):.{digits}g}"

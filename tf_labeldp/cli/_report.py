@@ -18,13 +18,15 @@ from tf_labeldp.cli._result import ALONE, Result
 
 PLOT_FILE = "accuracy_and_channel.png"
 _OWN_FILES = (
-    "model_*.keras",
-    "noisy_labels_*.npz",
+    "model_NOT-PRIVATE.keras",
+    "model_lp-*st_epsilon-*.keras",
+    "noisy_labels_lp-*st_epsilon-*.npz",
     "privacy.txt",
     "privacy.json",
     "results.json",
     PLOT_FILE,
 )
+_MARKER = ".tf-labeldp-demo"
 _PUBLIC_TEST = "Test accuracy uses public test labels and is covered by no privacy statement."
 _CHOSEN_ON = ("digits", "mnist")
 _CHOSEN = (
@@ -46,12 +48,12 @@ class Report:
     """Writes each result as it comes, so that a demo that is stopped leaves consistent files.
 
     Args:
-        folder: made where it does not exist; the demo's own files in it are removed.
+        folder: new, empty, or of an earlier demo, whose files are removed.
         data: the data set.
         seeded: whether the run is repeatable and so not private.
 
     Raises:
-        CommandError: nothing can be written there.
+        CommandError: nothing can be written there, or it holds other files than a demo's.
     """
 
     def __init__(self, folder: pathlib.Path, data: ClassificationData, *, seeded: bool) -> None:
@@ -61,11 +63,17 @@ class Report:
         self._seeded = seeded
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()) and not (folder / _MARKER).exists():
+                raise CommandError(
+                    f"--output {folder} holds files that are not the demo's; give a new or empty "
+                    "folder"
+                )
             with tempfile.TemporaryFile(dir=folder):
                 pass
             for pattern in _OWN_FILES:
                 for path in folder.glob(pattern):
                     path.unlink()
+            (folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
         except OSError as error:
             raise CommandError(
                 f"cannot write to --output {folder} ({error.strerror}); give another folder"

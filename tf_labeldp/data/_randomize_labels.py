@@ -12,14 +12,20 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.data._elements import check_label_spec, find_label
-from tf_labeldp.data._read import check_order, checked_id_fn, read_labels
+from tf_labeldp.data._read import (
+    check_no_repeat,
+    check_order,
+    checked_id_fn,
+    read_labels,
+)
 from tf_labeldp.data._replace import replace_by_id, replace_in_order
 from tf_labeldp.mechanisms import LabelMechanism
 from tf_labeldp.private_labels import PrivateLabels
 
-_ASSUMPTION = (
-    "features, sample weights, ids, and which examples come in which order, were made without the "
-    "labels"
+_ASSUMPTIONS = (
+    "features, sample weights, ids, every other column, and which examples come in which order, "
+    "were made without the labels",
+    "no example comes twice in the dataset that was randomized",
 )
 
 
@@ -46,8 +52,9 @@ def randomize_labels(
         The dataset that ``apply`` returns is (mechanism.epsilon, mechanism.delta)-label-DP for the
         replacement of one label, however often it is iterated. It rests on the vault's assumptions
         (``guarantee().assumptions``), and on features, sample weights, ids and order that were made
-        without the labels. The true label is not in the returned elements; an example that has no
-        noisy label raises. The source dataset still has the true labels: train on the returned one.
+        without the labels: drop columns that say the label again, such as a coarser class, first.
+        The true label is not in the returned elements; an example that has no noisy label raises.
+        The source dataset still has the true labels: train on the returned one.
 
     Examples are told apart by their place in the source, which must then give the same elements in
     the same order each time, or by ``id_fn``. Apply the transform directly on the source, before
@@ -175,7 +182,7 @@ class LabelRandomization:
                 "no label has been randomized yet, so there is nothing to state. Apply the "
                 "transform first: dataset = dataset.apply(transform)."
             )
-        return self._private_labels.guarantee().with_assumptions((_ASSUMPTION,))
+        return self._private_labels.guarantee().with_assumptions(_ASSUMPTIONS)
 
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Draws a noisy label for each element; called by ``dataset.apply``.
@@ -220,6 +227,7 @@ class LabelRandomization:
                 "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
                 "before .repeat()."
             )
+        check_no_repeat(dataset)
         id_of = None if self._id_fn is None else checked_id_fn(self._id_fn)
         if id_of is None:
             check_order(dataset, slot)

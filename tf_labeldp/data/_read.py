@@ -86,6 +86,20 @@ def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
     return id_of
 
 
+def check_no_repeat(source: tf.data.Dataset) -> None:
+    """Raises if the source repeats its elements: each copy would get a draw of its own."""
+    waiting = [source]
+    while waiting:
+        dataset = waiting.pop()
+        if type(dataset).__name__ == "_RepeatDataset":
+            raise ValueError(
+                "the dataset repeats its elements, and each copy of a label would be drawn, and "
+                "spend epsilon, again. Apply randomize_labels before .repeat()."
+            )
+        inputs = getattr(dataset, "_inputs", None)  # how tf.data walks a pipeline itself
+        waiting.extend(inputs() if callable(inputs) else [])
+
+
 def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
     """Raises if the source does not give the same features in the same order each time.
 

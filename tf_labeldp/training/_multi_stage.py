@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp._label_store import publish
+from tf_labeldp._label_store import array_digest, publish
 from tf_labeldp.mechanisms import LabelMechanism, RandomizedResponse, RRWithPrior
 from tf_labeldp.private_labels import PrivateLabels
 from tf_labeldp.training._model_output import (
@@ -68,11 +68,16 @@ class MultiStageTraining(keras.callbacks.Callback):
     Source: ``ghazi2021``, Algorithm 3 (LP-MST) and the enhancements of appendix B, each switchable.
     One stage is LP-1ST, plain randomized response; two are LP-2ST.
 
+    Restarts: a run that is killed and started again, with ``keras.callbacks.BackupAndRestore`` for
+    the weights, needs a vault with a ``store``; without one it would draw its labels a second time,
+    and raises. List this callback before others that change the learning rate, which a stage
+    change sets back; callbacks that remember a best epoch do not know of stages.
+
     Batches: an epoch has ``ceil(n / batch_size)`` steps in every stage and passes over the stage's
     training set once; where that is smaller than n, its batches are smaller.
 
     Args:
-        features: array (n, ...), or dict, tuple or list of arrays with n rows: the model's input.
+        features: array (n, ...), or dict or tuple of arrays with n rows: the model's input.
         labels: the vault with the n true labels.
         epsilon: privacy parameter of every draw, finite and above zero.
         fractions: share of the examples in each stage; they sum to one. ``(1.0,)`` is LP-1ST.
@@ -177,6 +182,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._priors = priors
         if priors is not None:
             self._priors = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
+        self._priors_name = "" if priors is None else f"-priors-{array_digest(self._priors)[:12]}"
         if not re.fullmatch(r"[\w.-]+", key):
             raise ValueError(
                 f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
@@ -186,7 +192,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._from_logits = from_logits
         self._verbose = verbose
         self._stage: int | None = None
-        self._started: keras.Model | None = None
+        self._begun: set[int] = set()  # stages that this object began, or read the record of
+        self._first_epoch = True
         self._start_state: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         self._reports: dict[int, StageReport] = {}
         self._kept: dict[int, np.ndarray] = {}
@@ -244,27 +251,29 @@ class MultiStageTraining(keras.callbacks.Callback):
                 f"too few for {self.steps_per_epoch} batches on {replicas} replicas. Raise its "
                 "fraction or the batch_size."
             )
+        for stage, part in enumerate(self._plan.parts):
+            if not self._labels.has_draw(self._key(stage)):  # no stage is drawn in vain
+                self._labels.check_budget(self._mechanism(stage), part)
         if self._stage is None:
             self._draw(0, self._first_priors())
-            self._use(0, epoch=0, kept=np.empty(0, dtype=np.int64))
+            self._kept[0] = np.empty(0, dtype=np.int64)
+            self._use(0, epoch=0)
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
         """Remembers how weights and optimizer start, before any other callback restores them."""
         super().set_model(model)
-        if self._started is model:
-            return
         optimizer = model.optimizer
         with model.distribute_strategy.scope():
             if not model.built:
                 model(self._features.take(np.arange(1)))
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
-        self._started = model
         self._start_state = (_values(model.variables), _values(optimizer.variables))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
+        self._first_epoch = True
         asked = self.params.get("epochs")
         if asked != self.epochs:
             raise ValueError(
@@ -281,15 +290,27 @@ class MultiStageTraining(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Changes the stage where one begins; goes on in it where a run resumes inside it."""
         stage = self._plan.stage_of(epoch)
-        if epoch == self._plan.starts[stage]:
-            self._begin(stage, epoch)
-        elif stage != self._stage:
-            self._resume(stage)
-            self._use(stage, epoch, self._kept[stage])
-        else:
-            self._use(stage, epoch, self._kept[stage])
+        begins = epoch == self._plan.starts[stage]
+        if self._first_epoch and epoch > 0:
+            self._resume(stage if begins else stage + 1)
+        self._first_epoch = False
+        if begins:
+            self._begin(stage)
+        self._use(stage, epoch)
 
-    def _begin(self, stage: int, epoch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Stops a run that does not read this dataset, after its first step."""
+        if self._data.served:
+            return
+        self._set_weights_back()
+        raise RuntimeError(
+            "model.fit does not read the noisy labels of this stage: it was given other data, or "
+            "the dataset was cached, repeated or read ahead. The weights were set back to those "
+            "before training. Call model.fit(stages.dataset(), epochs=stages.epochs, callbacks="
+            "[stages]) without .cache(), .repeat() or steps_per_epoch."
+        )
+
+    def _begin(self, stage: int) -> None:
         """Draws the stage's labels under the current model and restarts the optimizer."""
         part = self._plan.parts[stage]
         earlier = [self._stored(s) for s in range(stage)]
@@ -307,31 +328,34 @@ class MultiStageTraining(keras.callbacks.Callback):
         pool = sum(self._plan.parts[s].size for s in range(stage)) if self._reuse_labels else 0
         report = StageReport(stage + 1, part.size, mean_k, kept.size, pool - kept.size)
         self._save_state(stage, kept, report)
-        self._reports[stage] = report
+        self._reports[stage], self._kept[stage] = report, kept
+        self._begun.add(stage)
         if stage > 0:
             self._restart()
             self._say(
                 f"Stage {stage + 1}: {part.size} new labels, mean k {mean_k:.2f}; "
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
             )
-        self._use(stage, epoch, kept)
 
-    def _use(self, stage: int, epoch: int, kept: np.ndarray) -> None:
+    def _use(self, stage: int, epoch: int) -> None:
         """Points the dataset to the stage's training set."""
         noisy = self.noisy_labels()
-        indices = np.concatenate([self._plan.parts[stage], kept])
+        indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
         self._data.set(
             TrainingSet(indices, noisy[indices], self._plan.mixup_alphas[stage], epoch)
         )
         self._stage = stage
-        self._kept[stage] = kept
 
     def _mechanism(self, stage: int) -> LabelMechanism:
         kind = RandomizedResponse if stage == 0 and self._priors is None else RRWithPrior
         return kind(self._epsilon, self._labels.num_classes)
 
     def _key(self, stage: int) -> str:
-        return f"{self._run_key}-stage-{stage + 1}-of-{len(self._plan.parts)}"
+        """Returns the name of a stage's draw; it says what the priors were made with."""
+        made_with = self._priors_name
+        if stage > 0:
+            made_with = f"-temperature-{self._plan.temperatures[stage]:g}"
+        return f"{self._run_key}-stage-{stage + 1}-of-{len(self._plan.parts)}{made_with}"
 
     def _draw(self, stage: int, priors: np.ndarray | None) -> np.ndarray:
         return self._labels.randomize(
@@ -349,9 +373,9 @@ class MultiStageTraining(keras.callbacks.Callback):
         return self._draw(stage, None)
 
     def _first_priors(self) -> np.ndarray | None:
-        if self._priors is None or self._priors.shape[0] == 1:
-            return self._priors
-        return self._priors[self._plan.parts[0]]
+        if self._priors is None:
+            return None
+        return self._priors[0] if len(self._priors) == 1 else self._priors[self._plan.parts[0]]
 
     def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
         """Returns the model's probabilities ``float64`` (m, K), batch by batch."""
@@ -374,15 +398,20 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _restart(self) -> None:
         """Sets the optimizer, and without a warm start the weights, back to how they began."""
-        weights, optimizer_state = self._start_state
         with self.model.distribute_strategy.scope():
             for variable, value in zip(
-                self.model.optimizer.variables, optimizer_state, strict=True
+                self.model.optimizer.variables, self._start_state[1], strict=True
             ):
                 variable.assign(value)
-            if not self._warm_start:
-                for variable, value in zip(self.model.variables, weights, strict=True):
-                    variable.assign(value)
+        if not self._warm_start:
+            self._set_weights_back()
+
+    def _set_weights_back(self) -> None:
+        with self.model.distribute_strategy.scope():
+            for variable, value in zip(
+                self.model.variables, self._start_state[0], strict=True
+            ):
+                variable.assign(value)
 
     def _state_path(self, stage: int) -> pathlib.Path | None:
         if self._labels.store_path is None:
@@ -400,27 +429,27 @@ class MultiStageTraining(keras.callbacks.Callback):
         path.unlink(missing_ok=True)
         publish(path, buffer.getvalue())
 
-    def _resume(self, stage: int) -> None:
-        """Takes up a stage that an earlier process began."""
-        for earlier in range(stage + 1):
-            if earlier in self._kept:
-                continue
-            path = self._state_path(earlier)
+    def _resume(self, num_stages: int) -> None:
+        """Takes up a run of which this many stages have begun, by their records."""
+        for stage in set(range(num_stages)) - self._begun:
+            path = self._state_path(stage)
             if path is None or not path.exists():
                 raise RuntimeError(
-                    f"training resumes inside stage {stage + 1}, but there is no record of how "
-                    f"stage {earlier + 1} began. Give the vault the store of the interrupted run, "
-                    "or restart from an epoch at which a stage begins."
+                    f"training goes on in a later epoch, but there is no record of how stage "
+                    f"{stage + 1} began: its labels would be drawn, and spent, a second time. Give "
+                    "the vault the store of the interrupted run, PrivateLabels(..., store=path), "
+                    "or start from epoch 0 with a new model."
                 )
             with np.load(path, allow_pickle=False) as state:
-                self._kept[earlier] = state["kept"]
-                self._reports[earlier] = StageReport(
-                    earlier + 1,
-                    self._plan.parts[earlier].size,
+                self._kept[stage] = state["kept"]
+                self._reports[stage] = StageReport(
+                    stage + 1,
+                    self._plan.parts[stage].size,
                     float(state["mean_k"]),
                     int(state["kept"].size),
                     int(state["num_dropped"]),
                 )
+            self._begun.add(stage)
 
     def _say(self, text: str) -> None:
         if self._verbose:

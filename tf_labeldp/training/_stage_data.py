@@ -31,16 +31,23 @@ class TrainingSet:
 
 
 class Features:
-    """Features of all examples: one array, or a dict, tuple or list of arrays, along one axis."""
+    """Features of all examples: one array, or a dict or tuple of arrays, along one axis."""
 
     def __init__(self, features: Any) -> None:
         """Checks that all leaves have as many rows, and moves them to host tensors."""
         leaves = tf.nest.flatten(features)
-        sizes = {np.shape(leaf)[:1] for leaf in leaves}
-        if len(sizes) != 1 or sizes == {()}:
+        if isinstance(features, list) or any(isinstance(leaf, (int, float)) for leaf in leaves):
             raise ValueError(
-                "features must be an array or a dict, tuple or list of arrays with the same number "
-                f"of rows, got shapes {[tuple(np.shape(leaf)) for leaf in leaves]}."
+                f"features must be an array, or a dict or tuple of arrays, got a "
+                f"{type(features).__name__} of {len(leaves)} values or arrays. Turn rows of values "
+                "into an array with np.asarray(features), several inputs into a tuple."
+            )
+        sizes = {np.shape(leaf)[:1] for leaf in leaves}
+        if len(sizes) != 1 or sizes <= {(), (0,)}:
+            shapes = [tuple(np.shape(leaf)) for leaf in leaves[:8]]
+            raise ValueError(
+                "features must be an array, or a dict or tuple of arrays, with the same number of "
+                f"rows and at least one, got shapes {shapes}{'...' if len(leaves) > 8 else ''}."
             )
         with tf.device("CPU:0"):
             self._tensors = tf.nest.map_structure(_as_tensor, features)
@@ -76,11 +83,19 @@ class StageDataset:
         self._seed = seed
         self._lock = threading.Lock()
         self._current: TrainingSet | None = None
+        self._served = False
 
     def set(self, training_set: TrainingSet) -> None:
         """Makes iterators that start from now on see this training set."""
         with self._lock:
             self._current = training_set
+            self._served = False
+
+    @property
+    def served(self) -> bool:
+        """Whether an iterator has asked for the training set since it was set."""
+        with self._lock:
+            return self._served
 
     def build(self, use_mixup: bool, num_replicas: int = 1) -> tf.data.Dataset:
         """Returns the dataset of ``(features, one-hot noisy labels)`` batches.
@@ -123,6 +138,7 @@ class StageDataset:
     def _epoch_order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with self._lock:
             current = self._current
+            self._served = True
         if current is None:
             raise RuntimeError("the dataset of MultiStageTraining was iterated before its draw.")
         # Seeded by the epoch alone: an iterator that Keras makes and drops changes nothing.

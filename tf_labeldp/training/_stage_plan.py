@@ -51,6 +51,11 @@ class StagePlan:
         at ``floor(n * (f_1 + ... + f_t))``, the last takes the rest.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
+        if np.ndim(fractions) != 1:
+            raise ValueError(
+                f"fractions must be a sequence with one number a stage, got {fractions!r}. Use "
+                "(1.0,) for one stage."
+            )
         shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
         if not shares or abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
             raise ValueError(
