@@ -67,6 +67,7 @@ class PrivateLabels:
         TypeError: the labels are not integers and no classes are given.
         ValueError: labels outside the classes, wrong shape, or contradictory arguments.
         LabelStoreError: the store is of other labels, of other settings, damaged or not a store.
+        BudgetExceededError: the store has spent more than the budget given now.
 
     Example:
         >>> from tf_labeldp.accounting import PrivacyBudget
