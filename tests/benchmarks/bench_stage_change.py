@@ -32,9 +32,9 @@ def main() -> None:
     changes: list[float] = []
     begin = stages._begin
 
-    def timed_begin(stage: int, epoch: int) -> None:
+    def timed_begin(stage: int) -> None:
         start = time.perf_counter()
-        begin(stage, epoch)
+        begin(stage)
         changes.append(time.perf_counter() - start)
 
     class Clock(keras.callbacks.Callback):
