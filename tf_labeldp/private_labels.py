@@ -25,7 +25,7 @@ from tf_labeldp.accounting import (
     PrivacyGuarantee,
     compose_charges,
 )
-from tf_labeldp.mechanisms import LabelMechanism, deserialize, serialize
+from tf_labeldp.mechanisms import LabelMechanism, checked_mechanism, deserialize, serialize
 
 __all__ = ["LabelStoreError", "PrivateLabels"]
 
@@ -193,12 +193,7 @@ class PrivateLabels:
             TypeError: ``mechanism`` is not a mechanism.
             ValueError: other number of classes, bad indices, priors or key; nothing was charged.
         """
-        if not isinstance(mechanism, LabelMechanism):
-            raise TypeError(
-                f"mechanism must be a tf_labeldp mechanism, got {type(mechanism).__name__}, for "
-                "example RandomizedResponse(epsilon=1.0, num_classes=10)."
-            )
-        if mechanism.num_classes != self._num_classes:
+        if checked_mechanism(mechanism).num_classes != self._num_classes:
             raise ValueError(
                 f"the mechanism has num_classes={mechanism.num_classes}, the labels have "
                 f"{self._num_classes}. Make the mechanism with the labels' number of classes."
@@ -234,7 +229,7 @@ class PrivateLabels:
         """
         rows = self._checked_indices(indices)
         with self._lock:
-            self._check_budget(rows, Charge.of(mechanism), mechanism)
+            self._check_budget(rows, Charge.of(checked_mechanism(mechanism)), mechanism)
 
     def has_draw(self, key: str) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for)."""

@@ -68,6 +68,12 @@ VARIANTS = {
     "cold-start": Variant(options={"warm_start": False}),
 }
 
+CURVES = (
+    ("no-filter", "-.", "no mixup, no filter"),
+    ("no-mixup", "-", "no mixup"),
+    ("profile", "--", "the profile with mixup"),
+)
+
 
 def accuracy(model: keras.Model, data: _datasets.ClassificationData) -> float:
     """Returns the test accuracy in percent."""
@@ -162,7 +168,7 @@ def plot(results: list[dict], data_names: list[str], path: pathlib.Path) -> None
 
     figure, axes = plt.subplots(1, len(data_names), figsize=(6 * len(data_names), 4.2))
     for axis, name in zip(np.atleast_1d(axes), data_names, strict=True):
-        for variant, style in (("no-mixup", "-"), ("profile", "--")):
+        for variant, style, words in CURVES:
             for method, colour in (("LP-1ST", "tab:orange"), ("LP-2ST", "tab:blue")):
                 found = [
                     [
@@ -174,8 +180,8 @@ def plot(results: list[dict], data_names: list[str], path: pathlib.Path) -> None
                 ]
                 if not all(found):
                     continue
-                label = f"{method}, {'the profile with mixup' if style == '--' else 'no mixup'}"
-                axis.plot(EPSILONS, [np.mean(f) for f in found], style, color=colour, label=label)
+                means = [np.mean(f) for f in found]
+                axis.plot(EPSILONS, means, style, color=colour, label=f"{method}, {words}")
                 low, high = [min(f) for f in found], [max(f) for f in found]
                 axis.fill_between(EPSILONS, low, high, color=colour, alpha=0.12)
         found = [r["accuracy"] for r in results if _key(r)[:3] == (name, "no-mixup", "non-private")]

@@ -19,7 +19,7 @@ from tf_labeldp.data._read import (
     read_labels,
 )
 from tf_labeldp.data._replace import replace_by_id, replace_in_order
-from tf_labeldp.mechanisms import LabelMechanism
+from tf_labeldp.mechanisms import LabelMechanism, checked_mechanism
 from tf_labeldp.private_labels import PrivateLabels
 
 _ASSUMPTIONS = (
@@ -133,11 +133,6 @@ class LabelRandomization:
         seed: int | None = None,
         verbose: bool = True,
     ) -> None:
-        if not isinstance(mechanism, LabelMechanism):
-            raise TypeError(
-                f"mechanism must be a tf_labeldp mechanism, got {type(mechanism).__name__}, for "
-                "example RandomizedResponse(epsilon=1.0, num_classes=10)."
-            )
         if id_fn is not None and not callable(id_fn):
             raise TypeError(
                 f"id_fn must be a function of an example's features, got {type(id_fn).__name__}, "
@@ -148,7 +143,7 @@ class LabelRandomization:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0), or leave it out."
             )
-        self._mechanism = mechanism
+        self._mechanism = checked_mechanism(mechanism)
         self._label_key = label_key
         self._id_fn = id_fn
         self._priors = _checked_priors(mechanism, priors, with_ids=id_fn is not None)

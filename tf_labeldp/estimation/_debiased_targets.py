@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.mechanisms import LabelMechanism, PriorMechanism, RandomizedResponse
+from tf_labeldp.mechanisms import (
+    LabelMechanism,
+    PriorMechanism,
+    RandomizedResponse,
+    checked_mechanism,
+)
 
 _MAX_CONDITION = 1e12
 
@@ -49,11 +54,7 @@ def debiased_targets(
         >>> debiased_targets(mechanism, [2]).round(3).tolist()
         [[-0.582, -0.582, 2.164]]
     """
-    if not isinstance(mechanism, LabelMechanism):
-        raise TypeError(
-            f"mechanism must be a tf_labeldp mechanism, got {type(mechanism).__name__}."
-        )
-    num_classes = mechanism.num_classes
+    num_classes = checked_mechanism(mechanism).num_classes
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if not mechanism.uses_priors:
         if priors is not None:

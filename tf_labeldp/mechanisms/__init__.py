@@ -1,6 +1,11 @@
 """How a label becomes a noisy label: one small file a mechanism, one contract; no TensorFlow."""
 
-from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
+from tf_labeldp.mechanisms._base import (
+    LabelMechanism,
+    checked_mechanism,
+    deserialize,
+    serialize,
+)
 from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
 from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
 from tf_labeldp.mechanisms._rr_top_k import RRTopK
@@ -12,6 +17,7 @@ __all__ = [
     "RRTopK",
     "RRWithPrior",
     "RandomizedResponse",
+    "checked_mechanism",
     "deserialize",
     "serialize",
 ]

@@ -77,6 +77,22 @@ class LabelMechanism(abc.ABC):
         return cls(**config)
 
 
+def checked_mechanism(value: Any) -> LabelMechanism:
+    """Returns ``value`` if it is a mechanism, or raises a ``TypeError``.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> checked_mechanism(RandomizedResponse(epsilon=1.0, num_classes=3)).num_classes
+        3
+    """
+    if isinstance(value, LabelMechanism):
+        return value
+    raise TypeError(
+        f"mechanism must be a tf_labeldp mechanism, got {type(value).__name__}, for example "
+        "RandomizedResponse(epsilon=1.0, num_classes=10)."
+    )
+
+
 def serialize(mechanism: LabelMechanism) -> dict[str, Any]:
     """Returns ``{"class_name": ..., "config": ...}``, which JSON can hold.
 
