@@ -241,8 +241,8 @@ class MultiStageTraining(keras.callbacks.Callback):
     def dataset(self) -> tf.data.Dataset:
         """Draws the first stage's labels and returns the dataset for ``model.fit``.
 
-        Without this object among the callbacks of ``model.fit`` the dataset stays at stage 1. Under a
-        distribution strategy call it within ``strategy.scope()``, so that batches split
+        Without this object among the callbacks of ``model.fit`` the dataset stays at stage 1.
+        Under a distribution strategy call it within ``strategy.scope()``, so that batches split
         evenly among the replicas.
 
         Returns:
