@@ -113,9 +113,8 @@ class LabelStore:
         charged = {int(file.name): file for file in (self.path / "charges").glob("[0-9]*")}
         numbers = [draw.number for draw in draws]
         # The last draw may lack its charge file: its process was killed before handing it out.
-        if numbers != list(range(len(draws))) or not set(charged) >= set(numbers[:-1]):
-            raise self._draw_missing(numbers, sorted(charged))
-        if set(charged) - set(numbers):
+        in_order = numbers == list(range(len(draws)))
+        if not in_order or not set(numbers[:-1]) <= set(charged) <= set(numbers):
             raise self._draw_missing(numbers, sorted(charged))
         for draw in draws:
             if draw.number not in charged:

@@ -13,6 +13,7 @@ from tf_labeldp.mechanisms import (
     PriorMechanism,
     RandomizedResponse,
     checked_mechanism,
+    top_k_members,
 )
 
 _MAX_CONDITION = 1e12
@@ -74,7 +75,7 @@ def debiased_targets(
         )
     rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
     k = mechanism.set_sizes(rows)
-    members = _members(rows, k)
+    members = top_k_members(rows, k)
     possible = np.broadcast_to(members, (noisy.size, num_classes))[np.arange(noisy.size), noisy]
     if not np.all(possible):
         raise ValueError(
@@ -116,15 +117,6 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
             "too little about the label. Raise epsilon, or use ForwardCorrectedLoss."
         )
     return np.linalg.solve(matrix, np.eye(matrix.shape[0]))
-
-
-def _members(priors: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Returns which classes are in the top-k set of each prior: ``bool`` (rows, K)."""
-    # The rank of a class is its place in the stable descending order that the mechanisms draw in.
-    order = np.argsort(-priors, axis=1, kind="stable")
-    members = np.empty(priors.shape, dtype=bool)
-    np.put_along_axis(members, order, np.arange(priors.shape[1]) < k[:, np.newaxis], axis=1)
-    return members
 
 
 def _top_k_weights(

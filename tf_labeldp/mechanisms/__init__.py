@@ -10,6 +10,7 @@ from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
 from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
 from tf_labeldp.mechanisms._rr_top_k import RRTopK
 from tf_labeldp.mechanisms._rr_with_prior import RRWithPrior
+from tf_labeldp.mechanisms._top_k import top_k_members
 
 __all__ = [
     "LabelMechanism",
@@ -20,4 +21,5 @@ __all__ = [
     "checked_mechanism",
     "deserialize",
     "serialize",
+    "top_k_members",
 ]

@@ -22,6 +22,27 @@ def rank_classes(priors: np.ndarray) -> np.ndarray:
     return np.argsort(-priors, axis=1, kind="stable")
 
 
+def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
+    """Returns which classes are in the top-k set of each row, by the rule that RRTop-k draws in.
+
+    Args:
+        scores: priors or other scores (n, K), larger is likelier; finite.
+        k: size of the set, one number or (n,), in 1..K.
+
+    Returns:
+        ``bool`` array (n, K). Of classes with equal scores those with the smaller index come first.
+
+    Example:
+        >>> import numpy as np
+        >>> top_k_members(np.array([[0.2, 0.4, 0.2, 0.2]]), 2).tolist()
+        [[True, True, False, False]]
+    """
+    within = np.arange(scores.shape[1]) < np.reshape(k, (-1, 1))
+    members = np.empty(scores.shape, dtype=bool)
+    np.put_along_axis(members, rank_classes(scores), within, axis=1)
+    return members
+
+
 def optimal_set_size(priors: np.ndarray, epsilon: float) -> np.ndarray:
     """Returns k* of Algorithm 2 (``ghazi2021``) for each row of priors (n, K), ``int64`` (n,).
 

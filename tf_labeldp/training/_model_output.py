@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
+from tf_labeldp.mechanisms import top_k_members
 
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
 
@@ -29,13 +30,8 @@ def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.nd
 
 
 def top_k_contains(scores: np.ndarray, labels: np.ndarray, k: int) -> np.ndarray:
-    """Returns whether each label (m,) is among the k best classes of its row of scores (m, K).
-
-    Of classes with equal scores those with the smaller index come first, as in RRTop-k.
-    """
-    own = np.take_along_axis(scores, labels[:, np.newaxis], axis=1)
-    tied_before = (scores == own) & (np.arange(scores.shape[1]) < labels[:, np.newaxis])
-    return np.count_nonzero((scores > own) | tied_before, axis=1) < k
+    """Returns whether each label (m,) is among the k best classes of its row of scores (m, K)."""
+    return top_k_members(scores, k)[np.arange(labels.size), labels]
 
 
 def check_model(model: keras.Model, example: Any, num_classes: int, logits: bool) -> None:

@@ -198,11 +198,10 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._run_key = key
         self._from_logits = from_logits
         self._verbose = verbose
-        self._stage: int | None = None
-        self._begun: set[int] = set()  # stages that this object began, or read the record of
+        self._training_set: TrainingSet | None = None
         self._first_epoch = True
         self._start_state: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        self._reports: dict[int, StageReport] = {}
+        self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
         self._kept: dict[int, np.ndarray] = {}
         self._data = StageDataset(
             self._features,
@@ -262,10 +261,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         for stage, part in enumerate(self._plan.parts):
             if not self._labels.has_draw(self._key(stage)):  # no stage is drawn in vain
                 self._labels.check_budget(self._mechanism(stage), part)
-        if self._stage is None:
+        if self._training_set is None:
             self._draw(0, self._first_priors())
             self._kept[0] = np.empty(0, dtype=np.int64)
-            self._use(0, epoch=0)
+            self._training_set = self._make_training_set(0)
+            self._data.set(self._training_set)
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
@@ -301,10 +301,12 @@ class MultiStageTraining(keras.callbacks.Callback):
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:
             self._resume(stage if begins else stage + 1)
-        self._first_epoch = False
         if begins:
             self._begin(stage)
-        self._use(stage, epoch)
+        if self._training_set is None or begins or self._first_epoch:
+            self._training_set = self._make_training_set(stage)
+        self._first_epoch = False
+        self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops a run that does not read this dataset, after its first step."""
@@ -337,7 +339,6 @@ class MultiStageTraining(keras.callbacks.Callback):
         report = StageReport(stage + 1, part.size, mean_k, kept.size, pool - kept.size)
         self._save_state(stage, kept, report)
         self._reports[stage], self._kept[stage] = report, kept
-        self._begun.add(stage)
         if stage > 0:
             self._restart()
             self._say(
@@ -345,14 +346,15 @@ class MultiStageTraining(keras.callbacks.Callback):
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
             )
 
-    def _use(self, stage: int, epoch: int) -> None:
-        """Points the dataset to the stage's training set."""
-        noisy = self.noisy_labels()
+    def _make_training_set(self, stage: int) -> TrainingSet:
+        """Returns the stage's training set, for its first epoch."""
         indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
-        self._data.set(
-            TrainingSet(indices, noisy[indices], self._plan.mixup_alphas[stage], epoch)
+        return TrainingSet(
+            indices,
+            self.noisy_labels()[indices],
+            self._plan.mixup_alphas[stage],
+            epoch=self._plan.starts[stage],
         )
-        self._stage = stage
 
     def _mechanism(self, stage: int) -> LabelMechanism:
         kind = RandomizedResponse if stage == 0 and self._priors is None else RRWithPrior
@@ -439,7 +441,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _resume(self, num_stages: int) -> None:
         """Takes up a run of which this many stages have begun, by their records."""
-        for stage in set(range(num_stages)) - self._begun:
+        for stage in set(range(num_stages)) - set(self._reports):
             path = self._state_path(stage)
             if path is None or not path.exists():
                 raise RuntimeError(
@@ -457,7 +459,6 @@ class MultiStageTraining(keras.callbacks.Callback):
                     int(state["kept"].size),
                     int(state["num_dropped"]),
                 )
-            self._begun.add(stage)
 
     def _say(self, text: str) -> None:
         if self._verbose:
