@@ -23,8 +23,14 @@ if TYPE_CHECKING:
         training,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
-    from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
-    from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+    from tf_labeldp.mechanisms import (
+        RandomizedResponse,
+        RROnBins,
+        RRTopK,
+        RRWithPrior,
+        optimal_bins,
+    )
+    from tf_labeldp.private_labels import LabelRandomizer, LabelStoreError, PrivateLabels
     from tf_labeldp.training import MultiStageTraining
 
 _SUBMODULES = (
@@ -39,23 +45,28 @@ _SUBMODULES = (
 )
 _HOME_OF = {
     "BudgetExceededError": "accounting",
+    "LabelRandomizer": "private_labels",
     "LabelStoreError": "private_labels",
     "MultiStageTraining": "training",
     "PrivacyBudget": "accounting",
     "PrivacyGuarantee": "accounting",
     "PrivateLabels": "private_labels",
+    "RROnBins": "mechanisms",
     "RRTopK": "mechanisms",
     "RRWithPrior": "mechanisms",
     "RandomizedResponse": "mechanisms",
+    "optimal_bins": "mechanisms",
 }
 
 __all__ = [
     "BudgetExceededError",
+    "LabelRandomizer",
     "LabelStoreError",
     "MultiStageTraining",
     "PrivacyBudget",
     "PrivacyGuarantee",
     "PrivateLabels",
+    "RROnBins",
     "RRTopK",
     "RRWithPrior",
     "RandomizedResponse",
@@ -66,6 +77,7 @@ __all__ = [
     "estimation",
     "keras_layers",
     "mechanisms",
+    "optimal_bins",
     "private_labels",
     "training",
 ]

@@ -2,7 +2,7 @@
 
 Layout of a store::
 
-    header.json            format, number of labels, classes
+    header.json            format, number of labels, classes or range
     PRIVATE-fingerprint    salted digest of the true labels; for the label holder's eyes only
     draws/000000.npz       one file a draw: noisy labels, which examples, and what was charged
     charges/000000         digest of that draw, written after it and before it is handed out
@@ -40,15 +40,16 @@ class LabelStoreError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draw:
-    """One stored draw: public data only, apart from nothing.
+    """One stored draw: all of it may be seen by whoever sees the noisy labels.
 
     Attributes:
         number: place in the sequence of draws, from 0.
         key: the name it was asked for by.
         mechanism: serialized mechanism (``mechanisms.serialize``).
         indices: ``int64`` (m,), the examples drawn for, in the order asked for.
-        noisy_labels: (m,), smallest unsigned dtype that holds the classes.
-        priors_digest: digest of the priors used, or None.
+        noisy_labels: what came out: (m,) class codes in the smallest unsigned dtype, (m,)
+            ``float64`` numbers, or the statistic that was released.
+        priors_digest: digest of the priors, or of the groups, used; or None.
         seeded: whether the random bits were repeatable.
     """
 
@@ -78,34 +79,28 @@ class LabelStore:
         """Names the folder; nothing is touched before ``open``."""
         self.path = pathlib.Path(path).expanduser()
 
-    def open(self, labels: np.ndarray, num_classes: int, classes: str | None) -> list[Draw]:
+    def open(self, labels: np.ndarray, kind: dict[str, Any]) -> list[Draw]:
         """Creates the store, or checks that it belongs to these labels; returns its draws.
 
         Args:
-            labels: the true labels as codes; only a salted digest of them is written.
-            num_classes: K.
-            classes: digest of the class names, or None for 0..K-1.
+            labels: the true labels as kept; only a salted digest of them is written.
+            kind: what the labels are: number and digest of the classes, or the range.
 
         Raises:
-            LabelStoreError: the store is of other labels or classes, or damaged.
+            LabelStoreError: the store is of other labels, classes or range, or damaged.
         """
-        header = {
-            "format": FORMAT,
-            "num_labels": int(labels.size),
-            "num_classes": num_classes,
-            "classes": classes,
-        }
+        header = {"format": FORMAT, "num_labels": int(labels.size), **kind}
         header_path = self.path / "header.json"
         if not header_path.exists():
             self._create(header, labels)
             return []
         found = self._read_json(header_path)
         if found != header:
-            differing = sorted(k for k in header if found.get(k) != header[k])
+            differing = sorted(k for k in {*header, *found} if found.get(k) != header.get(k))
             raise LabelStoreError(
                 f"The store {self.path} was made with other settings: {', '.join(differing)} "
                 f"differ ({ {k: found.get(k) for k in differing} } there, "
-                f"{ {k: header[k] for k in differing} } now). Open it with the settings it was "
+                f"{ {k: header.get(k) for k in differing} } now). Open it with the settings it was "
                 "made with, or give a new path."
             )
         self._check_fingerprint(labels)
@@ -288,5 +283,5 @@ def _link(temporary: pathlib.Path, target: pathlib.Path) -> None:
 
 def _fingerprint(labels: np.ndarray, salt: str) -> str:
     """Returns a keyed digest of the true labels; see the module's note on who may hold it."""
-    data = np.ascontiguousarray(labels, dtype=np.int64).tobytes()
-    return hashlib.blake2b(data, key=bytes.fromhex(salt)[:64]).hexdigest()
+    data = np.ascontiguousarray(labels)  # int64 codes, or float64 numbers
+    return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()

@@ -51,6 +51,83 @@ def integer_at_least(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+def number_range(low: Any, high: Any) -> tuple[float, float]:
+    """Returns the ends of a range as floats, or raises if they are not finite and in order."""
+    for name, value in (("low", low), ("high", high)):
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
+        if not math.isfinite(float(value)):
+            raise ValueError(f"{name} must be finite, got {float(value)}.")
+    if not float(low) < float(high):
+        raise ValueError(
+            f"low must be below high, got low={float(low):g}, high={float(high):g}. Both are "
+            "public knowledge, not taken from the labels."
+        )
+    return float(low), float(high)
+
+
+def real_vector(name: str, values: Any) -> np.ndarray:
+    """Returns numbers as ``float64`` of shape (n,), or raises without showing any of them.
+
+    Raises:
+        TypeError: not integers or floats.
+        ValueError: not one-dimensional, or with NaN (infinities may be clipped later).
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(
+            f"{name} must have shape (n,), got shape {array.shape}. Turn a column into a vector "
+            "with .ravel()."
+        )
+    if array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"{name} must be numbers, got dtype {array.dtype}. Cast them with .astype('float64')."
+        )
+    array = array.astype(np.float64)
+    missing = int(np.count_nonzero(np.isnan(array)))
+    if missing:
+        raise ValueError(
+            f"{name} must be numbers, but {missing} of {array.size} are NaN. Leave these examples "
+            "out, or fill them in by a rule that does not look at labels."
+        )
+    return array
+
+
+def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndarray:
+    """Returns numbers (n,) in [low, high] as ``float64``, or raises without showing any of them."""
+    array = real_vector(name, values)
+    wrong = int(np.count_nonzero((array < low) | (array > high)))
+    if wrong:
+        raise ValueError(
+            f"{name} must lie in [{low:g}, {high:g}], but {wrong} of {array.size} do not. Widen "
+            "the range, or clip the labels to it (PrivateLabels(..., clip=True))."
+        )
+    return array
+
+
+def increasing_numbers(name: str, values: Any) -> np.ndarray:
+    """Returns public numbers as ``float64`` (k,), or raises if not finite and strictly increasing.
+
+    For values that are public knowledge, such as the cells of a histogram: messages may show them.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must have shape (k,) with k at least 1, got {array.shape}.")
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be numbers, got dtype {array.dtype}.")
+    array = array.astype(np.float64)
+    if not np.all(np.isfinite(array)):
+        bad = int(np.count_nonzero(~np.isfinite(array)))
+        raise ValueError(f"{name} must be finite, but {bad} of {array.size} are NaN or infinite.")
+    if np.any(array[1:] <= array[:-1]):
+        first = int(np.argmax(array[1:] <= array[:-1]))
+        raise ValueError(
+            f"{name} must be strictly increasing, but {array[first]:g} at place {first} is "
+            f"followed by {array[first + 1]:g}. Sort them and drop repeats: np.unique(values)."
+        )
+    return array
+
+
 def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     """Returns integer labels as ``int64`` of shape (n,), or raises without showing any of them.
 

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp._label_kinds import LabelKind, label_kind
+from tf_labeldp._label_randomizer import LabelRandomizer, RandomizedLabels
 from tf_labeldp._label_store import Draw, LabelStore, LabelStoreError, array_digest
 from tf_labeldp.accounting import (
     BudgetExceededError,
@@ -25,9 +27,16 @@ from tf_labeldp.accounting import (
     PrivacyGuarantee,
     compose_charges,
 )
-from tf_labeldp.mechanisms import LabelMechanism, checked_mechanism, deserialize, serialize
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    LabelMechanism,
+    Mechanism,
+    checked_mechanism,
+    deserialize,
+    serialize,
+)
 
-__all__ = ["LabelStoreError", "PrivateLabels"]
+__all__ = ["LabelRandomizer", "LabelStoreError", "PrivateLabels", "RandomizedLabels"]
 
 _ASSUMPTIONS = (
     "the features are public, and each person has one example",
@@ -51,12 +60,18 @@ class PrivateLabels:
     are refused.
 
     Args:
-        labels: the true labels, shape (n,): integers 0..K-1, or any hashable values with
-            ``classes``. NumPy array, list, tensor or column of a data frame; they are copied.
+        labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
+            or numbers with ``low`` and ``high`` (regression). NumPy array, list, tensor or column
+            of a data frame; they are copied.
         num_classes: K, at least 2; may be left out where ``classes`` is given.
         budget: the most that may be spent on one label.
         classes: the class values, in the order of their codes 0..K-1. Must be public knowledge:
             classes are never taken from the labels, since a rare class would show its holder.
+        low: the smallest label of a regression task. Public knowledge, like ``high``: a range
+            taken from the labels would show whoever has the largest one.
+        high: the largest label of a regression task.
+        clip: for regression, whether labels outside the range are set to its nearer end; without,
+            they are refused.
         store: folder in which every draw is kept. Opening it again with the same labels returns
             the same draws and remembers what they cost. Without one, a second run draws, and
             spends, again.
@@ -64,8 +79,9 @@ class PrivateLabels:
         rng: likewise, with a generator of your own.
 
     Raises:
-        TypeError: the labels are not integers and no classes are given.
-        ValueError: labels outside the classes, wrong shape, or contradictory arguments.
+        TypeError: the labels are not integers and neither classes nor a range are given.
+        ValueError: labels outside the classes or the range, wrong shape, or contradictory
+            arguments.
         LabelStoreError: the store is of other labels, of other settings, damaged or not a store.
         BudgetExceededError: the store has spent more than the budget given now.
 
@@ -76,18 +92,21 @@ class PrivateLabels:
         >>> noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=3))
         >>> noisy.shape, labels.guarantee().epsilon
         ((4,), 1.0)
+        >>> from tf_labeldp.mechanisms import LaplaceMechanism
+        >>> weeks = PrivateLabels([52, 40, 13], low=0, high=52, budget=PrivacyBudget(epsilon=1.0))
+        >>> weeks.randomize(LaplaceMechanism(epsilon=1.0, low=0.0, high=52.0)).dtype
+        dtype('float64')
     """
 
     __slots__ = (
         "__weakref__",
         "_budget",
-        "_classes",
         "_composed_before",
         "_draws",
         "_histories",
         "_history_of",
+        "_kind",
         "_lock",
-        "_num_classes",
         "_rng",
         "_sealed",
         "_seed",
@@ -102,6 +121,9 @@ class PrivateLabels:
         *,
         budget: PrivacyBudget,
         classes: Sequence[Hashable] | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        clip: bool = False,
         store: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         rng: np.random.Generator | None = None,
@@ -113,20 +135,12 @@ class PrivateLabels:
             )
         if seed is not None and rng is not None:
             raise ValueError("seed and rng were both given; give one of them, or none.")
-        self._classes = None if classes is None else _checked_classes(classes, num_classes)
-        if self._classes is not None:
-            num_classes = len(self._classes)
-        if num_classes is None:
-            raise ValueError(
-                "num_classes is missing. It is not counted from the labels, since that would "
-                "reveal whether a rare class occurs; give num_classes or classes."
-            )
-        self._num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
+        self._kind: LabelKind = label_kind(num_classes, classes, low, high, clip)
         self._budget = budget
         self._seed = None if seed is None else _validate.integer_at_least("seed", seed, 0)
         self._rng = rng
         self._lock = threading.RLock()
-        self._sealed = _Sealed(_codes(labels, self._num_classes, self._classes))
+        self._sealed = _Sealed(self._kind.encode(labels))
         # Examples with the same charges share a row of histories; at first none has any.
         self._history_of = np.zeros(len(self._sealed), dtype=np.int32)
         self._histories: list[tuple[Charge, ...]] = [()]
@@ -135,20 +149,24 @@ class PrivateLabels:
         self._unnamed_draws = 0
         self._store = None if store is None else LabelStore(store)
         if self._store is not None:
-            names = None if self._classes is None else array_digest(np.array(repr(self._classes)))
-            for draw in self._store.open(self._sealed.open(), self._num_classes, names):
+            for draw in self._store.open(self._sealed.open(), self._kind.header()):
                 self._remember(draw, Charge.of(deserialize(draw.mechanism)))
             self._check_spent()
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K."""
-        return self._num_classes
+        """Number of classes K; raises a ``ValueError`` for regression labels."""
+        return self._kind.num_classes
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
-        """The class values in the order of their codes."""
-        return self._classes if self._classes is not None else tuple(range(self._num_classes))
+        """The class values in the order of their codes; raises for regression labels."""
+        return self._kind.classes
+
+    @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The smallest and the largest label of a regression task; None for classes."""
+        return self._kind.label_range
 
     @property
     def budget(self) -> PrivacyBudget:
@@ -175,7 +193,7 @@ class PrivateLabels:
         """Draws noisy labels, charges them, and stores them before handing them out.
 
         Args:
-            mechanism: a mechanism over this vault's K classes.
+            mechanism: a mechanism over this vault's K classes, or over its range of numbers.
             indices: the examples to draw for: integers (m,), each at most once, or a boolean mask
                 (n,). None draws for all.
             priors: probabilities (K,) or (m, K), in the order of ``indices``, for mechanisms that
@@ -185,21 +203,62 @@ class PrivateLabels:
                 numbered, and a store answers them in that order.
 
         Returns:
-            ``int64`` array (m,) of class codes; ``decode`` turns them into class values.
+            ``int64`` array (m,) of class codes, which ``decode`` turns into class values; for
+            regression ``float64`` (m,).
 
         Raises:
             BudgetExceededError: the draw would take an example past the budget; nothing was drawn.
             LabelStoreError: the stored draw of this name was made with other settings.
-            TypeError: ``mechanism`` is not a mechanism.
-            ValueError: other number of classes, bad indices, priors or key; nothing was charged.
+            TypeError: ``mechanism`` is not a mechanism for labels of this kind.
+            ValueError: other number of classes or range, bad indices, priors or key; nothing was
+                charged.
         """
-        if checked_mechanism(mechanism).num_classes != self._num_classes:
-            raise ValueError(
-                f"the mechanism has num_classes={mechanism.num_classes}, the labels have "
-                f"{self._num_classes}. Make the mechanism with the labels' number of classes."
-            )
+        self._kind.check(checked_mechanism(mechanism, LabelMechanism))
+        return self._kind.restore(self._draw(mechanism, indices, priors, key))
+
+    def release(
+        self,
+        mechanism: AggregateMechanism,
+        indices: Any = None,
+        groups: Any = None,
+        *,
+        key: str | None = None,
+    ) -> np.ndarray:
+        """Releases one noisy statistic of the labels; charges and stores it like a draw.
+
+        Args:
+            mechanism: for example ``estimation.HistogramMechanism``.
+            indices: the examples it is made of, as for ``randomize``; each is charged.
+            groups: public group numbers (m,), in the order of ``indices``.
+            key: a name for this release, as for ``randomize``.
+
+        Returns:
+            The noisy statistic, as the mechanism gives it.
+
+        Raises:
+            BudgetExceededError: an example would pass the budget; nothing was released.
+            LabelStoreError: the stored release of this name was made with other settings.
+            TypeError: ``mechanism`` is not a mechanism of many labels.
+            ValueError: bad indices, groups or key; nothing was charged.
+
+        Example:
+            >>> from tf_labeldp.accounting import PrivacyBudget
+            >>> from tf_labeldp.estimation import HistogramMechanism
+            >>> labels = PrivateLabels([0, 2, 1], num_classes=3, budget=PrivacyBudget(epsilon=1.0))
+            >>> labels.release(HistogramMechanism(epsilon=0.5, num_classes=3)).shape
+            (3,)
+            >>> labels.guarantee().epsilon
+            0.5
+        """
+        checked_mechanism(mechanism, AggregateMechanism)
+        return self._draw(mechanism, indices, groups, key).copy()
+
+    def _draw(
+        self, mechanism: Mechanism, indices: Any, public_input: Any, key: str | None
+    ) -> np.ndarray:
+        """Returns the result of a draw or a release, a new one or the stored one of this name."""
         rows = self._checked_indices(indices)
-        digest = None if priors is None else array_digest(np.asarray(priors))
+        digest = None if public_input is None else array_digest(np.asarray(public_input))
         with self._lock:
             strict = key is None
             if key is not None and str(key).startswith(_UNNAMED):
@@ -212,33 +271,40 @@ class PrivateLabels:
                 draw = self._draws[name]
                 self._check_same(draw, mechanism, rows, digest, strict)
             else:
-                draw = self._new_draw(name, mechanism, rows, priors, digest)
+                draw = self._new_draw(name, mechanism, rows, public_input, digest)
             if strict:
                 self._unnamed_draws += 1
-        return draw.noisy_labels.astype(np.int64)
+        return draw.noisy_labels
 
-    def check_budget(self, mechanism: LabelMechanism, indices: Any = None) -> None:
-        """Raises if a draw would pass the budget; draws and charges nothing.
+    def check_budget(self, mechanism: Mechanism | Sequence[Mechanism], indices: Any = None) -> None:
+        """Raises if a draw, or several one after another, would pass the budget; draws nothing.
 
         Args:
-            mechanism: as for ``randomize``.
+            mechanism: one, or several, for ``randomize`` or ``release``.
             indices: as for ``randomize``.
 
         Raises:
             BudgetExceededError: as ``randomize`` would.
         """
+        several = mechanism if isinstance(mechanism, Sequence) else [mechanism]
+        checked = [checked_mechanism(one, Mechanism) for one in several]
         rows = self._checked_indices(indices)
         with self._lock:
-            self._check_budget(rows, Charge.of(checked_mechanism(mechanism)), mechanism)
+            self._check_budget(rows, checked)
 
     def has_draw(self, key: str) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for)."""
         return key in self._draws
 
+    def mechanism(self, key: str) -> Mechanism:
+        """Returns the mechanism of a draw that has been made; a ``KeyError`` if there is none."""
+        if key not in self._draws:
+            raise KeyError(f"there is no draw {key!r}; there are {sorted(self._draws)}.")
+        return deserialize(self._draws[key].mechanism)
+
     def decode(self, codes: Any) -> np.ndarray:
         """Returns the class values of class codes (m,)."""
-        codes = _validate.class_indices("codes", codes, self._num_classes)
-        return _class_array(self.classes)[codes]
+        return self._kind.decode(codes)
 
     def guarantee(self) -> PrivacyGuarantee:
         """Returns what has been spent so far on the most charged example."""
@@ -261,25 +327,27 @@ class PrivateLabels:
     def _new_draw(
         self,
         name: str,
-        mechanism: LabelMechanism,
+        mechanism: Mechanism,
         rows: np.ndarray,
-        priors: Any,
+        public_input: Any,
         digest: str | None,
     ) -> Draw:
         charge = Charge.of(mechanism)
-        self._check_budget(rows, charge, mechanism)
+        self._check_budget(rows, [mechanism])
         number = len(self._draws)
         rng = self._rng
         if self._seed is not None:
             # One stream a draw: a run that reads stored draws does not shift the later ones.
             rng = np.random.default_rng([self._seed, number])
-        noisy = mechanism.randomize(self._sealed.open(rows), priors, rng=rng)
+        result = _apply(mechanism, self._sealed.open(rows), public_input, rng)
+        if isinstance(mechanism, LabelMechanism):
+            result = self._kind.compact(result)
         draw = Draw(
             number=number,
             key=name,
             mechanism=serialize(mechanism),
             indices=rows,
-            noisy_labels=noisy.astype(np.min_scalar_type(self._num_classes - 1)),
+            noisy_labels=result,
             priors_digest=digest,
             seeded=rng is not None,
         )
@@ -310,14 +378,19 @@ class PrivateLabels:
                     "with."
                 )
 
-    def _check_budget(self, rows: np.ndarray, charge: Charge, mechanism: LabelMechanism) -> None:
+    def _check_budget(self, rows: np.ndarray, mechanisms: Sequence[Mechanism]) -> None:
+        charges = tuple(Charge.of(mechanism) for mechanism in mechanisms)
         for old in np.unique(self._history_of[rows]):
-            after = self._composed((*self._histories[old], charge))
+            after = self._composed((*self._histories[old], *charges))
             if not self._budget.allows(after):
                 spent = self._composed(self._histories[old])
+                wanted = " and ".join(
+                    f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, "
+                    f"delta={charge.delta:g})"
+                    for mechanism, charge in zip(mechanisms, charges, strict=True)
+                )
                 raise BudgetExceededError(
-                    f"{type(mechanism).__name__} would charge epsilon={charge.epsilon:g}, "
-                    f"delta={charge.delta:g} to examples that have spent epsilon="
+                    f"{wanted} would be charged to examples that have spent epsilon="
                     f"{spent.epsilon:g}: together epsilon={after.epsilon:g} at delta="
                     f"{after.delta:g}, over the budget of epsilon={self._budget.epsilon:g}, "
                     f"delta={self._budget.delta:g}. Nothing was drawn. Draw for other examples, "
@@ -333,7 +406,7 @@ class PrivateLabels:
     def _check_same(
         self,
         draw: Draw,
-        mechanism: LabelMechanism,
+        mechanism: Mechanism,
         rows: np.ndarray,
         digest: str | None,
         strict: bool,
@@ -343,15 +416,15 @@ class PrivateLabels:
             for name, same in (
                 ("mechanism", draw.mechanism == serialize(mechanism)),
                 ("indices", np.array_equal(draw.indices, rows)),
-                ("priors", not strict or draw.priors_digest == digest),
+                ("priors or groups", not strict or draw.priors_digest == digest),
             )
             if not same
         ]
         if differing:
             raise LabelStoreError(
                 f"draw {draw.key!r} exists and was made with other {' and '.join(differing)} "
-                f"(stored: {draw.mechanism}, {draw.indices.size} examples; asked: "
-                f"{serialize(mechanism)}, {rows.size} examples). Ask with the settings of the "
+                f"(stored: {deserialize(draw.mechanism)!r}, {draw.indices.size} examples; asked: "
+                f"{mechanism!r}, {rows.size} examples). Ask with the settings of the "
                 "stored draw, or give the new draw a key of its own."
             )
 
@@ -382,7 +455,7 @@ class PrivateLabels:
     def __repr__(self) -> str:
         """Returns sizes and budget, never a label."""
         return (
-            f"PrivateLabels(num_labels={len(self)}, num_classes={self._num_classes}, "
+            f"PrivateLabels(num_labels={len(self)}, {self._kind}, "
             f"budget={self._budget}, draws={len(self._draws)})"
         )
 
@@ -416,54 +489,10 @@ class _Sealed:
         raise TypeError("true labels cannot be pickled or copied.")
 
 
-def _checked_classes(classes: Sequence[Hashable], num_classes: int | None) -> tuple[Hashable, ...]:
-    # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints them.
-    names = tuple(name.item() if isinstance(name, np.generic) else name for name in classes)
-    if len(set(names)) != len(names):
-        raise ValueError("classes names a class more than once; name each once.")
-    if num_classes is not None and num_classes != len(names):
-        raise ValueError(
-            f"num_classes={num_classes} but classes has {len(names)} entries; leave out "
-            "num_classes."
-        )
-    return names
-
-
-def _object_array(values: Sequence[Any]) -> np.ndarray:
-    """Returns the values as they are, one a cell: tuples stay whole, numbers stay numbers."""
-    return np.fromiter(values, dtype=object, count=len(values))
-
-
-def _class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
-    """Returns the classes as NumPy holds them best without changing any of them."""
-    if len({type(name) for name in classes}) == 1:
-        array = np.asarray(classes)
-        if array.ndim == 1:
-            return array
-    return _object_array(classes)
-
-
-def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) -> np.ndarray:
-    """Returns a private copy of the labels as codes 0..K-1."""
-    if hasattr(labels, "numpy"):  # a tensor, of any framework
-        labels = labels.numpy()
-    if classes is None:
-        return _validate.class_indices("labels", labels, num_classes)
-    array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
-    if array.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
-    lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
-    for name in [name for name in classes if isinstance(name, str)]:
-        lookup.setdefault(name.encode(), lookup[name])  # a tensor of texts holds bytes
-    if array.dtype.kind == "O":  # not sortable in general, so looked up one by one
-        codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
-    else:
-        values, inverse = np.unique(array, return_inverse=True)
-        codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
-    unknown = int(np.count_nonzero(codes < 0))
-    if unknown:
-        raise ValueError(
-            f"{unknown} of {array.size} labels are not among the {num_classes} classes given. Add "
-            "the missing classes to classes=, or check the labels' type and spelling."
-        )
-    return codes
+def _apply(
+    mechanism: Mechanism, labels: np.ndarray, public_input: Any, rng: np.random.Generator | None
+) -> np.ndarray:
+    """Returns what a mechanism makes of true labels."""
+    if isinstance(mechanism, AggregateMechanism):
+        return mechanism.release(labels, public_input, rng=rng)
+    return checked_mechanism(mechanism, LabelMechanism).randomize(labels, public_input, rng=rng)

@@ -10,14 +10,14 @@ import pytest
 
 from tf_labeldp.accounting import pure_dp_event
 from tf_labeldp.estimation import channel_inverse, debiased_targets
-from tf_labeldp.mechanisms import LabelMechanism, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRTopK, RRWithPrior
 
 PRIOR = np.array([0.1, 0.35, 0.05, 0.3, 0.2])
 EVERY = np.arange(5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Uneven(LabelMechanism):
+class Uneven(ClassificationMechanism):
     """A channel of one's own: not symmetric, so that a transposed inverse is seen."""
 
     def randomize(self, labels, priors=None, *, rng=None):
@@ -154,7 +154,7 @@ def test_no_labels():
 @pytest.mark.parametrize(
     ("mechanism", "noisy", "priors", "error", "message"),
     [
-        ("RR", [0], None, TypeError, "mechanism must be a tf_labeldp mechanism, got str"),
+        ("RR", [0], None, TypeError, "mechanism must be a tf_labeldp mechanism for classes, got str"),
         (RandomizedResponse(1.0, 5), [5], None, ValueError, "noisy_labels must lie in 0..4"),
         (RandomizedResponse(1.0, 5), [0.5], None, TypeError, "noisy_labels must be integers"),
         (RandomizedResponse(1.0, 5), [0], PRIOR, ValueError, "RandomizedResponse takes no priors"),

@@ -23,7 +23,15 @@ MODULES = sorted(
         if not module.name.endswith("__main__")
     }
 )
-PARTS = ("accounting", "data", "estimation", "keras_layers", "mechanisms", "training")
+PARTS = (
+    "accounting",
+    "data",
+    "estimation",
+    "keras_layers",
+    "mechanisms",
+    "private_labels",
+    "training",
+)
 PUBLIC = [
     f"{part}.{name}"
     for part in PARTS

@@ -21,7 +21,7 @@ PARTS: dict[str, frozenset[str] | None] = {
     "_validate": frozenset({"numpy"}),
     "accounting": frozenset({"numpy", "scipy", "dp_accounting"}),
     "mechanisms": frozenset({"numpy", "scipy"}),
-    "estimation": frozenset({"numpy", "scipy", "sklearn"}),
+    "estimation": frozenset({"numpy", "scipy", "sklearn", "opendp"}),
     "private_labels": frozenset({"numpy"}),
     "data": frozenset({"numpy", "tensorflow"}),
     "gradients": frozenset({"numpy", "tensorflow"}),
@@ -31,7 +31,11 @@ PARTS: dict[str, frozenset[str] | None] = {
 }
 ORDER = list(PARTS)
 # Private files at the top that belong to a part which is itself a single file.
-HELPERS = {"_label_store": "private_labels"}
+HELPERS = {
+    "_label_kinds": "private_labels",
+    "_label_randomizer": "private_labels",
+    "_label_store": "private_labels",
+}
 # These are outside the order: the lazy front, and the building blocks that know Keras alone.
 THIRD_PARTY_OUTSIDE = {
     "": frozenset[str](),

@@ -64,7 +64,7 @@ def test_a_refused_draw_draws_and_charges_nothing(make, response, no_new_randomn
         type(mechanism), "randomize", lambda *_, **__: pytest.fail("the labels were opened")
     )
     before = vault.guarantee()
-    message = r"RandomizedResponse would charge epsilon=0.5.*budget of epsilon=1.*Nothing was drawn"
+    message = r"RandomizedResponse \(epsilon=0.5, .*would be charged.*over the budget.*Nothing"
     for _ in range(2):
         with pytest.raises(BudgetExceededError, match=message):
             vault.randomize(mechanism, key="late")
@@ -161,7 +161,7 @@ def test_other_mechanisms_are_refused(make, response):
 
     with pytest.raises(ValueError, match="mechanism has num_classes=4, the labels have 5"):
         make().randomize(RandomizedResponse(1.0, 4))
-    with pytest.raises(TypeError, match="must be a tf_labeldp mechanism, got float"):
+    with pytest.raises(TypeError, match=r"must be a tf_labeldp mechanism.*, got float"):
         make().randomize(1.0)
 
 

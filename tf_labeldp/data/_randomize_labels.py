@@ -19,7 +19,7 @@ from tf_labeldp.data._read import (
     read_labels,
 )
 from tf_labeldp.data._replace import replace_by_id, replace_in_order
-from tf_labeldp.mechanisms import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import ClassificationMechanism, checked_mechanism
 from tf_labeldp.private_labels import PrivateLabels
 
 _ASSUMPTIONS = (
@@ -30,7 +30,7 @@ _ASSUMPTIONS = (
 
 
 def randomize_labels(
-    mechanism: LabelMechanism,
+    mechanism: ClassificationMechanism,
     *,
     label_key: str = "label",
     id_fn: Callable[[Any], Any] | None = None,
@@ -123,7 +123,7 @@ class LabelRandomization:
 
     def __init__(
         self,
-        mechanism: LabelMechanism,
+        mechanism: ClassificationMechanism,
         *,
         label_key: str = "label",
         id_fn: Callable[[Any], Any] | None = None,
@@ -143,7 +143,7 @@ class LabelRandomization:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0), or leave it out."
             )
-        self._mechanism = checked_mechanism(mechanism)
+        self._mechanism = checked_mechanism(mechanism, ClassificationMechanism)
         self._label_key = label_key
         self._id_fn = id_fn
         self._priors = _checked_priors(mechanism, priors, with_ids=id_fn is not None)
@@ -154,7 +154,7 @@ class LabelRandomization:
         self._private_labels: PrivateLabels | None = None
 
     @property
-    def mechanism(self) -> LabelMechanism:
+    def mechanism(self) -> ClassificationMechanism:
         """The mechanism."""
         return self._mechanism
 
@@ -254,7 +254,9 @@ class LabelRandomization:
         )
 
 
-def _checked_priors(mechanism: LabelMechanism, priors: Any, with_ids: bool) -> np.ndarray | None:
+def _checked_priors(
+    mechanism: ClassificationMechanism, priors: Any, with_ids: bool
+) -> np.ndarray | None:
     name = type(mechanism).__name__
     if priors is None:
         if mechanism.uses_priors:

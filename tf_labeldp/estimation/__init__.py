@@ -1,6 +1,24 @@
-"""Priors, channel inverses and debiased targets; loads no TensorFlow."""
+"""Private histograms, priors, channel inverses and debiased targets; loads no TensorFlow."""
 
 from tf_labeldp.estimation._debiased_targets import channel_inverse, debiased_targets
+from tf_labeldp.estimation._histogram import (
+    HistogramMechanism,
+    histogram_prior,
+    private_histogram,
+)
+from tf_labeldp.estimation._posterior_mean import posterior_mean
 from tf_labeldp.estimation._priors import prior_from_logits, sharpen_prior
+from tf_labeldp.estimation._rounding import RoundingGrid, rounding_grid
 
-__all__ = ["channel_inverse", "debiased_targets", "prior_from_logits", "sharpen_prior"]
+__all__ = [
+    "HistogramMechanism",
+    "RoundingGrid",
+    "channel_inverse",
+    "debiased_targets",
+    "histogram_prior",
+    "posterior_mean",
+    "prior_from_logits",
+    "private_histogram",
+    "rounding_grid",
+    "sharpen_prior",
+]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import (
-    LabelMechanism,
+    ClassificationMechanism,
     PriorMechanism,
     RandomizedResponse,
     checked_mechanism,
@@ -20,7 +20,7 @@ _MAX_CONDITION = 1e12
 
 
 def debiased_targets(
-    mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None
+    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any = None
 ) -> np.ndarray:
     """Returns weights w such that ``sum_k w_k loss(y_pred, k)`` is unbiased for the true label.
 
@@ -55,7 +55,7 @@ def debiased_targets(
         >>> debiased_targets(mechanism, [2]).round(3).tolist()
         [[-0.582, -0.582, 2.164]]
     """
-    num_classes = checked_mechanism(mechanism).num_classes
+    num_classes = checked_mechanism(mechanism, ClassificationMechanism).num_classes
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if not mechanism.uses_priors:
         if priors is not None:

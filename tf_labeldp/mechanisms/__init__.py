@@ -1,25 +1,45 @@
 """How a label becomes a noisy label: one small file a mechanism, one contract; no TensorFlow."""
 
 from tf_labeldp.mechanisms._base import (
+    AggregateMechanism,
+    ClassificationMechanism,
     LabelMechanism,
+    Mechanism,
+    RegressionMechanism,
     checked_mechanism,
     deserialize,
     serialize,
 )
+from tf_labeldp.mechanisms._exponential import ExponentialMechanism
+from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
+from tf_labeldp.mechanisms._optimal_bins import optimal_bins
 from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
 from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
+from tf_labeldp.mechanisms._rr_on_bins import RROnBins
 from tf_labeldp.mechanisms._rr_top_k import RRTopK
 from tf_labeldp.mechanisms._rr_with_prior import RRWithPrior
+from tf_labeldp.mechanisms._staircase import DiscreteStaircaseMechanism, StaircaseMechanism
 from tf_labeldp.mechanisms._top_k import top_k_members
 
 __all__ = [
+    "AggregateMechanism",
+    "ClassificationMechanism",
+    "DiscreteLaplaceMechanism",
+    "DiscreteStaircaseMechanism",
+    "ExponentialMechanism",
     "LabelMechanism",
+    "LaplaceMechanism",
+    "Mechanism",
     "PriorMechanism",
+    "RROnBins",
     "RRTopK",
     "RRWithPrior",
     "RandomizedResponse",
+    "RegressionMechanism",
+    "StaircaseMechanism",
     "checked_mechanism",
     "deserialize",
+    "optimal_bins",
     "serialize",
     "top_k_members",
 ]

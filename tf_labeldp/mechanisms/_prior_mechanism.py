@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import pure_dp_event
 from tf_labeldp.mechanisms import _top_k
-from tf_labeldp.mechanisms._base import LabelMechanism
-
-if TYPE_CHECKING:
-    from tf_labeldp.accounting._events import DpEvent
+from tf_labeldp.mechanisms._base import ClassificationMechanism
 
 
 @dataclasses.dataclass(frozen=True)
-class PriorMechanism(LabelMechanism):
+class PriorMechanism(ClassificationMechanism):
     """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that the prior alone decides.
 
     Privacy: (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior
@@ -79,7 +75,3 @@ class PriorMechanism(LabelMechanism):
         rows = _validate.prior_rows("prior", prior, None, self.num_classes)
         k = int(self.set_sizes(rows)[0])
         return _top_k.top_k_transition_matrix(rows[0], k, self.epsilon)
-
-    def dp_event(self) -> DpEvent:
-        """Returns the event of binary randomized response, which dominates this mechanism."""
-        return pure_dp_event(self.epsilon)

@@ -10,14 +10,14 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import randomized_response_event
 from tf_labeldp.mechanisms import _top_k
-from tf_labeldp.mechanisms._base import LabelMechanism
+from tf_labeldp.mechanisms._base import ClassificationMechanism
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(LabelMechanism):
+class RandomizedResponse(ClassificationMechanism):
     """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
 
     Privacy: (epsilon, 0)-DP for the replacement of one label; the worst log-ratio equals epsilon.

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._label_store import array_digest, publish
-from tf_labeldp.mechanisms import LabelMechanism, RandomizedResponse, RRWithPrior
+from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRWithPrior
 from tf_labeldp.private_labels import PrivateLabels
 from tf_labeldp.training._model_output import (
     check_model,
@@ -356,7 +356,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             epoch=self._plan.starts[stage],
         )
 
-    def _mechanism(self, stage: int) -> LabelMechanism:
+    def _mechanism(self, stage: int) -> ClassificationMechanism:
         kind = RandomizedResponse if stage == 0 and self._priors is None else RRWithPrior
         return kind(self._epsilon, self._labels.num_classes)
 

@@ -1,0 +1,513 @@
+"""The law of each mechanism for numbers: on paper, as closed form, and as drawn."""
+
+from __future__ import annotations
+
+import math
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+from tf_labeldp.mechanisms import (
+    DiscreteLaplaceMechanism,
+    DiscreteStaircaseMechanism,
+    ExponentialMechanism,
+    LaplaceMechanism,
+    StaircaseMechanism,
+    _integer_noise,
+    _random,
+    _staircase,
+)
+
+MECHANISMS = {
+    cls.__name__: cls
+    for cls in (
+        LaplaceMechanism,
+        DiscreteLaplaceMechanism,
+        StaircaseMechanism,
+        DiscreteStaircaseMechanism,
+        ExponentialMechanism,
+    )
+}
+CONTINUOUS = [name for name in MECHANISMS if not MECHANISMS[name].whole]
+DISCRETE = [name for name in MECHANISMS if MECHANISMS[name].whole]
+ADDITIVE = [name for name in MECHANISMS if name != "ExponentialMechanism"]
+DRAWS = 200_000
+
+
+# --- Closed forms against the definitions of the paper -------------------------------------------
+
+
+def definition_24(i, epsilon, width, r):
+    """Pr[noise = i] of the discrete staircase, by the recursion of the paper."""
+    b = math.exp(-epsilon)
+    a = (1 - b) / (2 * r + 2 * b * (width - r) - (1 - b))
+    i = abs(i)
+    if i < r:
+        return a
+    if i < width:
+        return b * a
+    k = i // width
+    return math.exp(-k * epsilon) * definition_24(i - k * width, epsilon, width, r)
+
+
+def definition_25(x, epsilon, width, gamma):
+    """Density of the continuous staircase, by the recursion of the paper, times the width."""
+    a = (1 - math.exp(-epsilon)) / (2 * (gamma + math.exp(-epsilon) * (1 - gamma)))
+    x = abs(x) / width
+    k = math.floor(x)
+    return a * math.exp(-epsilon * (k + (x - k >= gamma))) / width
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_definition_22_discrete_laplace(epsilon):
+    mechanism = DiscreteLaplaceMechanism(epsilon, -2, 5, clip=False)
+    weights = np.exp(-np.abs(np.arange(-4000, 4001)) * epsilon / 7)
+    outputs = np.arange(-30, 31)
+    expected = np.exp(-np.abs(outputs - 1) * epsilon / 7) / weights.sum()
+    np.testing.assert_allclose(mechanism.likelihood(outputs, [1])[:, 0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_definition_23_laplace(epsilon):
+    mechanism = LaplaceMechanism(epsilon, -3.0, 1.0, clip=False)
+    law = stats.laplace(loc=-0.5, scale=4.0 / epsilon)
+    outputs = np.linspace(-30.0, 30.0, 101)
+    np.testing.assert_allclose(
+        mechanism.likelihood(outputs, [-0.5])[:, 0], law.pdf(outputs), rtol=1e-8
+    )
+    # A grid point stands for half a step on both sides, which is 2^-33 of the range.
+    np.testing.assert_allclose(mechanism.cdf(outputs, [-0.5])[:, 0], law.cdf(outputs), atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 10])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_definition_24_discrete_staircase(epsilon, width):
+    mechanism = DiscreteStaircaseMechanism(epsilon, 0, width, clip=False)
+    noise = range(-7 * width, 7 * width + 1)
+    expected = [definition_24(i, epsilon, width, mechanism.r) for i in noise]
+    got = mechanism.likelihood(np.array(noise) + 1, [1])[:, 0]
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_definition_25_staircase(epsilon):
+    mechanism = StaircaseMechanism(epsilon, 10.0, 14.0, clip=False)
+    outputs = np.linspace(-30.0, 50.0, 1003)  # none within 1e-6 of a jump
+    expected = [definition_25(out - 11.0, epsilon, 4.0, mechanism.gamma) for out in outputs]
+    np.testing.assert_allclose(mechanism.likelihood(outputs, [11.0])[:, 0], expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 4.0, 50.0])
+@pytest.mark.parametrize("label", [-1.0, -0.3, 2.0, 3.0])
+def test_definition_26_exponential(epsilon, label):
+    mechanism = ExponentialMechanism(epsilon, -1.0, 3.0)
+    law = stats.laplace(loc=label, scale=2.0 * 4.0 / epsilon)
+    below, within = law.cdf(-1.0), law.cdf(3.0) - law.cdf(-1.0)
+    outputs = np.linspace(-1.0, 3.0, 101)
+    np.testing.assert_allclose(
+        mechanism.likelihood(outputs, [label])[:, 0], law.pdf(outputs) / within, rtol=1e-7
+    )
+    np.testing.assert_allclose(
+        mechanism.cdf(outputs, [label])[:, 0], (law.cdf(outputs) - below) / within, atol=1e-8
+    )
+
+
+def test_over_two_values_the_clipped_noise_is_randomized_response():
+    keep = math.e / (1.0 + math.e)
+    for name in DISCRETE:
+        matrix = MECHANISMS[name](1.0, 0, 1).transition_matrix()
+        np.testing.assert_allclose(matrix, [[keep, 1 - keep], [1 - keep, keep]], rtol=1e-14)
+    noise = _integer_noise.StaircaseNoise(0.7, 1, 1)
+    laplace = _integer_noise.LaplaceNoise(0.7, 1)
+    x = np.arange(0.0, 20.0)
+    np.testing.assert_allclose(noise.mass(x), laplace.mass(x), rtol=1e-12)
+    np.testing.assert_allclose(noise.tail(x), laplace.tail(x), rtol=1e-12)
+
+
+# --- The closed forms fit together ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 4.0, 50.0])
+@pytest.mark.parametrize("low_high", [(0, 1), (-3, 4), (10, 110)])
+def test_transition_matrix_rows_sum_to_one_and_sum_up_to_the_cdf(name, epsilon, low_high):
+    low, high = low_high
+    mechanism, values = MECHANISMS[name](epsilon, low, high), np.arange(low, high + 1)
+    matrix = mechanism.transition_matrix()
+    assert matrix.shape == (values.size, values.size)
+    assert matrix.min() >= 0.0
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(matrix, mechanism.likelihood(values, values).T)
+    np.testing.assert_allclose(
+        mechanism.cdf(values, values), np.cumsum(matrix, axis=1).T, rtol=0, atol=1e-12
+    )
+    np.testing.assert_allclose(matrix, matrix[::-1, ::-1], rtol=1e-12)  # no side is favoured
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_discrete_outputs_lie_on_whole_numbers(name):
+    mechanism = MECHANISMS[name](1.0, 0, 4)
+    likelihood = mechanism.likelihood([-1.0, -0.5, 0.0, 0.5, 4.0, 4.5, 5.0], [0, 3])
+    assert np.all(likelihood[[0, 1, 3, 5, 6]] == 0.0)
+    assert np.all(likelihood[[2, 4]] > 0.0)
+    cdf = mechanism.cdf([-0.5, 0.0, 0.999, 1.0, 4.0, 1e300], [0, 3])
+    assert np.all(cdf[0] == 0.0) and np.all(cdf[4:] == 1.0)
+    np.testing.assert_array_equal(cdf[1], cdf[2])
+    assert np.all(cdf[3] > cdf[2])
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+@pytest.mark.parametrize("clip", [True, False])
+def test_clipping_moves_the_tails_to_the_ends(name, clip):
+    mechanism = MECHANISMS[name](1.0, 2, 9, clip)
+    free = MECHANISMS[name](1.0, 2, 9, clip=False)
+    labels, inside = np.arange(2, 10), np.arange(3, 9)
+    same = mechanism.likelihood(inside, labels)
+    np.testing.assert_array_equal(same, free.likelihood(inside, labels))
+    ends = mechanism.likelihood([2, 9], labels)
+    outside = mechanism.likelihood([1, 10, -1e300, 1e300], labels)
+    if clip:
+        step = 1.0 if mechanism.whole else 7.0 / 2**32
+        np.testing.assert_allclose(ends[0], free.cdf([2], labels)[0], rtol=1e-12)
+        np.testing.assert_allclose(ends[1], 1.0 - free.cdf([9 - step], labels)[0], rtol=1e-12)
+        assert np.all(outside == 0.0)
+        assert mechanism.cdf([2 - step, 9, 1e300], labels).tolist() == [[0.0] * 8] + [[1.0] * 8] * 2
+    else:
+        assert np.all(outside[:2] > 0.0) and np.all(outside[2:] == 0.0)
+        np.testing.assert_array_equal(free.cdf([-1e300, 1e300], [3]), [[0.0], [1.0]])
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_the_density_integrates_to_the_cdf(name, epsilon):
+    mechanism = MECHANISMS[name](epsilon, -2.0, 3.0)
+    outputs, labels = np.linspace(-2.0, 3.0, 21), np.array([-2.0, 0.7, 3.0])
+    cdf = mechanism.cdf(outputs, labels)
+    assert np.all(np.diff(cdf, axis=0) > 0.0)
+    for column, label in enumerate(labels):
+        breaks = [label]
+        if name == "StaircaseMechanism":
+            breaks += [label + 5.0 * (k + side * mechanism.gamma) for k in (-1, 0, 1)
+                       for side in (-1, 1)]  # fmt: skip
+        edges = np.unique(np.clip([*outputs[1:-1], *breaks], outputs[1], outputs[-2]))
+        mass = [
+            integrate.quad(lambda x, y=label: mechanism.likelihood([x], [y])[0, 0], one, other)[0]
+            for one, other in zip(edges[:-1], edges[1:], strict=True)
+        ]
+        at_edges = mechanism.cdf(edges, [label])[:, 0]
+        np.testing.assert_allclose(mass, np.diff(at_edges), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_without_clipping_everything_sums_to_one(name):
+    noise = MECHANISMS[name](0.8, 0, 6, clip=False)._noise
+    small = type(noise)(
+        *[0.8, 6, 2][: 3 if isinstance(noise, _integer_noise.StaircaseNoise) else 2]
+    )
+    x = np.arange(-1500.0, 1501.0)
+    assert small.mass(x).sum() == pytest.approx(1.0, abs=1e-12)
+    tails = np.cumsum(small.mass(x)[::-1])[::-1]
+    np.testing.assert_allclose(small.tail(x[1500:]), tails[1500:], rtol=1e-12)
+
+
+# --- What is drawn -------------------------------------------------------------------------------
+
+
+def noisy_counts(mechanism, label, rng, edges, draws=DRAWS):
+    """Counts of draws in the cells between the edges, and in those at the two ends."""
+    noisy = mechanism.randomize(np.full(draws, label), rng=rng)
+    assert noisy.dtype == np.float64 and noisy.shape == (draws,)
+    return np.bincount(np.searchsorted(edges, noisy, side="left"), minlength=edges.size + 1)
+
+
+def cell_probabilities(mechanism, label, edges):
+    return np.diff(mechanism.cdf(edges, [label])[:, 0], prepend=0.0, append=1.0)
+
+
+def disagree(counts, probabilities, p):
+    """Whether counts contradict probabilities at this false alarm rate."""
+    expected = counts.sum() * probabilities
+    possible = expected > 0.0
+    assert expected[possible].min() >= 5.0
+    statistic = np.sum((counts - expected)[possible] ** 2 / expected[possible])
+    return counts[~possible].any() or statistic > stats.chi2.isf(p, possible.sum() - 1)
+
+
+CELLS = np.linspace(-1.0, 4.0, 11)  # of which -1 and 4 hold what is clipped
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("epsilon", [1.5, 4.0])
+def test_draws_follow_the_cdf_and_not_one_nearby(name, epsilon, seeded):
+    cls = MECHANISMS[name]
+    edges = np.arange(-1.0, 4.0) if cls.whole else CELLS[:-1]
+    for label in (-1, 1, 4):
+        mechanism = cls(epsilon, -1, 4)
+        counts = noisy_counts(mechanism, label, seeded(), edges, draws=5 * DRAWS)
+        assert not disagree(counts, cell_probabilities(mechanism, label, edges), 1e-6)
+        # Twice or half epsilon, which a missing factor two makes of it, and one tenth more.
+        for factor in (1.1, 2.0, 0.5):
+            nearby = cell_probabilities(cls(factor * epsilon, -1, 4), label, edges)
+            assert disagree(counts, nearby, 1e-6), factor
+
+
+@pytest.mark.parametrize("name", ["LaplaceMechanism", "StaircaseMechanism"])
+def test_unclipped_draws_follow_the_cdf(name, seeded):
+    mechanism = MECHANISMS[name](2.0, -1.0, 4.0, clip=False)
+    noisy = mechanism.randomize(np.full(DRAWS, 0.3), rng=seeded())
+
+    def p_value(other):
+        return stats.kstest(noisy, lambda x: other.cdf(x, [0.3])[:, 0]).pvalue
+
+    assert p_value(mechanism) > 1e-6
+    assert p_value(MECHANISMS[name](2.2, -1.0, 4.0, clip=False)) < 1e-6
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 3.0])
+def test_unclipped_whole_draws_follow_the_cdf(name, epsilon, seeded):
+    mechanism, edges = MECHANISMS[name](epsilon, 0, 4, clip=False), np.arange(-6.0, 9.0)
+    counts = noisy_counts(mechanism, 1, seeded(), edges, draws=5 * DRAWS)
+    assert not disagree(counts, cell_probabilities(mechanism, 1, edges), 1e-6)
+    nearby = MECHANISMS[name](1.1 * epsilon, 0, 4, clip=False)
+    assert disagree(counts, cell_probabilities(nearby, 1, edges), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimum"),
+    [("StaircaseMechanism", "optimal_gamma"), ("DiscreteStaircaseMechanism", "optimal_first")],
+)
+def test_draws_with_another_width_are_rejected(name, optimum, seeded, monkeypatch):
+    mechanism, edges = MECHANISMS[name](2.0, 0, 40), np.arange(0.0, 40.0)
+    counts = noisy_counts(mechanism, 20, seeded(), edges)
+    assert not disagree(counts, cell_probabilities(mechanism, 20, edges), 1e-6)
+    chosen = getattr(_staircase, optimum)
+    for other in (
+        lambda *args: type(chosen(*args))(0.9 * chosen(*args)),
+        lambda *args: type(chosen(*args))(1.1 * chosen(*args)),
+    ):
+        monkeypatch.setattr(_staircase, optimum, other)
+        assert disagree(counts, cell_probabilities(mechanism, 20, edges), 1e-6)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_secure_draws_follow_the_cdf(name):
+    """A right sampler fails here once in 10^9 runs."""
+    cls = MECHANISMS[name]
+    mechanism, edges = cls(1.0, -1, 4), (np.arange(-1.0, 4.0) if cls.whole else CELLS[:-1])
+    counts = noisy_counts(mechanism, 1, None, edges)
+    assert not disagree(counts, cell_probabilities(mechanism, 1, edges), 1e-9)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_labels_and_noise_keep_their_places(name, seeded):
+    """At an epsilon this large a label comes back to within 60 scales of the noise."""
+    labels = np.random.default_rng(1).integers(-50, 51, 20_000)
+    noisy = MECHANISMS[name](1e6, -50, 50).randomize(labels, rng=seeded())
+    assert np.abs(noisy - labels).max() < 60 * 2 * 100 / 1e6
+    many = np.tile([-50, 50], 50_000)  # of both proposals of the exponential mechanism, too
+    for epsilon in (1.0, 3.0):
+        noisy = MECHANISMS[name](epsilon, -50, 50).randomize(many, rng=seeded())
+        assert noisy[1::2].mean() - noisy[::2].mean() > 10.0
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_random_bits_are_the_operating_systems_unless_a_generator_is_given(
+    name, monkeypatch, seeded
+):
+    mechanism, labels, asked = MECHANISMS[name](1.0, 0, 9), np.arange(50) % 10, []
+
+    def counting(size, secure=os.urandom):
+        asked.append(size)
+        return secure(size)
+
+    monkeypatch.setattr(os, "urandom", counting)
+    mechanism.randomize(labels)
+    assert sum(asked) >= 2 * 8 * labels.size
+    asked.clear()
+    first = mechanism.randomize(labels, rng=seeded())
+    assert asked == []
+    np.testing.assert_array_equal(first, mechanism.randomize(labels, rng=seeded()))
+
+
+# --- The integer samplers ------------------------------------------------------------------------
+
+
+class _Needs(Exception):
+    """A draw beyond the tape."""
+
+
+def outcomes(sampler, monkeypatch, max_draws):
+    """Exact probabilities of the results of a sampler, over all draws of up to this length.
+
+    What takes more draws is under None.
+    """
+    found = {}
+    queue = [((), Fraction(1))]
+    while queue:
+        tape, weight = queue.pop()
+        left = list(tape)
+
+        def next_draw(bounds, rng, left=left):
+            if not left:
+                raise _Needs(int(bounds[0]))
+            return np.array([left.pop(0)])
+
+        monkeypatch.setattr(_random, "uniform_below", next_draw)
+        try:
+            result = sampler()
+        except _Needs as needs:
+            if len(tape) == max_draws:
+                found[None] = found.get(None, 0) + weight
+            else:
+                bound = needs.args[0]
+                queue += [((*tape, value), weight / bound) for value in range(bound)]
+        else:
+            found[result] = found.get(result, 0) + weight
+    return found
+
+
+@pytest.mark.parametrize(("n", "d"), [(0, 3), (1, 3), (2, 3), (3, 3), (1, 1), (0, 1), (4, 5)])
+def test_bernoulli_exp_is_exact(n, d, monkeypatch):
+    """Stopped after some draws, the chance is the Taylor sum of e^(-n/d), term by term."""
+    found = outcomes(
+        lambda: bool(_integer_noise.bernoulli_exp(np.array([n]), d, None)[0]), monkeypatch, 9
+    )
+    undecided = found.get(None, 0)
+    assert undecided < 1e-3
+    assert found.get(True, 0) <= Fraction(math.exp(-n / d)) + Fraction(1, 10**15)
+    assert found.get(True, 0) + undecided >= Fraction(math.exp(-n / d)) - Fraction(1, 10**15)
+    ratio = Fraction(n, d)
+    # Round k takes two draws (one in the first round, and one if d is 1) and stops with chance
+    # ratio^(k-1) / (k-1)! - ratio^k / k!; nine draws hold five rounds, or ten.
+    rounds = 5 if d > 1 else 10
+    stops = [
+        ratio ** (k - 1) / math.factorial(k - 1) - ratio**k / math.factorial(k)
+        for k in range(1, rounds + 1)
+    ]
+    assert found.get(True, 0) == sum(stops[::2])
+    assert found.get(False, 0) == sum(stops[1::2])
+
+
+@pytest.mark.parametrize(
+    ("s", "t"), [(1, 1), (1, 7), (7, 1), (3, 10), (10, 3), (1, 1000), (2**40 + 1, 2**41)]
+)
+def test_geometric_draws_follow_their_mass(s, t, seeded):
+    decay = s / t
+    drawn = _integer_noise.geometric(DRAWS, Fraction(s, t), seeded())
+    assert drawn.dtype == np.int64
+    cells = np.unique(np.floor(np.linspace(0.0, 6.0 / decay, 12)))
+    counts = np.bincount(np.searchsorted(cells, drawn, side="right"))[1:]
+    counts = np.pad(counts, (0, cells.size - counts.size))
+    upper = np.exp(-decay * cells)
+
+    def probabilities(tails):
+        return tails - np.append(tails[1:], 0.0)
+
+    assert not disagree(counts, probabilities(upper), 1e-6)
+    assert s > t or disagree(counts, probabilities(upper**1.1), 1e-6)
+
+
+def test_draws_follow_opendps_discrete_laplace(seeded):
+    """Both samplers right, this fails once in 10^9 runs (OpenDP's takes no seed)."""
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
+    mine = DiscreteLaplaceMechanism(0.5, 0, 3, clip=False).randomize(
+        np.zeros(DRAWS // 2), rng=seeded()
+    )
+
+    def p_value(scale):
+        theirs = np.array((space >> dp.m.then_laplace(scale))([0] * (DRAWS // 2)))
+        table = [np.bincount(np.clip(x, -20, 20).astype(int) + 20) for x in (mine, theirs)]
+        return stats.chi2_contingency(table).pvalue
+
+    assert p_value(6.0) > 1e-9
+    assert p_value(6.6) < 1e-9
+
+
+# --- The best width of a stair -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.7, 2.0, 6.0])
+@pytest.mark.parametrize(("width", "first"), [(1, 1), (5, 1), (5, 3), (5, 5), (40, 9)])
+def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):
+    x = np.arange(0.0, 80.0 * width / min(epsilon, 1.0))
+    mass = _integer_noise.StaircaseNoise(epsilon, width, first).mass(x)
+    expected = 2.0 * np.sum(mass * x**2)
+    got = float(_staircase.staircase_variance(epsilon, width, first))
+    assert got == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 4.0, 12.0, 60.0])
+def test_no_gamma_has_a_smaller_variance(epsilon):
+    """E[noise^2] / width^2 by numerical integration of Definition 25, minimised over gamma."""
+    b = math.exp(-epsilon)
+
+    def variance(gamma):
+        a = (1 - b) / (2 * (gamma + b * (1 - gamma)))
+        stairs = np.arange(0.0, max(30.0, 60.0 / epsilon)) if epsilon > 1e-3 else None
+        if stairs is None:  # the sums over the stairs in closed form; too many to add up
+            c_0, c_1, c_2 = 1 / (1 - b), b / (1 - b) ** 2, b * (1 + b) / (1 - b) ** 3
+        else:
+            c_0, c_1, c_2 = (float(np.sum(stairs**j * b**stairs)) for j in range(3))
+        moments = [(gamma**j + b * (1 - gamma**j)) / j for j in (1, 2, 3)]
+        return 2 * a * (c_0 * moments[2] + 2 * c_1 * moments[1] + c_2 * moments[0])
+
+    best = StaircaseMechanism(epsilon, 0.0, 1.0).gamma
+    assert 0.0 < best <= 0.5
+    grid = np.linspace(0.0, 1.0, 20_001)[1:]
+    assert variance(best) <= variance(grid).min() * (1 + 1e-9)
+    if 1e-3 < epsilon < 20.0:
+        found = optimize.minimize_scalar(variance, bounds=(0, 1), method="bounded",
+                                         options={"xatol": 1e-12}).x  # fmt: skip
+        assert best == pytest.approx(found, abs=1e-6)
+        # The smallest variance, in closed form: Geng and Viswanath 2014.
+        closed = (2 ** (-2 / 3) * (b * (1 + b)) ** (2 / 3) + b) / (1 - b) ** 2
+        assert variance(best) == pytest.approx(closed, rel=1e-9)
+        # The gamma for absolute error is another one, and worse.
+        assert variance(1 / (1 + math.exp(epsilon / 2))) > variance(best) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 10, 401, 50_000])
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 4.0, 12.0, 60.0])
+def test_no_r_has_a_smaller_variance(epsilon, width):
+    mechanism = DiscreteStaircaseMechanism(epsilon, 0, width)
+    assert 1 <= mechanism.r <= width
+    every = _staircase.staircase_variance(epsilon, width, np.arange(1, width + 1))
+    assert every[mechanism.r - 1] <= every.min() * (1 + 1e-13)
+    falls = np.diff(every[: mechanism.r])
+    assert np.all(falls < 1e-13 * every.max())  # it falls up to r, and rises after it
+    assert np.all(np.diff(every[mechanism.r - 1 :]) > -1e-13 * every.max())
+    if width <= 401:
+        sums = []
+        for r in range(1, width + 1):
+            x = np.arange(0.0, 60.0 * width / min(epsilon, 1.0))
+            sums.append(np.sum(_integer_noise.StaircaseNoise(epsilon, width, r).mass(x) * x**2))
+            if width > 10 and abs(r - mechanism.r) > 3:
+                sums[-1] = np.inf
+        assert sums[mechanism.r - 1] <= min(sums) * (1 + 1e-9)
+
+
+def test_a_wide_range_is_no_slower():
+    assert DiscreteStaircaseMechanism(1.0, 0, 10**6).r == 416_738
+    assert DiscreteStaircaseMechanism(1.0, 0, 2**32).r == pytest.approx(
+        0.41673743 * 2**32, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["StaircaseMechanism", "DiscreteStaircaseMechanism"])
+def test_the_staircase_has_less_variance_than_laplace(name):
+    """What the mechanism is for; drawn, so that nothing but the draws decides."""
+    labels = np.zeros(DRAWS)
+    for epsilon in (1.0, 3.0):
+        stairs = MECHANISMS[name](epsilon, 0, 20, clip=False).randomize(
+            labels, rng=np.random.default_rng(1)
+        )
+        laplace = DiscreteLaplaceMechanism(epsilon, 0, 20, clip=False).randomize(
+            labels, rng=np.random.default_rng(2)
+        )
+        assert np.mean(stairs**2) < 0.97 * np.mean(laplace**2)

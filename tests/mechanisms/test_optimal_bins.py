@@ -1,0 +1,277 @@
+"""Optimal bins: against the linear program, against Algorithm 2 as printed, and their edges."""
+
+from __future__ import annotations
+
+import importlib.util
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_labeldp.mechanisms import RROnBins, optimal_bins
+from tf_labeldp.mechanisms._least_weight import cheapest_cuts
+from tf_labeldp.mechanisms._segment_costs import segment_costs
+
+LOSSES = ("squared_error", "absolute_error", "poisson")
+
+
+def _oracles():
+    path = Path(__file__).with_name("bins_oracles.py")
+    spec = importlib.util.spec_from_file_location("bins_oracles", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ORACLES = _oracles()
+
+
+def power(y_hat, y):
+    """A loss without a formula of its own here."""
+    return np.abs(y_hat - y) ** 1.5
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, power])
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 2.0, 4.0])
+def test_theorem_5_no_epsilon_dp_channel_is_better(loss, epsilon):
+    """Equal to the linear program over a fine output grid that holds the outputs found."""
+    rng = np.random.default_rng(
+        [7, int(100 * epsilon), LOSSES.index(loss) if loss in LOSSES else 9]
+    )
+    for size in (2, 5, 12):
+        values = np.sort(rng.choice(40, size, replace=False)).astype(float)
+        prior = rng.dirichlet(np.full(size, 0.7))
+        mechanism = optimal_bins(values, prior, epsilon, loss)
+        grid = np.union1d(np.linspace(values[0], values[-1], 121), mechanism.outputs)
+        best = ORACLES.best_channel_loss(values, prior, epsilon, loss, grid)
+        scale = np.ptp(ORACLES.loss_table(grid[grid > 0], values, loss))
+        mine = mechanism.expected_loss(prior, loss)
+        assert mine == pytest.approx(best, abs=1e-6 * scale)
+        # From the other side: a constant, and the bins of twice the epsilon, are told apart.
+        worse = RROnBins(epsilon, values, values, np.arange(size)).expected_loss(prior, loss)
+        assert worse >= best - 1e-6 * scale
+        if size == 12 and epsilon <= 1.0:
+            assert worse > best + 1e-3 * scale
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
+def test_algorithm_2_as_printed_at_k_200(loss, epsilon):
+    rng = np.random.default_rng(200)
+    values = np.sort(rng.gamma(1.0, 50.0, 200))
+    prior = rng.dirichlet(np.full(200, 0.5))
+    expected, _, _ = ORACLES.cubic_table_loss(values, prior, epsilon, loss)
+    mine = optimal_bins(values, prior, epsilon, loss).expected_loss(prior, loss)
+    assert mine == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_algorithm_2_as_printed_on_many_instances(loss):
+    rng = np.random.default_rng(3)
+    for _ in range(150):
+        size = int(rng.integers(1, 25))
+        values = np.unique(np.abs(rng.standard_t(1.5, size)) * 10.0 ** rng.uniform(-3, 3))
+        prior = rng.dirichlet(np.full(values.size, rng.choice([0.05, 1.0, 10.0])))
+        prior = np.where(prior < 1e-14, 0.0, prior) / prior.sum()
+        epsilon = float(rng.choice([1e-6, 1e-3, 0.05, 0.3, 1, 2, 3, 5, 8, 15, 30]))
+        mechanism = optimal_bins(values, prior, epsilon, loss)
+        expected, _, _ = ORACLES.cubic_table_loss(values, prior, epsilon, loss)
+        assert mechanism.expected_loss(prior, loss) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_segment_costs_are_monge(loss):
+    """What the docstring of optimal_bins proves, on random quadruples a <= b <= c <= d."""
+    rng = np.random.default_rng(11)
+    for epsilon in (0.1, 1.0, 4.0):
+        values = np.sort(rng.gamma(0.7, 10.0, 60))
+        costs = segment_costs(loss, values, rng.dirichlet(np.full(60, 0.5)), epsilon)
+        a, b, c, d = np.sort(rng.integers(0, 61, (4, 20_000)), axis=0)
+        fits = (a < b) & (b < c) & (c < d)
+        a, b, c, d = a[fits], b[fits], c[fits], d[fits]
+        gap = costs.cost(a, d) + costs.cost(b, c) - costs.cost(a, c) - costs.cost(b, d)
+        assert gap.min() >= -1e-13
+        assert gap.max() > 1e-4
+
+
+def test_without_bounds_on_the_outputs_costs_are_not_monge():
+    """Why each output is kept between its bin's neighbours: else the theorem does not hold."""
+    values = np.array([0.0, 1.0, 2.0, 100.0])
+    prior = np.array([0.01, 0.01, 0.01, 0.97])
+    costs = segment_costs("squared_error", values, prior, 0.1)
+
+    def pairs(a, d, b, c):
+        start, end = np.array([a, b, a, b]), np.array([d, c, c, d])
+        terms = costs.cost(start, end)
+        return terms[0] + terms[1] - terms[2] - terms[3]
+
+    assert pairs(0, 3, 1, 2) >= 0.0
+    costs.neighbours = lambda start, end: (np.zeros_like(start), np.full_like(end, 3))
+    assert pairs(0, 3, 1, 2) < 0.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 47, 48, 49, 97, 200, 500])
+def test_cheapest_cuts_against_all_last_cuts(length):
+    rng = np.random.default_rng(length)
+    place = np.sort(rng.uniform(0, length, length + 1))
+
+    def cost(start, end):
+        return (place[end] - place[start]) ** 1.5 + 3.0 * np.cos(
+            start
+        )  # a term of one end is Monge
+
+    best = np.zeros(length + 1)
+    for end in range(1, length + 1):
+        starts = np.arange(end)
+        best[end] = np.min(best[starts] + cost(starts, np.full(end, end)))
+    cuts = cheapest_cuts(length, cost)
+    assert cuts[0] == 0 and cuts[-1] == length and np.all(np.diff(cuts) > 0)
+    assert np.sum(cost(cuts[:-1], cuts[1:])) == pytest.approx(best[-1], rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("size", [1, 2, 7, 60])
+def test_a_callable_finds_what_the_formula_finds(loss, size):
+    rng = np.random.default_rng(size)
+    values, prior = np.arange(1.0, size + 1), rng.dirichlet(np.ones(size))
+    by_name = optimal_bins(values, prior, 2.0, loss).expected_loss(prior, loss)
+
+    formulas = {
+        "squared_error": lambda y_hat, y: (y_hat - y) ** 2,
+        "absolute_error": lambda y_hat, y: np.abs(y_hat - y),
+        "poisson": lambda y_hat, y: y_hat - y * np.log(y_hat),
+    }
+    mechanism = optimal_bins(values, prior, 2.0, formulas[loss])
+    assert mechanism.expected_loss(prior, loss) == pytest.approx(by_name, rel=1e-6)
+
+
+def test_a_callable_that_does_not_meet_assumption_4():
+    for wrong in (lambda v, y: -((v - y) ** 2), lambda v, y: v + 0 * y, lambda v, y: np.sin(v - y)):
+        with pytest.raises(ValueError, match=r"Assumption 4 .*order of the arguments"):
+            optimal_bins(np.arange(9.0), np.full(9, 1 / 9), 1.0, wrong)
+    with pytest.raises(ValueError, match="must broadcast"):
+        optimal_bins([0, 1], [0.5, 0.5], 1.0, lambda v, y: 1.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=12),
+    weights=st.lists(st.sampled_from([0.0, 1e-12, 0.1, 1.0]), min_size=12, max_size=12),
+    epsilon=st.floats(1e-6, 60.0),
+    loss=st.sampled_from(LOSSES),
+)
+def test_any_input_gives_a_sound_mechanism(values, weights, epsilon, loss):
+    if loss == "poisson":
+        values = [abs(value) for value in values]
+    prior = np.array(weights[: len(values)])
+    prior[0] += 1e-3
+    prior /= prior.sum()
+    mechanism = optimal_bins(values, prior, epsilon, loss)
+    assert mechanism.inputs == tuple(np.unique(values).tolist())
+    bins = np.array(mechanism.bin_of_input)
+    assert np.all(np.diff(bins) >= 0)
+    low, high = mechanism.label_range()
+    assert low <= mechanism.outputs[0] and mechanism.outputs[-1] <= high
+    matrix = mechanism.transition_matrix()
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+    # Every output is in use; one that no label maps to would only add noise.
+    assert set(bins) == set(range(mechanism.num_bins))
+
+
+def test_equal_values_are_merged_and_order_is_free():
+    one = optimal_bins([3.0, 0.0, 3.0, 1.0], [0.25, 0.25, 0.25, 0.25], 2.0)
+    assert one == optimal_bins([0.0, 1.0, 3.0], [0.25, 0.25, 0.5], 2.0)
+
+
+def test_a_value_without_probability_goes_to_the_nearest_output_of_its_neighbours():
+    mechanism = optimal_bins([0.0, 1.0, 4.0, 6.0, 9.0, 10.0], [0.5, 0, 0, 0, 0, 0.5], 5.0)
+    assert mechanism.num_bins == 2
+    assert mechanism.bin_of_input == (0, 0, 0, 1, 1, 1)
+    alone = optimal_bins([0.0, 10.0], [0.5, 0.5], 5.0)
+    assert mechanism.outputs == pytest.approx(alone.outputs)
+
+
+def test_huge_values_do_not_overflow():
+    mechanism = optimal_bins([-1.7e308, 0.0, 1.6e308, 1.7e308], [0.5, 0.0, 0.0, 0.5], 5.0)
+    assert mechanism.bin_of_input in ((0, 0, 1, 1), (0, 1, 1, 1))
+    assert mechanism.outputs == pytest.approx([-1.66e308, 1.66e308], rel=0.05)
+
+
+def test_one_value():
+    mechanism = optimal_bins([4.5], [1.0], 1.0)
+    assert mechanism.outputs == (4.5,) and mechanism.bin_of_input == (0,)
+    assert mechanism.randomize(np.full(5, 4.5)).tolist() == [4.5] * 5
+
+
+def test_a_rare_value_far_away_is_not_lost():
+    """Probability 1e-12 at distance 1e8 weighs as much as 1e4 on the rest: it gets a bin."""
+    values, prior = [0.0, 1.0, 1e8], [0.5, 0.5 - 1e-12, 1e-12]
+    mechanism = optimal_bins(values, prior, 12.0)
+    expected, _, _ = ORACLES.cubic_table_loss(
+        np.array(values), np.array(prior), 12.0, "squared_error"
+    )
+    assert mechanism.expected_loss(prior) == pytest.approx(expected, rel=1e-9)
+    assert mechanism.bin_of_input[1] < mechanism.bin_of_input[2]
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e-3, 1e3, 1e150])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_bins_scale_with_the_labels(factor, loss):
+    rng = np.random.default_rng(5)
+    values, prior = np.arange(40.0), rng.dirichlet(np.full(40, 0.5))
+    one, other = (optimal_bins(values * f, prior, 3.0, loss) for f in (1.0, factor))
+    # Two medians may tie, so it is the loss that has to agree, not every bin.
+    back = RROnBins(3.0, values, np.array(other.outputs) / factor, other.bin_of_input)
+    expected = one.expected_loss(prior, loss)
+    assert back.expected_loss(prior, loss) == pytest.approx(expected, rel=1e-9)
+
+
+def test_epsilon_at_its_ends():
+    values, prior = np.arange(5.0), np.array([0.1, 0.2, 0.4, 0.2, 0.1])
+    constant = optimal_bins(values, prior, 1e-9)
+    assert constant.expected_loss(prior) == pytest.approx(1.2, rel=1e-6)  # the variance
+    exact = optimal_bins(values, prior, 700.0)
+    assert exact.outputs == pytest.approx(values, abs=1e-12) and exact.expected_loss(prior) < 1e-12
+    assert optimal_bins(values, prior, 1e5).num_bins == 5
+
+
+def test_memory_is_linear():
+    size = 5_000
+    values = np.arange(float(size))
+    prior = np.random.default_rng(0).dirichlet(np.ones(size))
+    tracemalloc.start()
+    try:
+        optimal_bins(values, prior, 3.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * 8 * size  # the k x k table alone would be 50 times that
+
+
+@pytest.mark.parametrize(
+    ("values", "prior", "loss", "message"),
+    [
+        ([], [], "squared_error", "values is empty"),
+        ([[0.0, 1.0]], [0.5, 0.5], "squared_error", r"values must have shape \(n,\)"),
+        ([0.0, np.nan], [0.5, 0.5], "squared_error", "1 of 2 are NaN"),
+        ([0.0, np.inf], [0.5, 0.5], "squared_error", "values must be finite"),
+        ([0.0, 1.0], [0.5], "squared_error", r"probabilities must have shape \(2,\)"),
+        ([0.0, 1.0], [[0.5, 0.5]], "squared_error", r"probabilities must have shape \(2,\)"),
+        ([0.0, 1.0], [0.5, 0.6], "squared_error", "must sum to one"),
+        ([0.0, 1.0], [1.5, -0.5], "squared_error", "must not be negative"),
+        ([-1.0, 1.0], [0.5, 0.5], "poisson", "Poisson loss is for labels of zero or more"),
+        ([0.0, 1.0], [0.5, 0.5], "mse", "loss must be one of 'squared_error'"),
+    ],
+)
+def test_bad_input(values, prior, loss, message):
+    with pytest.raises(ValueError, match=message):
+        optimal_bins(values, prior, 1.0, loss)
+
+
+def test_too_many_values_for_a_callable():
+    size = 20_001
+    with pytest.raises(ValueError, match=r"Round the labels to at most 5,000 values"):
+        optimal_bins(np.arange(size), np.full(size, 1 / size), 1.0, power)

@@ -1,0 +1,232 @@
+"""Algorithm 3 of ghazi2023: what it spends, what it hands out, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.estimation import HistogramMechanism, histogram_prior
+from tf_labeldp.mechanisms import optimal_bins
+from tf_labeldp.private_labels import LabelRandomizer, LabelStoreError, PrivateLabels
+
+AMOUNTS = np.random.default_rng(6).gamma(1.0, 80.0, 5000).clip(0.0, 400.0)
+
+
+def make(labels=AMOUNTS, epsilon=1.0, **arguments):
+    arguments = {"low": 0.0, "high": 400.0, **arguments}
+    return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 8.0])
+def test_theorem_6_prior_and_draw_together_are_epsilon(epsilon):
+    vault = make(epsilon=epsilon)
+    made = LabelRandomizer(epsilon).randomize(vault)
+    assert vault.guarantee().epsilon == pytest.approx(epsilon, rel=1e-12)
+    assert made.mechanism.epsilon + made.prior_epsilon == pytest.approx(epsilon, rel=1e-12)
+    assert set(made.noisy_labels) <= set(made.mechanism.outputs)
+    # From the other side: each of the two costs something, and a vault with less refuses.
+    assert 0.0 < made.prior_epsilon < epsilon
+    with pytest.raises(BudgetExceededError):
+        LabelRandomizer(epsilon).randomize(make(epsilon=epsilon * (1.0 - 1e-6)))
+
+
+def test_theorem_6_is_tight_on_the_worst_pair():
+    """Two values, ten known labels of each: the ratio of (histogram, draw) reaches e^epsilon."""
+    values, prior_epsilon, rest, known = (0.0, 1.0), 0.4, 1.1, 10
+    ratio = math.exp(-prior_epsilon / 2.0)
+
+    def log_mass(zeros, ones):  # discrete Laplace of scale 2 / prior_epsilon around the true counts
+        return (abs(zeros) + abs(ones)) * math.log(ratio)
+
+    worst = 0.0
+    for zeros in range(5, 16):
+        for ones in range(5, 16):
+            histogram = log_mass(zeros - known - 1, ones - known) - log_mass(
+                zeros - known, ones - known - 1
+            )
+            prior = histogram_prior(np.array([zeros, ones]))
+            matrix = optimal_bins(values, prior, rest).transition_matrix()
+            worst = max(worst, np.max(np.abs(histogram + np.log(matrix[0] / matrix[1]))))
+    assert worst == pytest.approx(prior_epsilon + rest, abs=1e-12)
+
+
+def test_nothing_is_spent_where_the_two_do_not_fit():
+    vault = make(epsilon=1.0)
+    with pytest.raises(BudgetExceededError, match=r"HistogramMechanism .* and RROnBins"):
+        LabelRandomizer(1.5, prior_epsilon=0.5).randomize(vault)
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_the_split_of_theorem_7():
+    randomizer = LabelRandomizer(1.0, values=tuple(np.linspace(0.0, 400.0, 401)))
+    values, prior_epsilon = randomizer.split(1_000_000, 0.0, 400.0)
+    assert values.size == 401 and prior_epsilon == math.sqrt(401 / 1_000_000)
+
+
+def test_the_split_where_theorem_7_does_not_hold():
+    """n <= k / epsilon^2: the grid gets coarser, and the prior has at most half."""
+    for epsilon, size, spent in (
+        (0.05, 16, 0.025),
+        (0.2, 50, 0.1),
+        (3.0, 64, math.sqrt(64 / 5000)),
+    ):
+        values, prior_epsilon = LabelRandomizer(epsilon).split(5000, 0.0, 400.0)
+        assert values.size == size
+        assert prior_epsilon == pytest.approx(spent)
+    values, prior_epsilon = LabelRandomizer(0.1).split(5000, 0.0, 7.0)
+    assert values.tolist() == list(range(8)) and prior_epsilon == math.sqrt(8 / 5000)
+    assert LabelRandomizer(1.0).split(1, 0.0, 400.0)[1] == 0.5
+
+
+def test_a_split_by_hand():
+    made = LabelRandomizer(1.0, prior_epsilon=0.3, max_values=200).randomize(make())
+    assert made.prior_epsilon == 0.3 and made.mechanism.epsilon == 0.7 and made.values.size == 200
+
+
+@pytest.mark.parametrize("spent", [1.0, 1.5])
+def test_a_split_with_nothing_left(spent):
+    with pytest.raises(ValueError, match=r"leaves nothing of epsilon=1 for the draw"):
+        LabelRandomizer(1.0, prior_epsilon=spent)
+
+
+def test_a_public_prior_costs_nothing():
+    values = tuple(np.arange(0.0, 401.0, 50.0))
+    prior = tuple(np.full(9, 1 / 9))
+    vault = make(epsilon=0.5)
+    made = LabelRandomizer(0.5, values=values, prior=prior).randomize(vault)
+    assert made.prior_epsilon == 0.0 and made.mechanism == optimal_bins(values, prior, 0.5)
+    assert vault.guarantee().epsilon == 0.5
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "poisson"])
+def test_bins_are_optimal_for_the_prior_that_was_released(loss):
+    made = LabelRandomizer(2.0, loss).randomize(make(epsilon=2.0, seed=1))
+    assert made.mechanism == optimal_bins(made.values, made.prior, made.mechanism.epsilon, loss)
+    exact = np.bincount(np.searchsorted(made.values, AMOUNTS).clip(0, made.values.size - 1))
+    assert np.abs(made.prior[:5] - exact[:5] / AMOUNTS.size).max() < 0.1
+
+
+def test_noise_is_passed_on():
+    vault = make(seed=0)
+    LabelRandomizer(1.0, noise="laplace").randomize(vault, key="x")
+    stored = vault.mechanism("x/prior")
+    assert isinstance(stored, HistogramMechanism) and stored.noise == "laplace"
+
+
+def test_the_error_is_near_that_of_the_known_prior():
+    """Theorem 7 from both sides: near the optimum for the true prior, never below it by chance."""
+    made = LabelRandomizer(2.0).randomize(make(epsilon=2.0, seed=4))
+    errors = (made.noisy_labels - AMOUNTS) ** 2
+    cells = np.abs(AMOUNTS[:, np.newaxis] - np.linspace(0, 400, 801)).argmin(axis=1)
+    true = np.bincount(cells, minlength=801) / AMOUNTS.size
+    best = optimal_bins(np.linspace(0, 400, 801), true, 2.0).expected_loss(true)
+    slack = 5.0 * errors.std() / math.sqrt(errors.size)  # 6e-7
+    assert best - slack < errors.mean() < 1.1 * best + slack
+
+
+def test_posterior_means():
+    """For squared error the outputs are posterior means already; for absolute error, medians."""
+    made = LabelRandomizer(1.0).randomize(make(seed=4))
+    np.testing.assert_allclose(made.posterior_mean(), made.noisy_labels, rtol=1e-9)
+    made = LabelRandomizer(1.0, "absolute_error").randomize(make(seed=4))
+    before, after = (
+        np.mean((noisy - AMOUNTS) ** 2) for noisy in (made.noisy_labels, made.posterior_mean())
+    )
+    assert after < before
+
+
+def test_killed_between_prior_and_draw(tmp_path, monkeypatch):
+    """A second run reads the prior that was paid for, draws once, and a third reads both."""
+    first = make(store=tmp_path / "s")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tf_labeldp._label_randomizer.optimal_bins", killed)
+    with pytest.raises(KeyboardInterrupt):
+        LabelRandomizer(1.0).randomize(first)
+    monkeypatch.undo()
+    spent = first.guarantee().epsilon
+    assert 0.0 < spent < 1.0
+
+    second = make(store=tmp_path / "s")
+    assert second.guarantee().epsilon == spent
+    made = LabelRandomizer(1.0).randomize(second)
+    assert second.guarantee().epsilon == pytest.approx(1.0)
+    third = make(store=tmp_path / "s")
+    again = LabelRandomizer(1.0).randomize(third)
+    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+    np.testing.assert_array_equal(again.prior, made.prior)
+    assert third.guarantee().epsilon == pytest.approx(1.0)
+
+
+def test_a_stored_draw_survives_another_rounding_of_its_outputs(tmp_path, monkeypatch):
+    made = LabelRandomizer(1.0).randomize(make(store=tmp_path / "s"))
+
+    def other_machine(*arguments):
+        found = optimal_bins(*arguments)
+        outputs = tuple(np.nextafter(found.outputs, 0.0))
+        return type(found)(found.epsilon, found.inputs, outputs, found.bin_of_input)
+
+    monkeypatch.setattr("tf_labeldp._label_randomizer.optimal_bins", other_machine)
+    again = LabelRandomizer(1.0).randomize(make(store=tmp_path / "s"))
+    assert again.mechanism == made.mechanism
+    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+
+
+def test_a_stored_draw_of_other_settings_is_refused(tmp_path):
+    LabelRandomizer(2.0).randomize(make(epsilon=2.0, store=tmp_path / "s"))
+    again = make(epsilon=2.0, store=tmp_path / "s")
+    with pytest.raises(LabelStoreError, match="made with other settings"):
+        LabelRandomizer(2.0, "absolute_error").randomize(again)
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        LabelRandomizer(2.0, max_values=20).randomize(again)
+    with pytest.raises(BudgetExceededError):
+        LabelRandomizer(2.0).randomize(again, key="another")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be finite and above zero"),
+        ({"epsilon": 1.0, "max_values": 1}, "max_values must be at least 2"),
+        ({"epsilon": 1.0, "values": (1.0, 0.0)}, "values must be strictly increasing"),
+        ({"epsilon": 1.0, "prior": (0.5, 0.5)}, "needs the values that it belongs to"),
+        (
+            {"epsilon": 1.0, "prior": (0.5, 0.5), "values": (0, 1), "prior_epsilon": 0.1},
+            "without prior_epsilon",
+        ),
+        ({"epsilon": 1.0, "prior": (0.5, 0.6), "values": (0, 1)}, "must sum to one"),
+        ({"epsilon": 1.0, "loss": "mse"}, "loss must be one of"),
+        ({"epsilon": 1.0, "noise": "gauss"}, "noise must be one of"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LabelRandomizer(**arguments)
+
+
+def test_values_that_do_not_cover_the_range():
+    with pytest.raises(ValueError, match="values reach from 0 to 300, the labels from 0 to 400"):
+        LabelRandomizer(1.0, values=(0.0, 300.0)).randomize(make())
+
+
+def test_labels_that_are_classes():
+    vault = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+    with pytest.raises(ValueError, match="LabelRandomizer is for numbers"):
+        LabelRandomizer(1.0).randomize(vault)
+
+
+def test_no_labels():
+    with pytest.raises(ValueError, match="num_labels must be at least 1"):
+        LabelRandomizer(1.0).randomize(make(np.empty(0)))
+
+
+def test_poisson_with_negative_labels_spends_nothing():
+    vault = make(np.array([-1.0, 2.0]), low=-1.0)
+    with pytest.raises(ValueError, match="Poisson loss is for labels of zero or more"):
+        LabelRandomizer(1.0, "poisson").randomize(vault)
+    assert vault.guarantee().epsilon == 0.0

@@ -1,0 +1,222 @@
+"""The vault with numbers in a range: what it takes, refuses, releases and keeps."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.estimation import HistogramMechanism, private_histogram
+from tf_labeldp.mechanisms import LaplaceMechanism, RandomizedResponse, RROnBins
+from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+
+AMOUNTS = np.round(np.random.default_rng(5).gamma(1.0, 80.0, 300), 2).clip(0.0, 400.0)
+SECRET = 123.456789
+
+
+def make(labels=AMOUNTS, epsilon=1.0, **arguments):
+    arguments = {"low": 0.0, "high": 400.0, **arguments}
+    return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
+
+
+def bins(epsilon=1.0, low=0.0, high=400.0):
+    return RROnBins(epsilon, (low, high / 2, high), (high / 4, high / 2), (0, 0, 1))
+
+
+def counts(epsilon=0.5, **arguments):
+    return HistogramMechanism(epsilon, values=(0.0, 100.0, 400.0), **arguments)
+
+
+def test_noisy_numbers_come_out_and_are_charged():
+    vault = make()
+    noisy = vault.randomize(bins())
+    assert noisy.dtype == np.float64 and set(noisy) <= {100.0, 200.0}
+    assert vault.guarantee().epsilon == 1.0 and vault.guarantee().is_private
+    with pytest.raises(BudgetExceededError, match=r"RROnBins \(epsilon=1, delta=0\) would be"):
+        vault.randomize(bins())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "float64"])
+def test_dtypes(dtype):
+    vault = make(np.array([0, 1, 100], dtype), low=0, high=100)
+    assert vault.randomize(LaplaceMechanism(1.0, 0.0, 100.0)).shape == (3,)
+
+
+def test_lists_and_tensors():
+    import tensorflow as tf
+
+    for labels in ([1.5, 2, 3], tf.constant([1.5, 2.0, 3.0])):
+        assert len(make(labels)) == 3
+
+
+def test_properties():
+    vault = make()
+    assert vault.label_range == (0.0, 400.0)
+    for ask in (lambda: vault.num_classes, lambda: vault.classes, lambda: vault.decode([0])):
+        with pytest.raises(ValueError, match=r"numbers in \[0, 400\] and have no classes"):
+            ask()
+    assert "low=0, high=400" in repr(vault)
+    classes = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+    assert classes.label_range is None
+
+
+def test_labels_outside_the_range():
+    with pytest.raises(ValueError, match=r"in \[0, 400\], but 2 of 3 do not.*clip") as caught:
+        make([1.0, 400.5, -SECRET])
+    assert "400.5" not in str(caught.value) and "123.4" not in str(caught.value)
+    vault = make([1.0, 1e9, -np.inf], clip=True)
+    sure = RROnBins(50.0, (0.0, 200.0, 400.0), (0.0, 400.0), (0, 0, 1))
+    big = PrivateLabels([1.0, 1e9, -np.inf], low=0, high=400, clip=True, budget=PrivacyBudget(50.0))
+    assert big.randomize(sure).tolist() == [0.0, 400.0, 0.0]  # e^-50: no flip in three draws
+    assert len(vault) == 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "error", "message"),
+    [
+        ([1.0], {"low": None}, ValueError, "needs both ends, got low=None, high=400"),
+        ([1.0], {"high": None}, ValueError, "needs both ends"),
+        ([1.0], {"low": 400.0}, ValueError, "low must be below high"),
+        ([1.0], {"high": np.inf}, ValueError, "high must be finite"),
+        ([1.0], {"high": "4"}, TypeError, "high must be a number, got str"),
+        ([1.0], {"num_classes": 3}, ValueError, "both classes and a range"),
+        ([1.0], {"classes": [1, 2]}, ValueError, "both classes and a range"),
+        ([SECRET, np.nan], {}, ValueError, "1 of 2 are NaN"),
+        ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
+        ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
+        ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
+        ([SECRET + 0j], {}, TypeError, "labels must be numbers"),
+    ],
+)
+def test_bad_labels_and_ranges(labels, arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make(labels, **arguments)
+    assert "123.4" not in str(caught.value)
+
+
+def test_clip_without_a_range():
+    with pytest.raises(ValueError, match="clip=True is for regression labels"):
+        PrivateLabels([0, 1], num_classes=2, clip=True, budget=PrivacyBudget(1.0))
+    with pytest.raises(ValueError, match=r"num_classes is missing.*low and high for numbers"):
+        PrivateLabels([0.5], budget=PrivacyBudget(1.0))
+
+
+def test_mechanisms_of_another_kind_or_range():
+    vault = make()
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism for numbers, got RandomizedResp"):
+        vault.randomize(RandomizedResponse(1.0, 3))
+    with pytest.raises(ValueError, match=r"labels in \[0, 300\], the labels lie in \[0, 400\]"):
+        vault.randomize(bins(high=300.0))
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism, got HistogramMechanism"):
+        vault.randomize(counts())
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism of many labels, got RROnBins"):
+        vault.release(bins())
+    classes = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism for classes, got RROnBins"):
+        classes.randomize(bins())
+    assert vault.guarantee().epsilon == classes.guarantee().epsilon == 0.0
+
+
+def test_a_release_is_charged_to_every_example_it_is_made_of():
+    vault = make(epsilon=1.0)
+    noisy = vault.release(counts(0.7), indices=np.arange(100))
+    assert noisy.shape == (3,) and vault.guarantee().epsilon == 0.7
+    vault.randomize(bins(1.0), indices=np.arange(100, 300))  # parallel composition
+    assert vault.guarantee().epsilon == 1.0
+    with pytest.raises(BudgetExceededError, match="HistogramMechanism"):
+        vault.release(counts(0.7), indices=np.arange(50, 60))
+    vault.release(counts(0.3), indices=np.arange(100))
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_release_of_the_right_examples():
+    """At epsilon 700 the noise is zero (with probability 1 - 1e-150): exact counts come out."""
+    vault = make([0.0, 0.0, 90.0, 400.0], epsilon=2000.0)
+    assert vault.release(counts(700.0)).tolist() == [2, 1, 1]
+    assert vault.release(counts(700.0), indices=[3, 0], groups=[1, 0]).tolist() == [
+        [1, 0, 0],
+        [0, 0, 1],
+    ]
+
+
+def test_private_histogram_of_a_vault():
+    vault = make(epsilon=0.5)
+    private_histogram(vault, None, 0.5, values=(0.0, 400.0), key="prior")
+    assert vault.guarantee().epsilon == 0.5 and vault.has_draw("prior")
+
+
+def test_several_mechanisms_are_checked_together():
+    vault = make(epsilon=1.0)
+    vault.check_budget([counts(0.4), bins(0.6)])
+    with pytest.raises(
+        BudgetExceededError, match=r"HistogramMechanism .*0\.5.* and RROnBins .*0\.6"
+    ):
+        vault.check_budget([counts(0.5), bins(0.6)])
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
+    first = make(epsilon=2.0, store=tmp_path / "store")
+    draw = first.randomize(bins(1.0), key="draw")
+    histogram = first.release(counts(1.0), groups=np.arange(300) % 2, key="histogram")
+    again = make(epsilon=2.0, store=tmp_path / "store")
+    assert again.guarantee() == first.guarantee()
+
+    def refuse(size):
+        raise AssertionError("random bits were drawn")
+
+    monkeypatch.setattr("os.urandom", refuse)
+    np.testing.assert_array_equal(again.randomize(bins(1.0), key="draw"), draw)
+    found = again.release(counts(1.0), groups=np.arange(300) % 2, key="histogram")
+    np.testing.assert_array_equal(found, histogram)
+    assert found.dtype == histogram.dtype
+    assert again.mechanism("draw") == bins(1.0) and again.mechanism("histogram") == counts(1.0)
+    with pytest.raises(KeyError, match="there is no draw 'other'; there are"):
+        again.mechanism("other")
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        again.release(counts(0.9), key="histogram")
+
+
+def test_an_unnamed_release_again_needs_the_same_groups(tmp_path):
+    groups = np.arange(300) % 2
+    make(store=tmp_path / "s").release(counts(), groups=groups)
+    with pytest.raises(LabelStoreError, match="other priors or groups"):
+        make(store=tmp_path / "s").release(counts(), groups=1 - groups)
+
+
+def test_the_store_of_other_numbers_or_another_range_is_refused(tmp_path):
+    make(store=tmp_path / "store").randomize(bins())
+    other = AMOUNTS.copy()
+    other[7] += 0.001
+    with pytest.raises(LabelStoreError, match="made for other labels"):
+        make(other, store=tmp_path / "store")
+    with pytest.raises(LabelStoreError, match=r"other settings: range differ"):
+        make(high=500.0, store=tmp_path / "store")
+    with pytest.raises(LabelStoreError, match="num_classes, range differ"):
+        PrivateLabels(
+            AMOUNTS.astype(int),
+            num_classes=401,
+            budget=PrivacyBudget(1.0),
+            store=tmp_path / "store",
+        )
+
+
+def test_nothing_in_the_store_is_a_label(tmp_path):
+    vault = make([SECRET] * 20, store=tmp_path / "store")
+    vault.randomize(bins())
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert b"123.45" not in content and np.float64(SECRET).tobytes() not in content
+    header = json.loads((tmp_path / "store" / "header.json").read_text())
+    assert header["range"] == [0.0, 400.0]
+
+
+def test_seeded_draws_say_so():
+    one, two = (make(seed=3).randomize(bins()) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+    vault = make(seed=3)
+    vault.release(counts())
+    assert not vault.guarantee().is_private

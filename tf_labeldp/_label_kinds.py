@@ -1,0 +1,277 @@
+"""What the labels of a vault are: classes, or numbers in a range; how each is checked and kept."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp._label_store import array_digest
+from tf_labeldp.mechanisms import (
+    ClassificationMechanism,
+    LabelMechanism,
+    RegressionMechanism,
+    checked_mechanism,
+)
+
+
+class LabelKind(abc.ABC):
+    """How labels of one kind are read, kept, and handed out."""
+
+    @abc.abstractmethod
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns a private copy of the labels as the mechanisms take them, (n,)."""
+
+    @abc.abstractmethod
+    def header(self) -> dict[str, Any]:
+        """Returns what a store says of its labels: public knowledge."""
+
+    @abc.abstractmethod
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises if the mechanism is not for these labels."""
+
+    @abc.abstractmethod
+    def compact(self, noisy: np.ndarray) -> np.ndarray:
+        """Returns noisy labels in the dtype in which they are stored."""
+
+    @abc.abstractmethod
+    def restore(self, stored: np.ndarray) -> np.ndarray:
+        """Returns a copy of stored noisy labels in the dtype that users get."""
+
+    @abc.abstractmethod
+    def decode(self, codes: Any) -> np.ndarray:
+        """Returns the class values of class codes."""
+
+    @property
+    @abc.abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes K."""
+
+    @property
+    @abc.abstractmethod
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes."""
+
+    @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The range of numbers, or None."""
+        return None
+
+
+def label_kind(
+    num_classes: int | None,
+    classes: Sequence[Hashable] | None,
+    low: float | None,
+    high: float | None,
+    clip: bool,
+) -> LabelKind:
+    """Returns the kind of labels that a vault's arguments describe."""
+    if low is None and high is None:
+        if clip:
+            raise ValueError("clip=True is for regression labels; give their range low and high.")
+        return ClassLabels.of(num_classes, classes)
+    if num_classes is not None or classes is not None:
+        raise ValueError(
+            "both classes and a range (low, high) were given; give num_classes or classes for "
+            "classification, low and high for regression."
+        )
+    if low is None or high is None:
+        raise ValueError(
+            f"the range needs both ends, got low={low}, high={high}. They are public knowledge and "
+            "are not taken from the labels."
+        )
+    low, high = _validate.number_range(low, high)
+    return NumericLabels(low, high, bool(clip))
+
+
+@dataclasses.dataclass(frozen=True)
+class NumericLabels(LabelKind):
+    """Numbers in a public range, kept as ``float64``."""
+
+    low: float
+    high: float
+    clip: bool
+
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns ``float64`` labels (n,) in the range, clipped to it if asked for."""
+        array = _validate.real_vector("labels", _as_array(labels))
+        if self.clip:
+            return np.clip(array, self.low, self.high)
+        return _validate.numbers_in_range("labels", array, self.low, self.high).copy()
+
+    def header(self) -> dict[str, Any]:
+        """Returns the range."""
+        return {"num_classes": None, "classes": None, "range": [self.low, self.high]}
+
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises if the mechanism is for classes, or for another range."""
+        found = checked_mechanism(mechanism, RegressionMechanism).label_range()
+        if found[0] > self.low or found[1] < self.high:
+            raise ValueError(
+                f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
+                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
+            )
+
+    def compact(self, noisy: np.ndarray) -> np.ndarray:
+        """Returns the noisy labels as they are."""
+        return np.asarray(noisy, dtype=np.float64)
+
+    def restore(self, stored: np.ndarray) -> np.ndarray:
+        """Returns a copy."""
+        return stored.astype(np.float64)
+
+    def decode(self, codes: Any) -> np.ndarray:
+        """Raises: there are no codes."""
+        self._no_classes()
+
+    @property
+    def num_classes(self) -> int:
+        """Raises: there are no classes."""
+        self._no_classes()
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """Raises: there are no classes."""
+        self._no_classes()
+
+    @property
+    def label_range(self) -> tuple[float, float]:
+        """The range."""
+        return (self.low, self.high)
+
+    def _no_classes(self) -> NoReturn:
+        raise ValueError(
+            f"these labels are numbers in [{self.low:g}, {self.high:g}] and have no classes. Use a "
+            "regression mechanism, or make PrivateLabels with num_classes for classification."
+        )
+
+    def __str__(self) -> str:
+        """Returns the range."""
+        return f"low={self.low:g}, high={self.high:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassLabels(LabelKind):
+    """Classes 0..K-1, or values that stand for them, kept as ``int64`` codes."""
+
+    number: int
+    names: tuple[Hashable, ...] | None
+
+    @classmethod
+    def of(cls, num_classes: int | None, classes: Sequence[Hashable] | None) -> ClassLabels:
+        """Returns the kind for a number of classes, or for a list of class values."""
+        names = None if classes is None else _checked_classes(classes, num_classes)
+        number = num_classes if names is None else len(names)
+        if number is None:
+            raise ValueError(
+                "num_classes is missing. It is not counted from the labels, since that would "
+                "reveal whether a rare class occurs; give num_classes or classes, or low and high "
+                "for numbers."
+            )
+        return cls(_validate.integer_at_least("num_classes", number, 2), names)
+
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns the labels as codes ``int64`` (n,)."""
+        return _codes(labels, self.number, self.names)
+
+    def header(self) -> dict[str, Any]:
+        """Returns the number of classes and a digest of their values."""
+        names = None if self.names is None else array_digest(np.array(repr(self.names)))
+        return {"num_classes": self.number, "classes": names}
+
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises if the mechanism is for numbers, or for another number of classes."""
+        found = checked_mechanism(mechanism, ClassificationMechanism).num_classes
+        if found != self.number:
+            raise ValueError(
+                f"the mechanism has num_classes={found}, the labels have "
+                f"{self.number}. Make the mechanism with the labels' number of classes."
+            )
+
+    def compact(self, noisy: np.ndarray) -> np.ndarray:
+        """Returns the codes in the smallest unsigned dtype."""
+        return noisy.astype(np.min_scalar_type(self.number - 1))
+
+    def restore(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the codes as ``int64``."""
+        return stored.astype(np.int64)
+
+    def decode(self, codes: Any) -> np.ndarray:
+        """Returns the class values of codes (m,)."""
+        codes = _validate.class_indices("codes", codes, self.number)
+        return _class_array(self.classes)[codes]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return self.number
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes."""
+        return self.names if self.names is not None else tuple(range(self.number))
+
+    def __str__(self) -> str:
+        """Returns the number of classes."""
+        return f"num_classes={self.number}"
+
+
+def _as_array(labels: Any) -> Any:
+    """Returns a tensor of any framework as an array; anything else as it is."""
+    return labels.numpy() if hasattr(labels, "numpy") else labels
+
+
+def _checked_classes(classes: Sequence[Hashable], num_classes: int | None) -> tuple[Hashable, ...]:
+    # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints them.
+    names = tuple(name.item() if isinstance(name, np.generic) else name for name in classes)
+    if len(set(names)) != len(names):
+        raise ValueError("classes names a class more than once; name each once.")
+    if num_classes is not None and num_classes != len(names):
+        raise ValueError(
+            f"num_classes={num_classes} but classes has {len(names)} entries; leave out "
+            "num_classes."
+        )
+    return names
+
+
+def _object_array(values: Sequence[Any]) -> np.ndarray:
+    """Returns the values as they are, one a cell: tuples stay whole, numbers stay numbers."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
+    """Returns the classes as NumPy holds them best without changing any of them."""
+    if len({type(name) for name in classes}) == 1:
+        array = np.asarray(classes)
+        if array.ndim == 1:
+            return array
+    return _object_array(classes)
+
+
+def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) -> np.ndarray:
+    """Returns a private copy of the labels as codes 0..K-1."""
+    labels = _as_array(labels)
+    if classes is None:
+        return _validate.class_indices("labels", labels, num_classes)
+    array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
+    lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
+    for name in [name for name in classes if isinstance(name, str)]:
+        lookup.setdefault(name.encode(), lookup[name])  # a tensor of texts holds bytes
+    if array.dtype.kind == "O":  # not sortable in general, so looked up one by one
+        codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
+    else:
+        values, inverse = np.unique(array, return_inverse=True)
+        codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
+    unknown = int(np.count_nonzero(codes < 0))
+    if unknown:
+        raise ValueError(
+            f"{unknown} of {array.size} labels are not among the {num_classes} classes given. Add "
+            "the missing classes to classes=, or check the labels' type and spelling."
+        )
+    return codes

@@ -1,0 +1,217 @@
+"""Noise on the integers whose drawn law is known exactly: discrete Laplace and staircase.
+
+Noise computed in floating point is not private, whatever its formula says: which doubles can come
+out depends on the label (Mironov 2012, "On significance of the least significant bits for
+differential privacy"). Here noise comes from uniform integers and comparisons of integers alone.
+What is left to argue is that the law that is drawn, not only the one on paper, is epsilon-DP for
+two labels at most N = ``steps`` grid steps apart:
+
+* *Laplace.* The algorithms of Canonne, Kamath and Steinke 2020, "The discrete Gaussian for
+  differential privacy" (1 and 2), draw ``P[x] ~ exp(-|x| s / t)`` exactly for integers s, t. The
+  decay s/t is the largest fraction with t up to 2^53 that is *not above* epsilon/N, so a shift by N
+  changes a probability by at most ``exp(N s / t) <= e^epsilon``. The noise is wider than its
+  formula by less than one part in 2^50.
+* *Staircase.* ``|x| = u + N v`` has a weight ``w(u) g^v``, where g = exp(-s/t) >= e^-epsilon is
+  drawn as above, and w is 1 for u < r and c for the rest. The chance of the rest is one 53-bit
+  integer, rounded up in decimal arithmetic of 60 digits, so e^-epsilon <= c <= 1. Two magnitudes at
+  most N apart have the same v, and a ratio of at most 1/c, or (u, v) and (u', v + 1) with u' <= u,
+  so w(u) <= w(u'), and a ratio of at most 1/g. Both are at most e^epsilon.
+
+For epsilon >= ``MIN_EPSILON`` and N <= ``MAX_STEPS`` no integer here passes 2^63, unless a
+geometric count with mean 0.6 reaches 1,000, which has a probability of e^-1000.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import decimal
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from tf_labeldp.mechanisms import _random
+
+MIN_EPSILON = 1e-6
+MAX_STEPS = 1 << 32
+_RANGE = 1 << 53
+_MAX_DECAY = 1024
+"""More decay than this in one step is not drawn: e^-1024 is nothing, and integers stay small."""
+
+
+def decay_per_step(epsilon: float, steps: int) -> Fraction:
+    """Returns the largest fraction not above epsilon/steps, of parts up to 2^53."""
+    exact = min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY))
+    return _fraction_below(exact, _RANGE // max(1, math.ceil(exact)))
+
+
+def _fraction_below(value: Fraction, limit: int) -> Fraction:
+    """Returns the largest fraction not above ``value`` with a denominator of at most ``limit``.
+
+    The continued fraction of ``value`` ends in the two fractions next to it, one on each side.
+    """
+    if value.denominator <= limit:
+        return value
+    top, bottom = value.numerator, value.denominator
+    p0, q0, p1, q1 = 0, 1, 1, 0
+    while q0 + (top // bottom) * q1 <= limit:
+        whole = top // bottom
+        p0, q0, p1, q1 = p1, q1, p0 + whole * p1, q0 + whole * q1
+        top, bottom = bottom, top - whole * bottom
+    fill = (limit - q0) // q1
+    return min(Fraction(p1, q1), Fraction(p0 + fill * p1, q0 + fill * q1))
+
+
+def bernoulli_exp(
+    numerators: np.ndarray, denominator: int, rng: np.random.Generator | None
+) -> np.ndarray:
+    """Returns events of probability exp(-n/d), exactly, for each n (m,) in 0..d; ``bool`` (m,).
+
+    Algorithm 1 of Canonne, Kamath and Steinke: go on while a coin of probability n / (d k) shows
+    heads, k = 1, 2, ...; the event is that the last k is odd.
+    """
+    event = np.ones(numerators.size, dtype=bool)
+    alive = np.arange(numerators.size)
+    k = 1
+    while alive.size:
+        # The coin is one of 1/k and one of n/d; the cheaper first.
+        if k > 1:
+            alive = alive[_random.uniform_below(np.full(alive.size, k), rng) == 0]
+        if denominator > 1:
+            drawn = _random.uniform_below(np.full(alive.size, denominator), rng)
+            alive = alive[drawn < numerators[alive]]
+        elif k == 1:
+            alive = alive[numerators[alive] == 1]
+        event[alive] = ~event[alive]
+        k += 1
+    return event
+
+
+def geometric(size: int, decay: Fraction, rng: np.random.Generator | None) -> np.ndarray:
+    """Returns ``size`` draws x >= 0 of ``P[x] ~ exp(-x decay)``, exactly; ``int64``.
+
+    Algorithm 2 of Canonne, Kamath and Steinke before its sign: u + t v with u < t is geometric with
+    decay 1/t, and its quotient by s geometric with decay s/t.
+    """
+    low = np.empty(size, dtype=np.int64)
+    waiting = np.arange(size)
+    while waiting.size:
+        drawn = _random.uniform_below(np.full(waiting.size, decay.denominator), rng)
+        low[waiting] = drawn
+        waiting = waiting[~bernoulli_exp(drawn, decay.denominator, rng)]
+    count = np.zeros(size, dtype=np.int64)
+    going = np.arange(size)
+    while going.size:
+        going = going[bernoulli_exp(np.ones(going.size, dtype=np.int64), 1, rng)]
+        count[going] += 1
+    return (low + decay.denominator * count) // decay.numerator
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerNoise(abc.ABC):
+    """Symmetric noise on the integers, epsilon-DP for a shift by up to ``steps``.
+
+    Attributes:
+        epsilon: at least ``MIN_EPSILON``.
+        steps: N, the largest difference of two labels, in 1..``MAX_STEPS``.
+    """
+
+    epsilon: float
+    steps: int
+
+    @abc.abstractmethod
+    def magnitudes(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
+        """Returns draws of |x|, except that 0 counts twice (as 0 and as -0)."""
+
+    @abc.abstractmethod
+    def mass(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise = x] for integers x, given and returned as ``float64``."""
+
+    @abc.abstractmethod
+    def tail(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise >= x] for integers x >= 0, given and returned as ``float64``."""
+
+    def draw(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
+        """Returns ``size`` independent draws, ``int64``."""
+        noise = np.empty(size, dtype=np.int64)
+        waiting = np.arange(size)
+        while waiting.size:
+            drawn = self.magnitudes(waiting.size, rng)
+            negative = _random.uniform_below(np.full(waiting.size, 2), rng) == 1
+            noise[waiting] = np.where(negative, -drawn, drawn)
+            waiting = waiting[negative & (drawn == 0)]  # -0 is no second way to draw 0
+        return noise
+
+
+class LaplaceNoise(IntegerNoise):
+    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``."""
+
+    def magnitudes(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
+        """Returns draws of |x|, except that 0 counts twice."""
+        return geometric(size, decay_per_step(self.epsilon, self.steps), rng)
+
+    def mass(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise = x]."""
+        decay = self.epsilon / self.steps
+        return math.tanh(0.5 * decay) * np.exp(-decay * np.abs(x))
+
+    def tail(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise >= x] for x >= 0."""
+        decay = self.epsilon / self.steps
+        return np.exp(-decay * x) / (1.0 + math.exp(-decay))
+
+
+@dataclasses.dataclass(frozen=True)
+class StaircaseNoise(IntegerNoise):
+    """Discrete staircase noise (``ghazi2023``, Definition 24).
+
+    Attributes:
+        epsilon: at least ``MIN_EPSILON``.
+        steps: N, the width of a stair.
+        first: r, the width of the upper part of a stair, in 1..N.
+    """
+
+    first: int
+
+    def lower_threshold(self) -> int:
+        """Returns t such that ``uniform_integers < t`` is "in the lower part of the stair"."""
+        rest = self.steps - self.first
+        if rest == 0:
+            return 0
+        context = decimal.Context(prec=60)  # operators would round to the caller's precision
+        shrink = context.exp(decimal.Decimal(-min(self.epsilon, float(_MAX_DECAY))))
+        weight = context.multiply(shrink, rest)
+        chance = context.divide(weight, context.add(weight, self.first))
+        # Above the rounding errors of the lines before, and then up to the next integer.
+        margin = 1 + Fraction(1, 10**20)
+        return math.ceil(Fraction(chance) * margin * _RANGE)
+
+    def magnitudes(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
+        """Returns draws of |x|, except that 0 counts twice."""
+        stair = geometric(size, decay_per_step(self.epsilon, 1), rng)
+        lower = _random.uniform_integers(size, rng) < np.uint64(self.lower_threshold())
+        width = np.where(lower, max(self.steps - self.first, 1), self.first)
+        within = _random.uniform_below(width, rng) + np.where(lower, self.first, 0)
+        return within + self.steps * stair
+
+    def mass(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise = x]."""
+        stair, within = np.divmod(np.abs(x), self.steps)
+        loss, weight = -math.expm1(-self.epsilon), self._stair_weight()
+        levels = stair + (within >= self.first)
+        return loss / (2.0 * weight - loss) * np.exp(-self.epsilon * levels)
+
+    def tail(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise >= x] for x >= 0."""
+        stair, within = np.divmod(x, self.steps)
+        loss, weight = -math.expm1(-self.epsilon), self._stair_weight()
+        # What is left of this stair, and then all later ones.
+        upper = np.maximum(self.first - within, 0.0)
+        lower = self.steps - np.maximum(within, self.first)
+        left = loss * upper + math.exp(-self.epsilon) * (loss * lower + weight)
+        return left / (2.0 * weight - loss) * np.exp(-self.epsilon * stair)
+
+    def _stair_weight(self) -> float:
+        """Returns the sum of w(u) over one stair."""
+        return self.first + math.exp(-self.epsilon) * (self.steps - self.first)
