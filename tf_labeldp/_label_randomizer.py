@@ -12,6 +12,7 @@ from tf_labeldp import _validate
 from tf_labeldp._label_store import LabelStoreError
 from tf_labeldp.estimation import (
     HistogramMechanism,
+    debiased_labels,
     histogram_prior,
     posterior_mean,
     rounding_grid,
@@ -57,6 +58,13 @@ class RandomizedLabels:
         Post-processing, so it costs nothing; see ``estimation.posterior_mean`` for when to use it.
         """
         return posterior_mean(self.mechanism, self.noisy_labels, self.values, self.prior)
+
+    def debiased_labels(self) -> np.ndarray:
+        """Returns labels without the pull to the overall mean, ``float64`` (n,).
+
+        Post-processing, so it costs nothing; see ``estimation.debiased_labels`` for when to use it.
+        """
+        return debiased_labels(self.mechanism, self.noisy_labels, self.values, self.prior)
 
 
 @dataclasses.dataclass(frozen=True)

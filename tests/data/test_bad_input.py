@@ -151,7 +151,11 @@ def test_not_inside_a_graph():
 
 
 REFUSED_ARGUMENTS = {
-    "mechanism": ({"mechanism": 1.0}, TypeError, "must be a tf_labeldp mechanism for classes, got float"),
+    "mechanism": (
+        {"mechanism": 1.0},
+        TypeError,
+        "must be a tf_labeldp mechanism, got float",
+    ),
     "id_fn": ({"id_fn": "id"}, TypeError, "id_fn must be a function.*got str"),
     "budget": ({"budget": 1.0}, TypeError, "must be a PrivacyBudget, got float"),
     "priors for RR": ({"priors": [0.2] * K}, ValueError, "takes no priors"),

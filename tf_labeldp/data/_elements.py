@@ -83,17 +83,21 @@ def find_label(element_spec: Any, label_key: str) -> LabelSlot:
     )
 
 
-def check_label_spec(spec: Any, num_classes: int) -> tf.DType:
-    """Returns the dtype of a label that is one scalar integer an element.
+def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
+    """Returns the dtype of a label that is one scalar an element: an integer, or a float.
+
+    Args:
+        spec: of the label.
+        num_classes: K; None for regression, where the label must be a float.
 
     Raises:
-        TypeError: the label is not an integer.
+        TypeError: the label is of a wrong type.
         ValueError: the label is not a scalar, or its dtype cannot hold every class.
     """
     if not isinstance(spec, tf.TensorSpec):
         raise TypeError(
             f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar "
-            "integer with .map before randomize_labels."
+            "with .map before randomize_labels."
         )
     if spec.shape.rank is None:
         raise ValueError(
@@ -111,6 +115,13 @@ def check_label_spec(spec: Any, num_classes: int) -> tf.DType:
             "batched. Apply randomize_labels before .batch(), or call .unbatch() first. Turn "
             "one-hot labels into indices with tf.argmax."
         )
+    if num_classes is None:
+        if spec.dtype not in (tf.float32, tf.float64):
+            raise TypeError(
+                f"the label has dtype {spec.dtype.name}, but noisy numbers are float32 or float64. "
+                "Cast it with tf.cast(label, tf.float32) before randomize_labels."
+            )
+        return spec.dtype
     if not spec.dtype.is_integer:
         raise TypeError(
             f"the label has dtype {spec.dtype.name}, an integer 0..{num_classes - 1} is expected. "

@@ -19,7 +19,12 @@ from tf_labeldp.data._read import (
     read_labels,
 )
 from tf_labeldp.data._replace import replace_by_id, replace_in_order
-from tf_labeldp.mechanisms import ClassificationMechanism, checked_mechanism
+from tf_labeldp.mechanisms import (
+    ClassificationMechanism,
+    LabelMechanism,
+    RegressionMechanism,
+    checked_mechanism,
+)
 from tf_labeldp.private_labels import PrivateLabels
 
 _ASSUMPTIONS = (
@@ -30,7 +35,7 @@ _ASSUMPTIONS = (
 
 
 def randomize_labels(
-    mechanism: ClassificationMechanism,
+    mechanism: LabelMechanism,
     *,
     label_key: str = "label",
     id_fn: Callable[[Any], Any] | None = None,
@@ -61,7 +66,8 @@ def randomize_labels(
     maps that decode or augment: the pass over the labels then runs none of them.
 
     Args:
-        mechanism: how a label is randomized; labels are integers 0..K-1 with its K.
+        mechanism: how a label is randomized; labels are integers 0..K-1 with its K, or, for a
+            mechanism of numbers, floats in its range (clip them to it in a ``map`` before).
         label_key: key of the label, for elements that are dicts (as TFDS gives them). Elements
             ``(x, y)`` and ``(x, y, sample_weight)`` have it in second place.
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
@@ -123,7 +129,7 @@ class LabelRandomization:
 
     def __init__(
         self,
-        mechanism: ClassificationMechanism,
+        mechanism: LabelMechanism,
         *,
         label_key: str = "label",
         id_fn: Callable[[Any], Any] | None = None,
@@ -143,7 +149,7 @@ class LabelRandomization:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0), or leave it out."
             )
-        self._mechanism = checked_mechanism(mechanism, ClassificationMechanism)
+        self._mechanism = checked_mechanism(mechanism, LabelMechanism)
         self._label_key = label_key
         self._id_fn = id_fn
         self._priors = _checked_priors(mechanism, priors, with_ids=id_fn is not None)
@@ -154,7 +160,7 @@ class LabelRandomization:
         self._private_labels: PrivateLabels | None = None
 
     @property
-    def mechanism(self) -> ClassificationMechanism:
+    def mechanism(self) -> LabelMechanism:
         """The mechanism."""
         return self._mechanism
 
@@ -184,16 +190,17 @@ class LabelRandomization:
 
         Args:
             dataset: single examples, ``(x, y)``, ``(x, y, sample_weight)`` or a dict, x any
-                structure of tensors, y a scalar integer in 0..K-1.
+                structure of tensors, y a scalar integer in 0..K-1, or a scalar float for a
+                mechanism of numbers.
 
         Returns:
             A dataset with the same ``element_spec`` and order.
 
         Raises:
-            TypeError: not a ``tf.data.Dataset``, labels that are no integers, ids that are neither
+            TypeError: not a ``tf.data.Dataset``, labels of a wrong type, ids that are neither
                 integers nor strings.
-            ValueError: no labels, batches in the place of examples, labels outside the classes,
-                an empty or endless dataset, an order that changes, ids that repeat.
+            ValueError: no labels, batches in the place of examples, labels outside the classes or
+                the range, an empty or endless dataset, an order that changes, ids that repeat.
             RuntimeError: applied before, or inside a ``tf.function``.
             BudgetExceededError: the budget is below the mechanism's epsilon; nothing was drawn.
             LabelStoreError: the store is of other labels or settings, or damaged.
@@ -216,7 +223,7 @@ class LabelRandomization:
             )
         slot = find_label(dataset.element_spec, self._label_key)
         spec = slot.label(dataset.element_spec)
-        dtype = check_label_spec(spec, self._mechanism.num_classes)
+        dtype = check_label_spec(spec, _num_classes(self._mechanism))
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
@@ -236,9 +243,16 @@ class LabelRandomization:
         return replace_by_id(dataset, slot, id_of, ids, noisy)
 
     def _draw(self, labels: np.ndarray) -> np.ndarray:
+        low, high = (
+            self._mechanism.label_range()
+            if isinstance(self._mechanism, RegressionMechanism)
+            else (None, None)
+        )
         vault = PrivateLabels(
             labels,
-            self._mechanism.num_classes,
+            _num_classes(self._mechanism),
+            low=low,
+            high=high,
             budget=self._budget,
             store=self._store,
             seed=self._seed,
@@ -254,24 +268,30 @@ class LabelRandomization:
         )
 
 
-def _checked_priors(
-    mechanism: ClassificationMechanism, priors: Any, with_ids: bool
-) -> np.ndarray | None:
-    name = type(mechanism).__name__
-    if priors is None:
-        if mechanism.uses_priors:
-            raise ValueError(
-                f"{name} needs priors= of shape ({mechanism.num_classes},) or "
-                f"(n, {mechanism.num_classes}). Without any, use RandomizedResponse."
-            )
+def _num_classes(mechanism: LabelMechanism) -> int | None:
+    """Returns K, or None for a mechanism of numbers."""
+    if isinstance(mechanism, RegressionMechanism):
         return None
-    if not mechanism.uses_priors:
+    return checked_mechanism(mechanism, ClassificationMechanism).num_classes
+
+
+def _checked_priors(mechanism: LabelMechanism, priors: Any, with_ids: bool) -> np.ndarray | None:
+    name = type(mechanism).__name__
+    if priors is not None and not mechanism.uses_priors:
         raise ValueError(f"{name} takes no priors. Use RRWithPrior, or leave priors out.")
+    if not mechanism.uses_priors:
+        return None
+    num_classes = checked_mechanism(mechanism, ClassificationMechanism).num_classes
+    if priors is None:
+        raise ValueError(
+            f"{name} needs priors= of shape ({num_classes},) or "
+            f"(n, {num_classes}). Without any, use RandomizedResponse."
+        )
     if with_ids and np.ndim(priors) != 1:
         raise ValueError(
-            f"with id_fn, priors must be one row of shape ({mechanism.num_classes},), got "
+            f"with id_fn, priors must be one row of shape ({num_classes},), got "
             f"{np.shape(priors)}: rows would have to follow the order of the source. Leave id_fn "
             "out for a source in a fixed order."
         )
-    _validate.prior_rows("priors", priors, None, mechanism.num_classes)
+    _validate.prior_rows("priors", priors, None, num_classes)
     return np.array(priors, dtype=np.float64)

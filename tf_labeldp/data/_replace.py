@@ -81,14 +81,17 @@ def replace_by_id(
         labels: (n,), in the label's dtype.
     """
     keys = tf.constant(ids if ids.dtype != object else ids.tolist())
-    entries = tf.lookup.KeyValueTensorInitializer(keys, tf.constant(labels, tf.int64))
+    # The place and not the label: a noisy number may be any, so none could mean "not found".
+    places = tf.range(labels.size, dtype=tf.int64)
+    entries = tf.lookup.KeyValueTensorInitializer(keys, places)
+    noisy = tf.constant(labels)
     table = tf.lookup.StaticHashTable(entries, default_value=-1)
 
     def look_up(wanted: tf.Tensor) -> tf.Tensor:
         found = table.lookup(wanted)
         known = tf.debugging.Assert(tf.reduce_all(found >= 0), [_UNKNOWN_ID], name="known_ids")
         with tf.control_dependencies([known]):
-            return tf.cast(found, labels.dtype)
+            return tf.gather(noisy, found)
 
     def replace(*parts: Any) -> Any:
         element = slot.element(parts)

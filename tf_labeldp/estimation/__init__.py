@@ -1,5 +1,6 @@
 """Private histograms, priors, channel inverses and debiased targets; loads no TensorFlow."""
 
+from tf_labeldp.estimation._debiased_labels import debiased_labels
 from tf_labeldp.estimation._debiased_targets import channel_inverse, debiased_targets
 from tf_labeldp.estimation._histogram import (
     HistogramMechanism,
@@ -14,6 +15,7 @@ __all__ = [
     "HistogramMechanism",
     "RoundingGrid",
     "channel_inverse",
+    "debiased_labels",
     "debiased_targets",
     "histogram_prior",
     "posterior_mean",

@@ -164,7 +164,7 @@ def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
     """
     if isinstance(value, kind):
         return value
-    wanted, example = _EXAMPLE_OF.get(kind, (f"a {kind.__name__}", "one that its part defines"))
+    wanted, example = _EXAMPLE_OF.get(kind, (f"a {kind.__name__}", f"{kind.__name__}(...)"))
     raise TypeError(
         f"mechanism must be {wanted}, got {type(value).__name__}, for example {example}."
     )

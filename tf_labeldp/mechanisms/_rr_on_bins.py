@@ -83,6 +83,11 @@ class RROnBins(RegressionMechanism):
         """Returns the first and the last input."""
         return self.inputs[0], self.inputs[-1]
 
+    def bin_of(self, labels: Any) -> np.ndarray:
+        """Returns the index of the bin of each label (n,) in the range, ``int64``: not private."""
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
+        return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
+
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
@@ -105,9 +110,8 @@ class RROnBins(RegressionMechanism):
                 "RROnBins takes no priors: its bins were chosen for one. Leave priors=None, or "
                 "make other bins with optimal_bins(values, probabilities, epsilon)."
             )
-        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
-        true_bin = np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
-        size = np.full(labels.shape, self.num_bins, dtype=np.int64)
+        true_bin = self.bin_of(labels)
+        size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
         return np.asarray(self.outputs)[_top_k.draw_ranks(true_bin, size, self.epsilon, rng)]
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
@@ -123,12 +127,10 @@ class RROnBins(RegressionMechanism):
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
         """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
         found = np.asarray(outputs, dtype=np.float64)
-        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         mine = np.asarray(self.outputs)
         place = np.minimum(np.searchsorted(mine, found), mine.size - 1)
-        true_bin = np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
         shrink = math.exp(-self.epsilon)
-        answer = np.where(place[:, np.newaxis] == true_bin, 1.0, shrink)
+        answer = np.where(place[:, np.newaxis] == self.bin_of(labels), 1.0, shrink)
         possible = (mine[place] == found)[:, np.newaxis]
         return np.where(possible, answer / (1.0 + (mine.size - 1) * shrink), 0.0)
 
