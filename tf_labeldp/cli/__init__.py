@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tf_labeldp._version import __version__
-from tf_labeldp.cli import _demo, _errors
+from tf_labeldp.cli import _demo, _errors, _randomize
 
 __all__ = ["main"]
 
-_VERBS = (_demo,)
+_VERBS = (_demo, _randomize)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

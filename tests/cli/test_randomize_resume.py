@@ -1,0 +1,249 @@
+"""A run that was killed and started again uses the draws that its store kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.cli import _row_progress, _table_csv, _table_writers, main
+from tf_labeldp.private_labels import PrivateLabels
+
+ROOT = Path(__file__).parents[2]
+N = 500
+AMOUNTS = np.random.default_rng(8).integers(0, 53, N)
+TASKS = {
+    "regression": ("--column", "weeks", "--task", "regression", "--low", "0", "--high", "52"),
+    "laplace": (
+        *("--column", "weeks", "--task", "regression", "--low", "0", "--high", "52"),
+        *("--mechanism", "laplace"),
+    ),
+    "classification": (
+        *("--column", "weeks", "--task", "classification", "--num-classes", "53"),
+        *("--prior", "prior.json"),
+    ),
+}
+# Kills the process right before the n-th call of a function.
+KILLED = """
+import importlib, os, signal, sys
+from tf_labeldp.cli import _table_csv, main
+holder = importlib.import_module("tf_labeldp.cli." + sys.argv[1])
+*owners, name = sys.argv[2].split(".")
+number = int(sys.argv[3])
+for owner in owners:
+    holder = getattr(holder, owner)
+_table_csv._BLOCK_BYTES = 256
+calls = 0
+function = getattr(holder, name)
+def watched(*arguments):
+    global calls
+    calls += 1
+    if calls == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*arguments)
+setattr(holder, name, watched)
+main(sys.argv[4:])
+"""
+POINTS = {
+    "before the first rows": ("_table_writers", "CsvWriter.write", 2),
+    "between rows": ("_table_writers", "CsvWriter.write", 5),
+    "before the statement is on disk": ("_table_write", "_sync", 2),
+    "before the statement has its name": ("_table_write", "_give_name", 1),
+    "between statement and table": ("_table_write", "_give_name", 2),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with labels and a prior."""
+    rows = "".join(f"{i},{a}\n" for i, a in enumerate(AMOUNTS))
+    (tmp_path / "labels.csv").write_text("id,weeks\n" + rows)
+    (tmp_path / "prior.json").write_text(json.dumps([1 / 53] * 53))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_row_progress, "_PATIENCE", 1e9)  # however slow the machine is
+    return tmp_path
+
+
+def command(task: str, *more: str) -> list[str]:
+    options = ["--epsilon", "1", "--output", "noisy.csv", "--store", "store"]
+    return ["randomize", "labels.csv", *TASKS[task], *options, *more]
+
+
+def stored_draws(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((folder / "store" / "draws").glob("*.npz"))]
+
+
+def last_draw(folder: Path) -> np.ndarray:
+    path = sorted((folder / "store" / "draws").glob("*.npz"))[-1]
+    with np.load(path) as content:
+        return content["noisy_labels"].astype(np.float64)
+
+
+def noisy_labels(folder: Path) -> np.ndarray:
+    return np.loadtxt(folder / "noisy.csv", delimiter=",", skiprows=1)[:, 1]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_and_resumed(folder: Path, point: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where = [str(part) for part in POINTS[point]]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *where, *command("regression")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (folder / "noisy.csv").exists()
+    assert len(list(folder.glob(".noisy.csv.*"))) >= 1  # left behind by the kill
+    drawn = stored_draws(folder)
+    assert len(drawn) == 2  # the histogram and the noisy labels
+
+    assert main(command("regression")) == 0
+    assert "what they cost is counted once" in capsys.readouterr().err
+    assert stored_draws(folder) == drawn
+    assert np.array_equal(noisy_labels(folder), last_draw(folder))
+    statement = json.loads((folder / "noisy.csv.privacy.json").read_text())
+    assert statement["guarantee"]["epsilon"] == 1.0
+    assert statement["epsilon"]["total"] == 1.0
+    assert list(folder.glob(".noisy.csv.*")) == []
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_failed_writer_and_two_more_runs(
+    folder: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_table_csv, "_BLOCK_BYTES", 256)
+    with monkeypatch.context() as patch:
+        write = _table_writers.CsvWriter.write
+
+        def fail_at_row_100(self: _table_writers.CsvWriter, arrays: list) -> None:
+            if any(cell == "100" for cell in arrays[0].to_pylist()):
+                raise OSError(28, "No space left on device")
+            write(self, arrays)
+
+        patch.setattr(_table_writers.CsvWriter, "write", fail_at_row_100)
+        assert main(command(task)) == 2
+    assert "cannot write --output noisy.csv (No space left on device)" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == ["labels.csv", "prior.json", "store"]
+
+    drawn = stored_draws(folder)
+    assert main(command(task)) == 0
+    files = [(folder / name).read_bytes() for name in ("noisy.csv", "noisy.csv.privacy.json")]
+    assert np.array_equal(noisy_labels(folder), last_draw(folder))
+    assert main(command(task, "--overwrite")) == 0
+    assert files == [
+        (folder / name).read_bytes() for name in ("noisy.csv", "noisy.csv.privacy.json")
+    ]
+    assert stored_draws(folder) == drawn
+
+
+def test_no_random_bits_are_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(command("regression")) == 0
+
+    def refuse(size: int) -> bytes:
+        raise AssertionError(f"{size} random bytes were drawn")
+
+    monkeypatch.setattr(os, "urandom", refuse)
+    assert main(command("regression", "--overwrite")) == 0
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert np.array_equal(noisy_labels(folder), last_draw(folder))
+
+
+def test_without_a_store_every_run_draws(folder: Path) -> None:
+    once = command("regression")[:-2]
+    assert main(once) == 0
+    first = noisy_labels(folder)
+    assert main([*once, "--overwrite"]) == 0
+    assert not np.array_equal(noisy_labels(folder), first)
+
+
+def test_seeded_draws_stay_seeded(folder: Path) -> None:
+    assert main(command("regression", "--seed", "1")) == 0
+    assert main(command("regression", "--overwrite")) == 0
+    assert json.loads((folder / "noisy.csv.privacy.json").read_text())["guarantee"]["seeded"]
+
+
+def test_the_vault_of_the_library_reads_the_store(folder: Path) -> None:
+    assert main(command("regression")) == 0
+    vault = PrivateLabels(AMOUNTS, low=0, high=52, budget=PrivacyBudget(1.0), store="store")
+    assert vault.guarantee().epsilon == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "change"),
+    [
+        ("regression", ("--loss", "absolute_error")),
+        ("regression", ("--prior-epsilon", "0.1")),
+        ("regression", ("--max-values", "20")),
+        ("regression", ("--epsilon", "2")),
+        ("regression", ("--mechanism", "laplace")),
+        ("laplace", ("--mechanism", "staircase")),
+        ("laplace", ("--epsilon", "0.5")),
+        ("laplace", ("--mechanism", "rr_on_bins")),
+        ("classification", ("--prior", "other.json")),
+        ("classification", ("--epsilon", "2")),
+    ],
+)
+def test_other_settings_are_refused(
+    folder: Path, task: str, change: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "other.json").write_text(json.dumps([0.5, 0.5] + [0.0] * 51))
+    assert main(command(task)) == 0
+    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    capsys.readouterr()
+    assert main(command(task, "--overwrite", *change)) == 2
+    told = capsys.readouterr().err
+    assert "the store store holds draws of these labels made with other settings" in told
+    assert told.count("\n") == 1
+    assert before == {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_other_names_of_the_same_classes_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Codes in a store mean nothing without the names that they stood for."""
+    (folder / "answers.csv").write_text("answer\nyes\nyes\n")
+    start = ["randomize", "answers.csv", "--column", "answer", "--task", "classification"]
+    start += ["--epsilon", "1", "--store", "store", "--output", "noisy.csv", "--overwrite"]
+    assert main([*start, "--classes", "yes", "no", "maybe"]) == 0
+    capsys.readouterr()
+    assert main([*start, "--classes", "yes", "maybe", "no"]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_other_labels_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("regression")) == 0
+    capsys.readouterr()
+    text = (folder / "labels.csv").read_text()
+    (folder / "labels.csv").write_text(text.replace(f"499,{AMOUNTS[-1]}\n", "499,13\n"))
+    assert AMOUNTS[-1] != 13
+    assert main(command("regression", "--overwrite")) == 2
+    assert "was made for other labels" in capsys.readouterr().err
+    (folder / "labels.csv").write_text(text + "500,13\n")
+    assert main(command("regression", "--overwrite")) == 2
+    assert "num_labels differ" in capsys.readouterr().err
+
+
+def test_a_damaged_store_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("regression")) == 0
+    capsys.readouterr()
+    path = folder / "store" / "draws" / "000001.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert main(command("regression", "--overwrite")) == 2
+    told = capsys.readouterr().err
+    assert "000001.npz is damaged" in told and told.count("\n") == 1
+
+
+def test_a_folder_that_is_no_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command("regression")
+    assert main([*arguments[:-1], str(folder)]) == 2
+    assert "is not a label store" in capsys.readouterr().err
+    assert not (folder / "noisy.csv").exists()

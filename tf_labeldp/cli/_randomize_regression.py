@@ -1,0 +1,98 @@
+"""Noisy labels for numbers in a public range."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tf_labeldp import mechanisms
+from tf_labeldp.cli import _randomize_task, _table_read
+from tf_labeldp.private_labels import LabelRandomizer, PrivateLabels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Regression(_randomize_task.Task):
+    """Numbers in a public range.
+
+    Attributes:
+        low: the smallest label.
+        high: the largest label.
+        clip: whether labels outside are set to the nearer end.
+        mechanism: that draws, over this range; None for randomized response on the best bins.
+        loss: which the bins are optimal for.
+        prior_epsilon: of the private histogram, or None for the default split.
+        max_values: most cells of that histogram, or None for the default.
+        prior: public values and probabilities instead of a histogram, or None.
+    """
+
+    low: float
+    high: float
+    clip: bool = False
+    mechanism: mechanisms.RegressionMechanism | None = None
+    loss: str = "squared_error"
+    prior_epsilon: float | None = None
+    max_values: int | None = None
+    prior: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Numbers."""
+        return _table_read.NUMBER
+
+    @property
+    def output_type(self) -> Any:
+        """Numbers."""
+        return pa.float64()
+
+    def check(self, labels: np.ndarray) -> str | None:
+        """Finds infinities, and labels outside the range unless they are to be clipped."""
+        bad = int(np.count_nonzero(~np.isfinite(labels)))
+        if bad:
+            return f"{bad} of {labels.size} labels are NaN or infinite; leave these rows out"
+        outside = int(np.count_nonzero((labels < self.low) | (labels > self.high)))
+        if outside and not self.clip:
+            return (
+                f"{outside} of {labels.size} labels lie outside --low {self.low:g} to --high "
+                f"{self.high:g}; widen the range, or give --clip to set them to its nearer end"
+            )
+        return None
+
+    def encoded(self, chunk: Any) -> np.ndarray:
+        """Returns ``float64``."""
+        return chunk.to_numpy(zero_copy_only=False)
+
+    def decoded(self, noisy: np.ndarray) -> Any:
+        """Returns numbers."""
+        return pa.array(noisy)
+
+    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
+        return PrivateLabels(labels, low=self.low, high=self.high, clip=self.clip, **arguments)
+
+    def _draw(self, vault: PrivateLabels) -> tuple[np.ndarray, dict[str, Any]]:
+        # No word of clipping: whether it was needed depends on the labels.
+        facts: dict[str, Any] = {"task": "regression", "label_range": [self.low, self.high]}
+        if self.mechanism is not None:
+            noisy = vault.randomize(self.mechanism, key=_randomize_task.KEY)
+            return noisy, {**facts, **self.split(self.mechanism), "prior": None}
+
+        randomizer = LabelRandomizer(self.epsilon, self.loss, prior_epsilon=self.prior_epsilon)
+        if self.max_values is not None:
+            randomizer = dataclasses.replace(randomizer, max_values=self.max_values)
+        if self.prior is not None:
+            values, prior = (tuple(array.tolist()) for array in self.prior)
+            randomizer = dataclasses.replace(randomizer, values=values, prior=prior)
+        result = randomizer.randomize(vault)
+        return result.noisy_labels, {
+            **facts,
+            "loss": self.loss,
+            **self.split(result.mechanism, float(result.prior_epsilon)),
+            "outputs": _randomize_task.as_list(result.mechanism.outputs),
+            "prior": {
+                "source": "private histogram" if self.prior is None else "public",
+                "values": _randomize_task.as_list(result.values),
+                "probabilities": _randomize_task.as_list(result.prior),
+            },
+        }

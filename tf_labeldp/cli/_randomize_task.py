@@ -1,0 +1,153 @@
+"""What the tasks of ``tf-labeldp randomize`` share: the vault, its store, what may be said."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import (
+    estimation,  # noqa: F401 - its mechanisms must be known by name before a store is read
+    mechanisms,
+)
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+from tf_labeldp.cli._errors import CommandError
+from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+
+ASSUMPTIONS = (
+    "the order of the rows and the copied id columns do not depend on the labels",
+    "the range of the labels, the classes and all other settings were chosen without the labels",
+)
+"""What the statement of a table rests on beside the assumptions of its vault."""
+
+KEY = "noisy-labels"
+"""Names the draw in the vault."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """Noisy labels and what may be said of them.
+
+    Attributes:
+        noisy_labels: ``float64`` numbers or ``int64`` class codes, (n,).
+        guarantee: of the table with these labels.
+        facts: what the statement says of the mechanism, as JSON can hold it.
+        stored: whether some or all of it was drawn by an earlier run, and now read.
+    """
+
+    noisy_labels: np.ndarray
+    guarantee: PrivacyGuarantee
+    facts: dict[str, Any]
+    stored: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task(abc.ABC):
+    """How labels are read, randomized and written.
+
+    Attributes:
+        epsilon: of all that is handed out together.
+        store: folder of the vault's store, or None.
+        seed: for repeatable draws that protect nobody, or None.
+    """
+
+    epsilon: float
+    store: pathlib.Path | None
+    seed: int | None
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """What the label column holds: one of the kinds of ``_table_read``."""
+
+    @property
+    @abc.abstractmethod
+    def output_type(self) -> Any:
+        """The Arrow type of the column of noisy labels."""
+
+    @abc.abstractmethod
+    def check(self, labels: np.ndarray) -> str | None:
+        """Returns what is wrong with the labels, in words that show none of them, or None."""
+
+    @abc.abstractmethod
+    def encoded(self, chunk: Any) -> np.ndarray:
+        """Returns an Arrow array of labels as the vault takes them."""
+
+    @abc.abstractmethod
+    def decoded(self, noisy: np.ndarray) -> Any:
+        """Returns noisy labels as an Arrow array of the output's column."""
+
+    def vault(self, labels: np.ndarray) -> PrivateLabels:
+        """Returns the vault of the labels, which it copies.
+
+        Raises:
+            CommandError: the store is of other labels or settings, damaged, or cannot be used.
+        """
+        with self._explained():
+            return self._vault(
+                labels, budget=PrivacyBudget(self.epsilon), store=self.store, seed=self.seed
+            )
+
+    def draw(self, vault: PrivateLabels) -> Draw:
+        """Returns the noisy labels: those in the store, or new ones.
+
+        Raises:
+            CommandError: the store holds draws of other settings, or the mechanism refuses them.
+        """
+        with self._explained():
+            stored = vault.guarantee().epsilon > 0.0
+            noisy, facts = self._draw(vault)
+            return Draw(noisy, vault.guarantee().with_assumptions(ASSUMPTIONS), facts, stored)
+
+    def split(self, mechanism: mechanisms.Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
+        """Returns the mechanism that drew, and how epsilon was split, as JSON can hold them."""
+        return {
+            "epsilon": {
+                "total": self.epsilon,
+                "prior": prior_epsilon,
+                "draw": mechanism.epsilon,
+            },
+            "mechanism": mechanisms.serialize(mechanism),
+        }
+
+    @abc.abstractmethod
+    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
+        """Returns the vault of these labels."""
+
+    @abc.abstractmethod
+    def _draw(self, vault: PrivateLabels) -> tuple[np.ndarray, dict[str, Any]]:
+        """Returns noisy labels and the facts of the statement."""
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except BudgetExceededError:
+            raise self._other_settings() from None
+        except LabelStoreError as error:
+            if "exists and was made with other" in str(error):
+                raise self._other_settings() from None
+            raise CommandError(f"{error}") from None
+        except ValueError as error:  # what it says of labels is how many, never which
+            raise CommandError(" ".join(str(error).split())) from None
+        except OSError as error:
+            raise CommandError(
+                f"the store {self.store} cannot be used ({error.strerror}); make room or give "
+                "another --store"
+            ) from None
+
+    def _other_settings(self) -> CommandError:
+        return CommandError(
+            f"the store {self.store} holds draws of these labels made with other settings; give "
+            "those, or a new --store (publishing from both costs the sum of their epsilons)"
+        )
+
+
+def as_list(values: Any) -> list[Any]:
+    """Returns numbers as JSON can hold them."""
+    return np.asarray(values).tolist()
