@@ -154,7 +154,7 @@ def test_no_labels():
 @pytest.mark.parametrize(
     ("mechanism", "noisy", "priors", "error", "message"),
     [
-        ("RR", [0], None, TypeError, "mechanism must be a tf_labeldp mechanism for classes, got str"),
+        ("RR", [0], None, TypeError, "must be a tf_labeldp mechanism for classes, got str"),
         (RandomizedResponse(1.0, 5), [5], None, ValueError, "noisy_labels must lie in 0..4"),
         (RandomizedResponse(1.0, 5), [0.5], None, TypeError, "noisy_labels must be integers"),
         (RandomizedResponse(1.0, 5), [0], PRIOR, ValueError, "RandomizedResponse takes no priors"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tf_labeldp.cli import main
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -14,12 +16,30 @@ def test_the_python_blocks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    assert len(blocks) == 1
+    assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(compile(blocks[0], str(README), "exec"), names)
-    assert "(2, 0)-label-DP" in capsys.readouterr().out
-    assert names["labels"].guarantee().is_private  # type: ignore[attr-defined]
+    for block in blocks:  # the second goes on from the first
+        exec(compile(block, str(README), "exec"), names)
+    shown = capsys.readouterr().out
+    assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
+    for vault in ("labels", "amounts"):
+        assert names[vault].guarantee().is_private  # type: ignore[attr-defined]
+
+
+def test_the_labels_partys_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = README.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^tf-labeldp (randomize .*)$", text, re.M)
+    assert len(commands) == 1
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{i % 450}\n" for i in range(1000))
+    Path("labels.csv").write_text(f"id,amount\n{rows}", encoding="utf-8")
+    assert main(commands[0].split()) == 0
+    assert len(Path("noisy.csv").read_text(encoding="utf-8").splitlines()) == 1001
+    assert Path("noisy.csv.privacy.json").exists()
+    assert "(1, 0)-label-DP" in capsys.readouterr().out
 
 
 def test_the_commands_exist() -> None:

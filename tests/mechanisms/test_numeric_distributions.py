@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 
 from tf_labeldp.mechanisms import (
     DiscreteLaplaceMechanism,
@@ -17,7 +17,6 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     StaircaseMechanism,
     _integer_noise,
-    _random,
     _staircase,
 )
 
@@ -187,7 +186,7 @@ def test_the_density_integrates_to_the_cdf(name, epsilon):
     outputs, labels = np.linspace(-2.0, 3.0, 21), np.array([-2.0, 0.7, 3.0])
     cdf = mechanism.cdf(outputs, labels)
     assert np.all(np.diff(cdf, axis=0) > 0.0)
-    for column, label in enumerate(labels):
+    for label in labels:
         breaks = [label]
         if name == "StaircaseMechanism":
             breaks += [label + 5.0 * (k + side * mechanism.gamma) for k in (-1, 0, 1)
@@ -195,22 +194,28 @@ def test_the_density_integrates_to_the_cdf(name, epsilon):
         edges = np.unique(np.clip([*outputs[1:-1], *breaks], outputs[1], outputs[-2]))
         mass = [
             integrate.quad(lambda x, y=label: mechanism.likelihood([x], [y])[0, 0], one, other)[0]
-            for one, other in zip(edges[:-1], edges[1:], strict=True)
+            for one, other in itertools.pairwise(edges)
         ]
         at_edges = mechanism.cdf(edges, [label])[:, 0]
         np.testing.assert_allclose(mass, np.diff(at_edges), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ADDITIVE)
-def test_without_clipping_everything_sums_to_one(name):
-    noise = MECHANISMS[name](0.8, 0, 6, clip=False)._noise
-    small = type(noise)(
-        *[0.8, 6, 2][: 3 if isinstance(noise, _integer_noise.StaircaseNoise) else 2]
-    )
+@pytest.mark.parametrize(
+    "noise",
+    [
+        _integer_noise.LaplaceNoise(0.8, 6),
+        _integer_noise.StaircaseNoise(0.8, 6, 2),
+        _integer_noise.StaircaseNoise(0.8, 6, 6),
+    ],
+    ids=["laplace", "staircase", "one level a stair"],
+)
+def test_without_clipping_everything_sums_to_one(noise):
     x = np.arange(-1500.0, 1501.0)
-    assert small.mass(x).sum() == pytest.approx(1.0, abs=1e-12)
-    tails = np.cumsum(small.mass(x)[::-1])[::-1]
-    np.testing.assert_allclose(small.tail(x[1500:]), tails[1500:], rtol=1e-12)
+    mass = noise.mass(x)
+    assert mass.sum() == pytest.approx(1.0, abs=1e-12)
+    tails = np.cumsum(mass[::-1])[::-1]
+    # Not further out, where the sum misses what is left of 1500.
+    np.testing.assert_allclose(noise.tail(x[1500:1700]), tails[1500:1700], rtol=1e-10)
 
 
 # --- What is drawn -------------------------------------------------------------------------------
@@ -230,7 +235,7 @@ def cell_probabilities(mechanism, label, edges):
 def disagree(counts, probabilities, p):
     """Whether counts contradict probabilities at this false alarm rate."""
     expected = counts.sum() * probabilities
-    possible = expected > 0.0
+    possible = expected > 1e-2  # a single grid point has next to nothing
     assert expected[possible].min() >= 5.0
     statistic = np.sum((counts - expected)[possible] ** 2 / expected[possible])
     return counts[~possible].any() or statistic > stats.chi2.isf(p, possible.sum() - 1)
@@ -311,7 +316,7 @@ def test_labels_and_noise_keep_their_places(name, seeded):
     many = np.tile([-50, 50], 50_000)  # of both proposals of the exponential mechanism, too
     for epsilon in (1.0, 3.0):
         noisy = MECHANISMS[name](epsilon, -50, 50).randomize(many, rng=seeded())
-        assert noisy[1::2].mean() - noisy[::2].mean() > 10.0
+        assert noisy[1::2].mean() - noisy[::2].mean() > 5.0
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -331,183 +336,3 @@ def test_random_bits_are_the_operating_systems_unless_a_generator_is_given(
     first = mechanism.randomize(labels, rng=seeded())
     assert asked == []
     np.testing.assert_array_equal(first, mechanism.randomize(labels, rng=seeded()))
-
-
-# --- The integer samplers ------------------------------------------------------------------------
-
-
-class _Needs(Exception):
-    """A draw beyond the tape."""
-
-
-def outcomes(sampler, monkeypatch, max_draws):
-    """Exact probabilities of the results of a sampler, over all draws of up to this length.
-
-    What takes more draws is under None.
-    """
-    found = {}
-    queue = [((), Fraction(1))]
-    while queue:
-        tape, weight = queue.pop()
-        left = list(tape)
-
-        def next_draw(bounds, rng, left=left):
-            if not left:
-                raise _Needs(int(bounds[0]))
-            return np.array([left.pop(0)])
-
-        monkeypatch.setattr(_random, "uniform_below", next_draw)
-        try:
-            result = sampler()
-        except _Needs as needs:
-            if len(tape) == max_draws:
-                found[None] = found.get(None, 0) + weight
-            else:
-                bound = needs.args[0]
-                queue += [((*tape, value), weight / bound) for value in range(bound)]
-        else:
-            found[result] = found.get(result, 0) + weight
-    return found
-
-
-@pytest.mark.parametrize(("n", "d"), [(0, 3), (1, 3), (2, 3), (3, 3), (1, 1), (0, 1), (4, 5)])
-def test_bernoulli_exp_is_exact(n, d, monkeypatch):
-    """Stopped after some draws, the chance is the Taylor sum of e^(-n/d), term by term."""
-    found = outcomes(
-        lambda: bool(_integer_noise.bernoulli_exp(np.array([n]), d, None)[0]), monkeypatch, 9
-    )
-    undecided = found.get(None, 0)
-    assert undecided < 1e-3
-    assert found.get(True, 0) <= Fraction(math.exp(-n / d)) + Fraction(1, 10**15)
-    assert found.get(True, 0) + undecided >= Fraction(math.exp(-n / d)) - Fraction(1, 10**15)
-    ratio = Fraction(n, d)
-    # Round k takes two draws (one in the first round, and one if d is 1) and stops with chance
-    # ratio^(k-1) / (k-1)! - ratio^k / k!; nine draws hold five rounds, or ten.
-    rounds = 5 if d > 1 else 10
-    stops = [
-        ratio ** (k - 1) / math.factorial(k - 1) - ratio**k / math.factorial(k)
-        for k in range(1, rounds + 1)
-    ]
-    assert found.get(True, 0) == sum(stops[::2])
-    assert found.get(False, 0) == sum(stops[1::2])
-
-
-@pytest.mark.parametrize(
-    ("s", "t"), [(1, 1), (1, 7), (7, 1), (3, 10), (10, 3), (1, 1000), (2**40 + 1, 2**41)]
-)
-def test_geometric_draws_follow_their_mass(s, t, seeded):
-    decay = s / t
-    drawn = _integer_noise.geometric(DRAWS, Fraction(s, t), seeded())
-    assert drawn.dtype == np.int64
-    cells = np.unique(np.floor(np.linspace(0.0, 6.0 / decay, 12)))
-    counts = np.bincount(np.searchsorted(cells, drawn, side="right"))[1:]
-    counts = np.pad(counts, (0, cells.size - counts.size))
-    upper = np.exp(-decay * cells)
-
-    def probabilities(tails):
-        return tails - np.append(tails[1:], 0.0)
-
-    assert not disagree(counts, probabilities(upper), 1e-6)
-    assert s > t or disagree(counts, probabilities(upper**1.1), 1e-6)
-
-
-def test_draws_follow_opendps_discrete_laplace(seeded):
-    """Both samplers right, this fails once in 10^9 runs (OpenDP's takes no seed)."""
-    dp = pytest.importorskip("opendp.prelude")
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
-    mine = DiscreteLaplaceMechanism(0.5, 0, 3, clip=False).randomize(
-        np.zeros(DRAWS // 2), rng=seeded()
-    )
-
-    def p_value(scale):
-        theirs = np.array((space >> dp.m.then_laplace(scale))([0] * (DRAWS // 2)))
-        table = [np.bincount(np.clip(x, -20, 20).astype(int) + 20) for x in (mine, theirs)]
-        return stats.chi2_contingency(table).pvalue
-
-    assert p_value(6.0) > 1e-9
-    assert p_value(6.6) < 1e-9
-
-
-# --- The best width of a stair -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("epsilon", [0.05, 0.7, 2.0, 6.0])
-@pytest.mark.parametrize(("width", "first"), [(1, 1), (5, 1), (5, 3), (5, 5), (40, 9)])
-def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):
-    x = np.arange(0.0, 80.0 * width / min(epsilon, 1.0))
-    mass = _integer_noise.StaircaseNoise(epsilon, width, first).mass(x)
-    expected = 2.0 * np.sum(mass * x**2)
-    got = float(_staircase.staircase_variance(epsilon, width, first))
-    assert got == pytest.approx(expected, rel=1e-10)
-
-
-@pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 4.0, 12.0, 60.0])
-def test_no_gamma_has_a_smaller_variance(epsilon):
-    """E[noise^2] / width^2 by numerical integration of Definition 25, minimised over gamma."""
-    b = math.exp(-epsilon)
-
-    def variance(gamma):
-        a = (1 - b) / (2 * (gamma + b * (1 - gamma)))
-        stairs = np.arange(0.0, max(30.0, 60.0 / epsilon)) if epsilon > 1e-3 else None
-        if stairs is None:  # the sums over the stairs in closed form; too many to add up
-            c_0, c_1, c_2 = 1 / (1 - b), b / (1 - b) ** 2, b * (1 + b) / (1 - b) ** 3
-        else:
-            c_0, c_1, c_2 = (float(np.sum(stairs**j * b**stairs)) for j in range(3))
-        moments = [(gamma**j + b * (1 - gamma**j)) / j for j in (1, 2, 3)]
-        return 2 * a * (c_0 * moments[2] + 2 * c_1 * moments[1] + c_2 * moments[0])
-
-    best = StaircaseMechanism(epsilon, 0.0, 1.0).gamma
-    assert 0.0 < best <= 0.5
-    grid = np.linspace(0.0, 1.0, 20_001)[1:]
-    assert variance(best) <= variance(grid).min() * (1 + 1e-9)
-    if 1e-3 < epsilon < 20.0:
-        found = optimize.minimize_scalar(variance, bounds=(0, 1), method="bounded",
-                                         options={"xatol": 1e-12}).x  # fmt: skip
-        assert best == pytest.approx(found, abs=1e-6)
-        # The smallest variance, in closed form: Geng and Viswanath 2014.
-        closed = (2 ** (-2 / 3) * (b * (1 + b)) ** (2 / 3) + b) / (1 - b) ** 2
-        assert variance(best) == pytest.approx(closed, rel=1e-9)
-        # The gamma for absolute error is another one, and worse.
-        assert variance(1 / (1 + math.exp(epsilon / 2))) > variance(best) * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 10, 401, 50_000])
-@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 4.0, 12.0, 60.0])
-def test_no_r_has_a_smaller_variance(epsilon, width):
-    mechanism = DiscreteStaircaseMechanism(epsilon, 0, width)
-    assert 1 <= mechanism.r <= width
-    every = _staircase.staircase_variance(epsilon, width, np.arange(1, width + 1))
-    assert every[mechanism.r - 1] <= every.min() * (1 + 1e-13)
-    falls = np.diff(every[: mechanism.r])
-    assert np.all(falls < 1e-13 * every.max())  # it falls up to r, and rises after it
-    assert np.all(np.diff(every[mechanism.r - 1 :]) > -1e-13 * every.max())
-    if width <= 401:
-        sums = []
-        for r in range(1, width + 1):
-            x = np.arange(0.0, 60.0 * width / min(epsilon, 1.0))
-            sums.append(np.sum(_integer_noise.StaircaseNoise(epsilon, width, r).mass(x) * x**2))
-            if width > 10 and abs(r - mechanism.r) > 3:
-                sums[-1] = np.inf
-        assert sums[mechanism.r - 1] <= min(sums) * (1 + 1e-9)
-
-
-def test_a_wide_range_is_no_slower():
-    assert DiscreteStaircaseMechanism(1.0, 0, 10**6).r == 416_738
-    assert DiscreteStaircaseMechanism(1.0, 0, 2**32).r == pytest.approx(
-        0.41673743 * 2**32, rel=1e-6
-    )
-
-
-@pytest.mark.parametrize("name", ["StaircaseMechanism", "DiscreteStaircaseMechanism"])
-def test_the_staircase_has_less_variance_than_laplace(name):
-    """What the mechanism is for; drawn, so that nothing but the draws decides."""
-    labels = np.zeros(DRAWS)
-    for epsilon in (1.0, 3.0):
-        stairs = MECHANISMS[name](epsilon, 0, 20, clip=False).randomize(
-            labels, rng=np.random.default_rng(1)
-        )
-        laplace = DiscreteLaplaceMechanism(epsilon, 0, 20, clip=False).randomize(
-            labels, rng=np.random.default_rng(2)
-        )
-        assert np.mean(stairs**2) < 0.97 * np.mean(laplace**2)

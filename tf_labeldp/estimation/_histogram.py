@@ -259,6 +259,7 @@ def _certified_measurement(noise: str, epsilon: float) -> tuple[Any, float]:
     # OpenDP asks for this before any component whose written proof is not finished.
     dp.enable_features("contrib")
     # The type is said twice and in full: T=int would be 32 bits, at which counts saturate.
+    moved: float
     if noise == "discrete_laplace":
         space, moved = (dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")), 2
     else:

@@ -10,6 +10,7 @@ from tf_labeldp.mechanisms._base import (
     deserialize,
     serialize,
 )
+from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
 from tf_labeldp.mechanisms._exponential import ExponentialMechanism
 from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
@@ -23,6 +24,7 @@ from tf_labeldp.mechanisms._top_k import top_k_members
 
 __all__ = [
     "AggregateMechanism",
+    "ChannelMechanism",
     "ClassificationMechanism",
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",

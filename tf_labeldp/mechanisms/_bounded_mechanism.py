@@ -19,6 +19,8 @@ from tf_labeldp.mechanisms._base import RegressionMechanism
 
 _MAX_WHOLE = 1 << 53
 _MAX_CELLS = 1 << 27
+_NARROWEST, _WIDEST = 1e-290, 1e290
+"""Ranges of which a grid step does not underflow, and no noise overflows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +59,9 @@ class BoundedMechanism(RegressionMechanism):
             raise TypeError(f"clip must be True or False, got {type(self.clip).__name__}.")
         if self.whole:
             low, high = _whole_range(name, low, high)
-        elif not np.finfo(np.float64).tiny <= (high - low) / _integer_noise.MAX_STEPS < np.inf:
+        elif not _NARROWEST <= high - low <= _WIDEST:
             raise ValueError(
-                f"the range of {name} is too wide or too narrow for doubles: high - low is "
+                f"high - low must be between {_NARROWEST:g} and {_WIDEST:g} for {name}, got "
                 f"{high - low:g}. Give the labels another unit."
             )
         object.__setattr__(self, "low", low)
@@ -103,8 +105,8 @@ class BoundedMechanism(RegressionMechanism):
                 "epsilon) to make use of them, or leave priors=None."
             )
         drawn = self._draw(self._grid(labels), rng)
-        noisy = self.low + self.step * drawn
-        # The float sum may miss the end of the range by a rounding error.
+        # The float sum may miss the upper end by a rounding error, on either side.
+        noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
         return np.clip(noisy, self.low, self.high) if self.clip else noisy
 
     def cdf(self, outputs: Any, labels: Any) -> np.ndarray:

@@ -41,9 +41,12 @@ _MAX_DECAY = 1024
 
 
 def decay_per_step(epsilon: float, steps: int) -> Fraction:
-    """Returns the largest fraction not above epsilon/steps, of parts up to 2^53."""
-    exact = min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY))
-    return _fraction_below(exact, _RANGE // max(1, math.ceil(exact)))
+    """Returns the largest fraction not above epsilon/steps with a denominator up to 2^53.
+
+    Its numerator is no larger: from one on, epsilon/steps has a double's 53 bits in its numerator
+    and fewer in its denominator, and comes back as it is.
+    """
+    return _fraction_below(min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY)), _RANGE)
 
 
 def _fraction_below(value: Fraction, limit: int) -> Fraction:

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
+from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
 from tf_labeldp.mechanisms._least_weight import cheapest_cuts
 from tf_labeldp.mechanisms._rr_on_bins import RROnBins
 from tf_labeldp.mechanisms._segment_costs import SegmentCosts, segment_costs
+from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
 
 _MOST_ROUNDS = 100
 """Dinkelbach's method needs three to six; each round strictly lowers the loss, or is the last."""
+
+
+@overload
+def optimal_bins(
+    values: Any,
+    probabilities: Any,
+    epsilon: float,
+    loss: _losses.Loss = ...,
+    *,
+    unbiased: Literal[False] = ...,
+    output_range: None = ...,
+) -> RROnBins: ...
+
+
+@overload
+def optimal_bins(
+    values: Any,
+    probabilities: Any,
+    epsilon: float,
+    loss: _losses.Loss = ...,
+    *,
+    unbiased: Literal[True],
+    output_range: tuple[float, float] | None = ...,
+) -> ChannelMechanism: ...
 
 
 def optimal_bins(
@@ -21,7 +47,10 @@ def optimal_bins(
     probabilities: Any,
     epsilon: float,
     loss: _losses.Loss = "squared_error",
-) -> RROnBins:
+    *,
+    unbiased: bool = False,
+    output_range: tuple[float, float] | None = None,
+) -> RROnBins | ChannelMechanism:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
     For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
@@ -59,13 +88,20 @@ def optimal_bins(
             ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone). A
             callable's outputs are found on a grid of about 2,000 points and then polished; at most
             about 5,000 values.
+        unbiased: whether the mean of the noisy label must be the true one, for every value. Then
+            the optimum is no RR-on-Bins but a general channel, found by a linear program for at
+            most 64 values (round to a coarser grid first: ``estimation.rounding_grid``), and its
+            outputs reach beyond the labels. See ``estimation.debiased_labels`` for a cheaper way.
+        output_range: where the outputs of an unbiased channel may lie; None for a range that gains
+            most of what a wider one could.
 
     Returns:
-        The mechanism; its inputs are the distinct values.
+        The mechanism; its inputs are the distinct values. A ``ChannelMechanism`` if ``unbiased``.
 
     Raises:
-        ValueError: shapes differ, values or probabilities are out of range, or the loss is unknown
-            or does not meet Assumption 4.
+        ValueError: shapes differ, values or probabilities are out of range, the loss is unknown or
+            does not meet Assumption 4, or no unbiased channel has its outputs in the range (the
+            message has the smallest range that works).
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -75,6 +111,13 @@ def optimal_bins(
     epsilon = _validate.positive_finite("epsilon", epsilon)
     loss = _losses.checked_loss(loss)
     values, prior = _checked_prior(values, probabilities)
+    if unbiased:
+        return unbiased_channel(values, prior / prior.sum(), epsilon, loss, output_range)
+    if output_range is not None:
+        raise ValueError(
+            "output_range is for unbiased=True; without it the best outputs lie in the range of "
+            "the values."
+        )
     _losses.check_domain(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]

@@ -30,7 +30,7 @@ class _Staircase(AdditiveMechanism):
 
 @dataclasses.dataclass(frozen=True)
 class StaircaseMechanism(_Staircase):
-    """Adds staircase noise, of all epsilon-DP noise the one with the smallest variance.
+    """Adds staircase noise: of all noise that is epsilon-DP, that with the smallest variance.
 
     The density falls by a factor e^-epsilon at ``(k + gamma) (high - low)`` for k = 0, 1, ..., on
     both sides of the label. ``gamma`` is the one with the smallest E[noise^2] (before clipping).
@@ -54,7 +54,7 @@ class StaircaseMechanism(_Staircase):
         >>> mechanism.randomize(np.array([12.5, 399.0])).shape
         (2,)
         >>> round(mechanism.gamma, 4)
-        0.4165
+        0.4167
     """
 
     @property

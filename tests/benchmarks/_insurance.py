@@ -1,0 +1,138 @@
+"""Two public insurance data sets as regression problems: public features, a private label each.
+
+``beMTPL97``: the amount of a motor liability claim; ``pg15training``: the number of material damage
+claims of a policy. Both come from the R package CASdatasets.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+RARE = 5  # a category with fewer rows than this shares one item with the others (ghazi2023, E.1)
+PERCENTILE = 95  # amounts are clipped here (ghazi2023, section 4.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class InsuranceData:
+    """Features and labels of one data set, before a split.
+
+    Attributes:
+        name: of the file.
+        codes: categories as integers below their column's vocabulary size, ``int32`` (n, c).
+        vocabulary_sizes: of the c columns.
+        numbers: standardised numeric columns, ``float32`` (n, m).
+        labels: true labels, ``float64`` (n,), clipped to the range.
+        low: the smallest label, public.
+        high: the largest label, public.
+        counts: whether labels are integers.
+        unit: what a label counts, in words.
+    """
+
+    name: str
+    codes: np.ndarray
+    vocabulary_sizes: tuple[int, ...]
+    numbers: np.ndarray
+    labels: np.ndarray
+    low: float
+    high: float
+    counts: bool
+    unit: str
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Which columns of a file are used, and how; all others are left out."""
+
+    label: str
+    categories: tuple[str, ...]
+    numbers: tuple[str, ...]
+    only_claims: bool
+    unit: str
+
+
+# beMTPL97: `claim`, `nclaims` and `average` (amount / nclaims) are made from the same claims as the
+# label, so whoever has no labels does not have them either. pg15training: `Indtppd` is the cost of
+# the claims that the label counts, `Numtpbi` and `Indtpbi` are the bodily injuries beside them.
+COLUMNS = {
+    "beMTPL97": _Columns(
+        label="amount",
+        categories=("coverage", "sex", "fuel", "use", "fleet", "postcode"),
+        numbers=("expo", "ageph", "bm", "power", "agec", "long", "lat"),
+        only_claims=True,
+        unit="amount of the claims",
+    ),
+    "pg15training": _Columns(
+        label="Numtppd",
+        categories=(
+            "CalYear", "Gender", "Type", "Category", "Occupation", "Adind", "SubGroup2", "Group2",
+        ),
+        numbers=("Age", "Group1", "Bonus", "Poldur", "Value", "Density", "Exppdays"),
+        only_claims=False,
+        unit="number of claims",
+    ),
+}  # fmt: skip
+
+
+def load(name: str, data_dir: str | pathlib.Path) -> InsuranceData:
+    """Returns one of the data sets from ``insurance/`` in this folder."""
+    columns = COLUMNS[name]
+    rows = _read(pathlib.Path(data_dir) / "insurance" / f"{name}.csv.gz")
+    labels = rows[columns.label].astype(np.float64)
+    if columns.only_claims:  # like the conversions of the paper: that there was a claim is public
+        rows = {column: values[labels > 0] for column, values in rows.items()}
+        labels = labels[labels > 0]
+        high = float(np.percentile(labels, PERCENTILE))
+    else:
+        high = float(labels.max())  # the range 0..7 is in the data set's description
+    codes, sizes = _encode({column: rows[column] for column in columns.categories})
+    numbers = np.stack([rows[column].astype(np.float64) for column in columns.numbers], axis=1)
+    numbers = (numbers - numbers.mean(axis=0)) / numbers.std(axis=0)
+    return InsuranceData(
+        name=name,
+        codes=codes,
+        vocabulary_sizes=sizes,
+        numbers=numbers.astype(np.float32),
+        labels=np.minimum(labels, high),
+        low=0.0,
+        high=high,
+        counts=not columns.only_claims,
+        unit=columns.unit,
+    )
+
+
+def split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the row numbers of 80 % training and 20 % test data."""
+    order = np.random.default_rng(seed).permutation(num_rows)
+    num_train = int(0.8 * num_rows)
+    return order[:num_train], order[num_train:]
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the columns of a CSV file, as text."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    return {
+        column: np.array(cells)
+        for column, cells in zip(header, zip(*rows, strict=True), strict=True)
+    }
+
+
+def _encode(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Returns codes 0 (rare values), 1, 2, ... of each column, and the vocabulary sizes."""
+    codes, sizes = [], []
+    for values in columns.values():
+        _, inverse, occurrences = np.unique(values, return_inverse=True, return_counts=True)
+        frequent = occurrences >= RARE
+        codes.append(np.where(frequent, np.cumsum(frequent), 0)[inverse])
+        sizes.append(int(frequent.sum()) + 1)
+    return np.stack(codes, axis=1).astype(np.int32), tuple(sizes)

@@ -1,0 +1,152 @@
+"""The ways from true to noisy labels that ``bench_regression.py`` compares, all epsilon-DP."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from _insurance import InsuranceData
+
+import tf_labeldp as ldp
+from tf_labeldp import estimation, mechanisms
+
+MAX_VALUES = 64  # of amounts told apart: steps of 1.6 % of the range, and a cheap prior
+UNBIASED_VALUES = 32  # the time of its linear program grows with the third power
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyLabels:
+    """What one method made of the training labels.
+
+    Attributes:
+        labels: ``float64`` (n,), what the network is trained on.
+        details: what a table or a reader may want to know of the mechanism, for JSON.
+    """
+
+    labels: np.ndarray
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    Attributes:
+        draw: makes noisy labels from (data, training rows, epsilon, seed).
+        role: "ours"; "baseline", one of the paper's; "extra", beyond the paper.
+    """
+
+    draw: Callable[[InsuranceData, np.ndarray, float, int], NoisyLabels]
+    role: str
+
+
+def methods(counts: bool) -> dict[str, Method]:
+    """Returns the methods by name, for integer or for real labels."""
+    if counts:
+        laplace, staircase = (
+            mechanisms.DiscreteLaplaceMechanism,
+            mechanisms.DiscreteStaircaseMechanism,
+        )
+    else:
+        laplace, staircase = mechanisms.LaplaceMechanism, mechanisms.StaircaseMechanism
+    return {
+        "RR-on-Bins": Method(_rr_on_bins, "ours"),
+        "Laplace": Method(functools.partial(_additive, laplace), "baseline"),
+        "staircase": Method(functools.partial(_additive, staircase), "baseline"),
+        "exponential": Method(
+            functools.partial(_additive, mechanisms.ExponentialMechanism), "baseline"
+        ),
+        "Laplace, not clipped": Method(functools.partial(_additive, laplace, clip=False), "extra"),
+        "Laplace + posterior mean": Method(functools.partial(_laplace_posterior, laplace), "extra"),
+        "RR-on-Bins, debiased": Method(functools.partial(_rr_on_bins, debiased=True), "extra"),
+        "unbiased channel": Method(_unbiased, "extra"),
+        "RR-on-Bins, prior known (NOT PRIVATE)": Method(_rr_on_bins_known_prior, "extra"),
+    }
+
+
+def vault(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> ldp.PrivateLabels:
+    """Returns the training labels, sealed.
+
+    Seeded, so that the table can be made again; such draws protect nobody.
+    """
+    budget = ldp.PrivacyBudget(epsilon)
+    return ldp.PrivateLabels(
+        data.labels[rows], low=data.low, high=data.high, budget=budget, seed=seed
+    )
+
+
+def _additive(
+    kind: Callable[..., mechanisms.RegressionMechanism],
+    data: InsuranceData,
+    rows: np.ndarray,
+    epsilon: float,
+    seed: int,
+    clip: bool = True,
+) -> NoisyLabels:
+    mechanism = kind(epsilon, low=data.low, high=data.high, clip=clip)
+    return NoisyLabels(vault(data, rows, epsilon, seed).randomize(mechanism))
+
+
+def _rr_on_bins(
+    data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int, *, debiased: bool = False
+) -> NoisyLabels:
+    randomizer = ldp.LabelRandomizer(epsilon, max_values=MAX_VALUES)
+    result = randomizer.randomize(vault(data, rows, epsilon, seed))
+    noisy = result.debiased_labels() if debiased else result.noisy_labels
+    details = {"prior_epsilon": result.prior_epsilon, "k": len(result.values)}
+    return NoisyLabels(noisy, {**details, **_bins(result.mechanism)})
+
+
+def _rr_on_bins_known_prior(
+    data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int
+) -> NoisyLabels:
+    """As if the distribution of the training labels were public: a bound, not a method."""
+    values = np.array(estimation.rounding_grid(data.low, data.high, MAX_VALUES).values)
+    edges = (values[1:] + values[:-1]) / 2
+    counts = np.bincount(np.searchsorted(edges, data.labels[rows]), minlength=len(values))
+    prior = tuple((counts / len(rows)).tolist())
+    randomizer = ldp.LabelRandomizer(epsilon, values=tuple(values.tolist()), prior=prior)
+    result = randomizer.randomize(vault(data, rows, epsilon, seed))
+    return NoisyLabels(result.noisy_labels, {"k": len(values), **_bins(result.mechanism)})
+
+
+def _laplace_posterior(
+    kind: Callable[..., mechanisms.RegressionMechanism],
+    data: InsuranceData,
+    rows: np.ndarray,
+    epsilon: float,
+    seed: int,
+) -> NoisyLabels:
+    """A fair baseline: like ours, it knows a private prior and pays for it."""
+    labels = vault(data, rows, epsilon, seed)
+    values, prior, prior_epsilon = _private_prior(labels, epsilon, MAX_VALUES)
+    mechanism = kind(epsilon - prior_epsilon, low=data.low, high=data.high)
+    noisy = estimation.posterior_mean(mechanism, labels.randomize(mechanism), values, prior)
+    return NoisyLabels(noisy, {"prior_epsilon": prior_epsilon, "k": len(values)})
+
+
+def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> NoisyLabels:
+    """The mean of a noisy label is the true one, if the label is on the grid."""
+    labels = vault(data, rows, epsilon, seed)
+    values, prior, prior_epsilon = _private_prior(labels, epsilon, UNBIASED_VALUES)
+    mechanism = mechanisms.optimal_bins(values, prior, epsilon - prior_epsilon, unbiased=True)
+    noisy = labels.randomize(mechanism)
+    details = {"prior_epsilon": prior_epsilon, "k": len(values), **_bins(mechanism)}
+    return NoisyLabels(noisy, details)
+
+
+def _private_prior(
+    labels: ldp.PrivateLabels, epsilon: float, max_values: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Returns values, a prior over them, and what it cost: all as RR-on-Bins does it."""
+    randomizer = ldp.LabelRandomizer(epsilon, max_values=max_values)
+    values, prior_epsilon = randomizer.split(len(labels), *labels.label_range)
+    histogram = estimation.HistogramMechanism(prior_epsilon, values=tuple(values.tolist()))
+    return values, estimation.histogram_prior(labels.release(histogram)), prior_epsilon
+
+
+def _bins(mechanism: mechanisms.RROnBins | mechanisms.ChannelMechanism) -> dict[str, Any]:
+    return {"d": len(mechanism.outputs), "bins": [float(value) for value in mechanism.outputs]}
