@@ -12,6 +12,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._label_store import array_digest
 from tf_labeldp.mechanisms import (
+    AggregateMechanism,
     ClassificationMechanism,
     LabelMechanism,
     RegressionMechanism,
@@ -33,6 +34,14 @@ class LabelKind(abc.ABC):
     @abc.abstractmethod
     def check(self, mechanism: LabelMechanism) -> None:
         """Raises if the mechanism is not for these labels."""
+
+    @abc.abstractmethod
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises if a mechanism of many labels is not for these."""
+
+    @abc.abstractmethod
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns labels that could be in a vault and say nothing of those that are, (size,)."""
 
     @abc.abstractmethod
     def compact(self, noisy: np.ndarray) -> np.ndarray:
@@ -85,6 +94,8 @@ def label_kind(
             "are not taken from the labels."
         )
     low, high = _validate.number_range(low, high)
+    if not isinstance(clip, (bool, np.bool_)):
+        raise TypeError(f"clip must be True or False, got {type(clip).__name__}.")
     return NumericLabels(low, high, bool(clip))
 
 
@@ -115,6 +126,19 @@ class NumericLabels(LabelKind):
                 f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
                 f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
             )
+
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises if the mechanism is for classes."""
+        if mechanism.num_classes is not None:
+            raise ValueError(
+                f"the mechanism is for {mechanism.num_classes} classes, the labels are numbers in "
+                f"[{self.low:g}, {self.high:g}]. Give it the values to count at, for example "
+                "values=rounding_grid(low, high, max_values).values."
+            )
+
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns the low end of the range."""
+        return np.full(size, self.low)
 
     def compact(self, noisy: np.ndarray) -> np.ndarray:
         """Returns the noisy labels as they are."""
@@ -192,6 +216,19 @@ class ClassLabels(LabelKind):
                 f"{self.number}. Make the mechanism with the labels' number of classes."
             )
 
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises if the mechanism is for numbers, or for another number of classes."""
+        if mechanism.num_classes != self.number:
+            found = "numbers" if mechanism.num_classes is None else mechanism.num_classes
+            raise ValueError(
+                f"the mechanism has num_classes={found}, the labels have {self.number}. Make the "
+                "mechanism with the labels' number of classes."
+            )
+
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns the first class."""
+        return np.zeros(size, dtype=np.int64)
+
     def compact(self, noisy: np.ndarray) -> np.ndarray:
         """Returns the codes in the smallest unsigned dtype."""
         return noisy.astype(np.min_scalar_type(self.number - 1))
@@ -222,6 +259,11 @@ class ClassLabels(LabelKind):
 
 def _as_array(labels: Any) -> Any:
     """Returns a tensor of any framework as an array; anything else as it is."""
+    if np.ma.is_masked(labels):
+        raise ValueError(
+            "labels are masked in places, and below a mask there is no label. Leave those examples "
+            "out, or fill them in, by a rule that does not look at labels."
+        )
     return labels.numpy() if hasattr(labels, "numpy") else labels
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _FEWEST_VALUES = 16
 """Fewer values would say too little of where the labels lie, however much budget that saves."""
+_LARGEST = 1e6
+"""An epsilon that nobody has, of which the square is still a number."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,17 +79,18 @@ class LabelRandomizer:
         and both are charged to the vault, which refuses before either if they do not fit.
 
     Source: ``ghazi2023``, Algorithm 3, with the split of Theorem 7: ``prior_epsilon = sqrt(k / n)``
-    for k values and n labels. The theorem needs ``n > k / epsilon^2``. Where it does not hold, the
-    grid gets coarser (down to 16 values) and the prior costs ``epsilon / 2`` at most.
+    for k values and n labels. The theorem needs ``n > k / epsilon^2``, and is of use where n is
+    well above. So the prior costs ``epsilon / 2`` at most: below ``n = 4 k / epsilon^2`` the grid
+    gets coarser, down to 16 values.
 
     Attributes:
         epsilon: the whole, finite and above zero.
         loss: what the bins are optimal for, as for ``optimal_bins``. Take the loss of training.
         prior_epsilon: the part for the prior, below epsilon; None for the rule above.
-        max_values: the largest number of values that are told apart (``rounding_grid``); integers
-            are told apart one by one if they are no more. More values round less and spend more on
-            the prior: on 18,276 insurance claims 64 is within 3 % of the best from epsilon 0.1 on
-            to 8, and 1024 up to a third worse (``tests/benchmarks``).
+        max_values: the largest number of values that are told apart (``rounding_grid``). More of
+            them round less and spend more on the prior; ``tests/benchmarks`` compares 16 to 1,024.
+        whole_numbers: whether the labels are counts or other whole numbers, so that nothing between
+            them needs to be told apart.
         values: the values themselves, from the low end of the labels' range to the high one; None
             for a grid.
         prior: known public probabilities of ``values``; then the whole epsilon goes to the draw.
@@ -109,6 +112,7 @@ class LabelRandomizer:
     loss: Any = "squared_error"
     prior_epsilon: float | None = None
     max_values: int = 64
+    whole_numbers: bool = False
     values: tuple[float, ...] | None = None
     prior: tuple[float, ...] | None = None
     noise: str = "discrete_laplace"
@@ -153,7 +157,7 @@ class LabelRandomizer:
             ValueError: the values do not reach from ``low`` to ``high``.
         """
         num_labels = _validate.integer_at_least("num_labels", num_labels, 1)
-        most = self.epsilon / 2.0
+        most = min(self.epsilon / 2.0, _LARGEST)
         if self.values is not None:
             values = np.asarray(self.values)
             if values[0] > low or values[-1] < high:
@@ -162,9 +166,11 @@ class LabelRandomizer:
                     f"to {high:g}. Give values that cover the range."
                 )
         else:
-            affordable = num_labels * most**2 if self.prior_epsilon is None else math.inf
-            size = min(self.max_values, max(_FEWEST_VALUES, math.floor(min(affordable, 1e9))))
-            values = np.asarray(rounding_grid(low, high, size).values)
+            size = self.max_values
+            if self.prior_epsilon is None:
+                size = min(size, max(_FEWEST_VALUES, int(num_labels * most**2)))
+            grid = rounding_grid(low, high, size, whole_numbers=self.whole_numbers)
+            values = np.asarray(grid.values)
         if self.prior is not None:
             return values, 0.0
         if self.prior_epsilon is not None:
@@ -187,8 +193,16 @@ class LabelRandomizer:
         Raises:
             BudgetExceededError: prior and draw together would pass the budget; nothing was drawn.
             LabelStoreError: the stored draws of this name were made with other settings.
-            ValueError: the vault holds classes, or is empty.
+            TypeError: the labels are in no vault.
+            ValueError: the vault holds classes, or is empty, or the loss is refused.
         """
+        if not hasattr(labels, "label_range"):
+            raise TypeError(
+                f"labels must be a PrivateLabels, got {type(labels).__name__}. Make one: "
+                "PrivateLabels(labels, low=0.0, high=400.0, budget=PrivacyBudget(epsilon))."
+            )
+        if not len(labels):
+            raise ValueError("the vault has no labels; there is nothing to randomize.")
         if labels.label_range is None:
             raise ValueError(
                 "LabelRandomizer is for numbers, these labels are classes. Use RandomizedResponse "
@@ -201,51 +215,66 @@ class LabelRandomizer:
         )
         rest = self.epsilon - prior_epsilon
         prior_key = f"{key}/prior"
-        self._check_budget(labels, histogram, rest, key, prior_key)
+        stored = labels.mechanism(key) if labels.has_draw(key) else None
+        self._check_before(labels, histogram, rest, stored, prior_key)
         if self.prior is not None:
             prior = np.asarray(self.prior)
         else:
             prior = histogram_prior(labels.release(histogram, key=prior_key))
         mechanism = optimal_bins(values, prior, rest, self.loss)
-        if labels.has_draw(key):
-            mechanism = _stored_bins(labels.mechanism(key), mechanism, key)
+        if stored is not None:
+            mechanism = self._stored_bins(stored, mechanism, prior, key)
         noisy = labels.randomize(mechanism, key=key)
         return RandomizedLabels(noisy, mechanism, values, prior, prior_epsilon)
 
-    def _check_budget(
+    def _check_before(
         self,
         labels: PrivateLabels,
         histogram: HistogramMechanism,
         rest: float,
-        key: str,
+        stored: Mechanism | None,
         prior_key: str,
     ) -> None:
-        """Raises before anything is spent if the two do not fit, but for what is spent already."""
-        low, high = labels.label_range or (0.0, 1.0)
-        wanted: list[Mechanism] = []
+        """Raises what can be known before the prior is paid for."""
+        values = np.asarray(histogram.values)
+        if callable(self.loss):  # a loss that is refused is refused for any prior
+            optimal_bins(values, np.full(values.size, 1.0 / values.size), rest, self.loss)
+        # A draw by this price, whatever the bins will be.
+        draw = RROnBins(rest, (values[0], values[-1]), (values[0], values[-1]), (0, 1))
+        if stored is not None and not self._same_question(stored, draw, histogram):
+            raise LabelStoreError(
+                f"draw {stored!r} exists and was made with other settings (asked: epsilon={rest:g} "
+                f"on {values.size} values). Ask with the settings of the stored draw, or give "
+                "another key."
+            )
+        wanted: list[Mechanism] = [] if stored is not None else [draw]
         if self.prior is None and not labels.has_draw(prior_key):
-            wanted.append(histogram)
-        if not labels.has_draw(key):
-            wanted.append(RROnBins(rest, (low, high), (low, high), (0, 1)))  # of the same price
+            wanted.insert(0, histogram)
         if wanted:
             labels.check_budget(wanted)
 
-
-def _stored_bins(stored: Mechanism, made: RROnBins, key: str) -> RROnBins:
-    """Returns the stored mechanism if it is the one made now, up to the last digits.
-
-    Another machine may round the outputs another way; labels that were drawn stay as they are.
-    """
-    same = (
-        isinstance(stored, RROnBins)
-        and math.isclose(stored.epsilon, made.epsilon, rel_tol=1e-9)
-        and stored.inputs == made.inputs
-        and stored.bin_of_input == made.bin_of_input
-        and np.allclose(stored.outputs, made.outputs, rtol=1e-6)
-    )
-    if not same or not isinstance(stored, RROnBins):
-        raise LabelStoreError(
-            f"draw {key!r} exists and was made with other settings (stored: {stored!r}; asked: "
-            f"{made!r}). Ask with the settings of the stored draw, or give another key."
+    @staticmethod
+    def _same_question(stored: Mechanism, draw: RROnBins, histogram: HistogramMechanism) -> bool:
+        return (
+            isinstance(stored, RROnBins)
+            and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9)
+            and stored.inputs == histogram.values
         )
-    return stored
+
+    def _stored_bins(
+        self, stored: Mechanism, made: RROnBins, prior: np.ndarray, key: str
+    ) -> RROnBins:
+        """Returns the stored mechanism if it is as good as the one made now.
+
+        Another machine may round another way and choose other bins among equally good ones; labels
+        that were drawn stay as they are.
+        """
+        if isinstance(stored, RROnBins):
+            losses = [one.expected_loss(prior, self.loss) for one in (stored, made)]
+            if math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
+                return stored
+        raise LabelStoreError(
+            f"draw {key!r} exists and was made with other settings, since it is not optimal for "
+            f"loss={self.loss!r} (stored: {stored!r}; asked: {made!r}). Ask with the settings of "
+            "the stored draw, or give another key."
+        )

@@ -74,10 +74,18 @@ def real_vector(name: str, values: Any) -> np.ndarray:
         ValueError: not one-dimensional, or with NaN (infinities may be clipped later).
     """
     array = np.asarray(values)
+    if array.ndim == 0 and array.dtype == object:
+        raise TypeError(f"{name} must be an array or a list, got {type(values).__name__}.")
     if array.ndim != 1:
         raise ValueError(
             f"{name} must have shape (n,), got shape {array.shape}. Turn a column into a vector "
             "with .ravel()."
+        )
+    if array.dtype == object and any(value is None for value in array):
+        missing = sum(value is None for value in array)
+        raise TypeError(
+            f"{name} must be numbers, but {missing} of {array.size} are None. Leave these examples "
+            "out, or fill them in, by a rule that does not look at labels."
         )
     if array.dtype.kind not in "iuf":
         raise TypeError(
@@ -88,14 +96,20 @@ def real_vector(name: str, values: Any) -> np.ndarray:
     if missing:
         raise ValueError(
             f"{name} must be numbers, but {missing} of {array.size} are NaN. Leave these examples "
-            "out, or fill them in by a rule that does not look at labels."
+            "out, or fill them in, by a rule that does not look at labels."
         )
     return array
 
 
 def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndarray:
-    """Returns numbers (n,) in [low, high] as ``float64``, or raises without showing any of them."""
+    """Returns numbers (n,) in [low, high] as ``float64``, or raises without showing any of them.
+
+    For ``float32`` numbers the ends are rounded as they are: 0.1 is larger there than as a double.
+    """
     array = real_vector(name, values)
+    if np.asarray(values).dtype == np.float32:
+        ends = float(np.float32(low)), float(np.float32(high))
+        array = np.where(array == ends[0], low, np.where(array == ends[1], high, array))
     wrong = int(np.count_nonzero((array < low) | (array > high)))
     if wrong:
         raise ValueError(

@@ -239,7 +239,8 @@ class PrivateLabels:
             BudgetExceededError: an example would pass the budget; nothing was released.
             LabelStoreError: the stored release of this name was made with other settings.
             TypeError: ``mechanism`` is not a mechanism of many labels.
-            ValueError: bad indices, groups or key; nothing was charged.
+            ValueError: a mechanism for other labels, bad indices, groups or key; nothing was
+                charged.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget
@@ -250,7 +251,7 @@ class PrivateLabels:
             >>> labels.guarantee().epsilon
             0.5
         """
-        checked_mechanism(mechanism, AggregateMechanism)
+        self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
         return self._draw(mechanism, indices, groups, key).copy()
 
     def _draw(
@@ -339,7 +340,10 @@ class PrivateLabels:
         if self._seed is not None:
             # One stream a draw: a run that reads stored draws does not shift the later ones.
             rng = np.random.default_rng([self._seed, number])
-        result = _apply(mechanism, self._sealed.open(rows), public_input, rng)
+        try:
+            result = _apply(mechanism, self._sealed.open(rows), public_input, rng)
+        except Exception:
+            self._fail(mechanism, rows, public_input, charge, rng)
         if isinstance(mechanism, LabelMechanism):
             result = self._kind.compact(result)
         draw = Draw(
@@ -356,16 +360,41 @@ class PrivateLabels:
         self._remember(draw, charge)
         return draw
 
+    def _fail(
+        self,
+        mechanism: Mechanism,
+        rows: np.ndarray,
+        public_input: Any,
+        charge: Charge,
+        rng: np.random.Generator | None,
+    ) -> NoReturn:
+        """Raises what a mechanism would for any labels, or else says nothing of what it raised.
+
+        An error that depends on the labels is an output too: it is charged, and its text, which the
+        mechanism's epsilon does not cover, is kept back.
+        """
+        _apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
+        self._charge(rows, charge)
+        raise RuntimeError(
+            f"{type(mechanism).__name__} failed on these labels, and would not on others; what it "
+            "said is kept back, since it may tell something of them. The draw was charged. Check "
+            "the mechanism on labels of your own making: it must take every label of the vault."
+        ) from None
+
     def _remember(self, draw: Draw, charge: Charge) -> None:
+        # The charge first: a draw that is interrupted here is paid for and not handed out.
+        self._charge(draw.indices, charge)
         self._draws[draw.key] = draw
-        before, inverse = np.unique(self._history_of[draw.indices], return_inverse=True)
+
+    def _charge(self, rows: np.ndarray, charge: Charge) -> None:
+        before, inverse = np.unique(self._history_of[rows], return_inverse=True)
         after = np.empty(before.size, dtype=np.int32)
         for i, old in enumerate(before):  # a handful of different histories, not examples
             history = (*self._histories[old], charge)
             if history not in self._histories:
                 self._histories.append(history)
             after[i] = self._histories.index(history)
-        self._history_of[draw.indices] = after[inverse]
+        self._history_of[rows] = after[inverse]
 
     def _check_spent(self) -> None:
         for history in self._histories:

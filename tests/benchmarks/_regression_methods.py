@@ -93,7 +93,7 @@ def _additive(
 def _rr_on_bins(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int, *, debiased: bool = False
 ) -> NoisyLabels:
-    randomizer = ldp.LabelRandomizer(epsilon, max_values=MAX_VALUES)
+    randomizer = ldp.LabelRandomizer(epsilon, max_values=MAX_VALUES, whole_numbers=data.counts)
     result = randomizer.randomize(vault(data, rows, epsilon, seed))
     noisy = result.debiased_labels() if debiased else result.noisy_labels
     details = {"prior_epsilon": result.prior_epsilon, "k": len(result.values)}
@@ -104,7 +104,9 @@ def _rr_on_bins_known_prior(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int
 ) -> NoisyLabels:
     """As if the distribution of the training labels were public: a bound, not a method."""
-    values = np.array(estimation.rounding_grid(data.low, data.high, MAX_VALUES).values)
+    values = np.array(
+        estimation.rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts).values
+    )
     edges = (values[1:] + values[:-1]) / 2
     counts = np.bincount(np.searchsorted(edges, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
@@ -122,7 +124,7 @@ def _laplace_posterior(
 ) -> NoisyLabels:
     """A fair baseline: like ours, it knows a private prior and pays for it."""
     labels = vault(data, rows, epsilon, seed)
-    values, prior, prior_epsilon = _private_prior(labels, epsilon, MAX_VALUES)
+    values, prior, prior_epsilon = _private_prior(data, labels, epsilon, MAX_VALUES)
     mechanism = kind(epsilon - prior_epsilon, low=data.low, high=data.high)
     noisy = estimation.posterior_mean(mechanism, labels.randomize(mechanism), values, prior)
     return NoisyLabels(noisy, {"prior_epsilon": prior_epsilon, "k": len(values)})
@@ -131,7 +133,7 @@ def _laplace_posterior(
 def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> NoisyLabels:
     """The mean of a noisy label is the true one, if the label is on the grid."""
     labels = vault(data, rows, epsilon, seed)
-    values, prior, prior_epsilon = _private_prior(labels, epsilon, UNBIASED_VALUES)
+    values, prior, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
     mechanism = mechanisms.optimal_bins(values, prior, epsilon - prior_epsilon, unbiased=True)
     noisy = labels.randomize(mechanism)
     details = {"prior_epsilon": prior_epsilon, "k": len(values), **_bins(mechanism)}
@@ -139,10 +141,10 @@ def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) 
 
 
 def _private_prior(
-    labels: ldp.PrivateLabels, epsilon: float, max_values: int
+    data: InsuranceData, labels: ldp.PrivateLabels, epsilon: float, max_values: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Returns values, a prior over them, and what it cost: all as RR-on-Bins does it."""
-    randomizer = ldp.LabelRandomizer(epsilon, max_values=max_values)
+    randomizer = ldp.LabelRandomizer(epsilon, max_values=max_values, whole_numbers=data.counts)
     values, prior_epsilon = randomizer.split(len(labels), *labels.label_range)
     histogram = estimation.HistogramMechanism(prior_epsilon, values=tuple(values.tolist()))
     return values, estimation.histogram_prior(labels.release(histogram)), prior_epsilon

@@ -189,6 +189,7 @@ def main() -> None:
             run(data, [job for job in jobs if job["data"] == name], args.output)
 
     results = read(args.output)
+    args.plots.mkdir(parents=True, exist_ok=True)
     for name, data in datasets.items():
         print(f"\n{report(results, data, args.epsilons)}")
         plot_errors(results, data, args.epsilons, args.plots / f"regression_{name}.png")

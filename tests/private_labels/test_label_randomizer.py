@@ -9,7 +9,7 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.estimation import HistogramMechanism, histogram_prior
-from tf_labeldp.mechanisms import optimal_bins
+from tf_labeldp.mechanisms import LaplaceMechanism, RROnBins, optimal_bins
 from tf_labeldp.private_labels import LabelRandomizer, LabelStoreError, PrivateLabels
 
 AMOUNTS = np.random.default_rng(6).gamma(1.0, 80.0, 5000).clip(0.0, 400.0)
@@ -38,7 +38,7 @@ def test_theorem_6_is_tight_on_the_worst_pair():
     values, prior_epsilon, rest, known = (0.0, 1.0), 0.4, 1.1, 10
     ratio = math.exp(-prior_epsilon / 2.0)
 
-    def log_mass(zeros, ones):  # discrete Laplace of scale 2 / prior_epsilon around the true counts
+    def log_mass(zeros, ones):  # of the noise that test_histogram.py finds HistogramMechanism has
         return (abs(zeros) + abs(ones)) * math.log(ratio)
 
     worst = 0.0
@@ -66,8 +66,8 @@ def test_the_split_of_theorem_7():
     assert values.size == 401 and prior_epsilon == math.sqrt(401 / 1_000_000)
 
 
-def test_the_split_where_theorem_7_does_not_hold():
-    """n <= k / epsilon^2: the grid gets coarser, and the prior has at most half."""
+def test_the_split_for_few_labels():
+    """Below n = 4 k / epsilon^2 the grid gets coarser, so that the prior has half at most."""
     for epsilon, size, spent in (
         (0.05, 16, 0.025),
         (0.2, 50, 0.1),
@@ -76,7 +76,7 @@ def test_the_split_where_theorem_7_does_not_hold():
         values, prior_epsilon = LabelRandomizer(epsilon).split(5000, 0.0, 400.0)
         assert values.size == size
         assert prior_epsilon == pytest.approx(spent)
-    values, prior_epsilon = LabelRandomizer(0.1).split(5000, 0.0, 7.0)
+    values, prior_epsilon = LabelRandomizer(0.1, whole_numbers=True).split(5000, 0.0, 7.0)
     assert values.tolist() == list(range(8)) and prior_epsilon == math.sqrt(8 / 5000)
     assert LabelRandomizer(1.0).split(1, 0.0, 400.0)[1] == 0.5
 
@@ -163,6 +163,47 @@ def test_killed_between_prior_and_draw(tmp_path, monkeypatch):
     assert third.guarantee().epsilon == pytest.approx(1.0)
 
 
+def test_a_name_of_another_draw_is_refused_before_anything_is_paid():
+    vault = make(epsilon=2.0)
+    vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="x")
+    with pytest.raises(LabelStoreError, match="made with other settings"):
+        LabelRandomizer(1.0).randomize(vault, key="x")
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_a_loss_that_is_refused_is_refused_before_anything_is_paid():
+    vault = make()
+    for loss in (lambda y_hat, y: y_hat + 0 * y, lambda y_hat, y: y_hat - y * np.log(y_hat - 5.0)):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            with pytest.raises(ValueError, match=r"Assumption 4|NaN"):
+                LabelRandomizer(1.0, loss).randomize(vault)
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, monkeypatch):
+    """Bins of the same loss, of which another machine's rounding may pick others."""
+    labels = np.repeat(np.arange(4.0), 500)
+    arguments = {"labels": labels, "epsilon": 50.0, "high": 3.0, "store": tmp_path / "s"}
+    randomizer = LabelRandomizer(50.0, "absolute_error", whole_numbers=True)
+
+    def tied(bins):
+        return lambda values, prior, epsilon, loss: RROnBins(epsilon, values, (0.0, 3.0), bins)
+
+    monkeypatch.setattr("tf_labeldp._label_randomizer.optimal_bins", tied((0, 0, 1, 1)))
+    monkeypatch.setattr(
+        "tf_labeldp._label_randomizer.histogram_prior", lambda _: np.array([0.25] * 4)
+    )
+    made = randomizer.randomize(make(**arguments))
+    monkeypatch.setattr("tf_labeldp._label_randomizer.optimal_bins", tied((0, 1, 1, 1)))
+    with pytest.raises(LabelStoreError, match="not optimal"):
+        randomizer.randomize(make(**arguments))
+    monkeypatch.setattr(
+        "tf_labeldp._label_randomizer.histogram_prior", lambda _: np.array([0.5, 0.0, 0.0, 0.5])
+    )
+    again = randomizer.randomize(make(**arguments))
+    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+
+
 def test_a_stored_draw_survives_another_rounding_of_its_outputs(tmp_path, monkeypatch):
     made = LabelRandomizer(1.0).randomize(make(store=tmp_path / "s"))
 
@@ -180,10 +221,10 @@ def test_a_stored_draw_survives_another_rounding_of_its_outputs(tmp_path, monkey
 def test_a_stored_draw_of_other_settings_is_refused(tmp_path):
     LabelRandomizer(2.0).randomize(make(epsilon=2.0, store=tmp_path / "s"))
     again = make(epsilon=2.0, store=tmp_path / "s")
-    with pytest.raises(LabelStoreError, match="made with other settings"):
-        LabelRandomizer(2.0, "absolute_error").randomize(again)
-    with pytest.raises(LabelStoreError, match="made with other mechanism"):
-        LabelRandomizer(2.0, max_values=20).randomize(again)
+    for other in ({"loss": "absolute_error"}, {"max_values": 20}, {"prior_epsilon": 0.5}):
+        with pytest.raises(LabelStoreError, match="exists and was made with other settings"):
+            LabelRandomizer(2.0, **other).randomize(again)
+    assert again.guarantee().epsilon == pytest.approx(2.0)
     with pytest.raises(BudgetExceededError):
         LabelRandomizer(2.0).randomize(again, key="another")
 
@@ -221,8 +262,17 @@ def test_labels_that_are_classes():
 
 
 def test_no_labels():
-    with pytest.raises(ValueError, match="num_labels must be at least 1"):
+    with pytest.raises(ValueError, match="the vault has no labels"):
         LabelRandomizer(1.0).randomize(make(np.empty(0)))
+
+
+def test_labels_outside_of_a_vault():
+    with pytest.raises(TypeError, match="labels must be a PrivateLabels, got list"):
+        LabelRandomizer(1.0).randomize([1.0, 2.0])
+
+
+def test_an_epsilon_that_nobody_has():
+    assert LabelRandomizer(1e300).split(100, 0.0, 1.0)[0].size == 64
 
 
 def test_poisson_with_negative_labels_spends_nothing():

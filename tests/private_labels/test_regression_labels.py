@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import traceback
 
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.estimation import HistogramMechanism, private_histogram
-from tf_labeldp.mechanisms import LaplaceMechanism, RandomizedResponse, RROnBins
+from tf_labeldp.mechanisms import (
+    DiscreteLaplaceMechanism,
+    DiscreteStaircaseMechanism,
+    ExponentialMechanism,
+    LaplaceMechanism,
+    RandomizedResponse,
+    RegressionMechanism,
+    RROnBins,
+    StaircaseMechanism,
+    optimal_bins,
+)
 from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
 
 AMOUNTS = np.round(np.random.default_rng(5).gamma(1.0, 80.0, 300), 2).clip(0.0, 400.0)
@@ -88,6 +100,10 @@ def test_labels_outside_the_range():
         ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
         ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
         ([SECRET + 0j], {}, TypeError, "labels must be numbers"),
+        ([SECRET, None], {}, TypeError, "1 of 2 are None"),
+        ({SECRET}, {}, TypeError, "must be an array or a list, got set"),
+        (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked in places"),
+        ([1.0], {"clip": "no"}, TypeError, "clip must be True or False, got str"),
     ],
 )
 def test_bad_labels_and_ranges(labels, arguments, error, message):
@@ -109,6 +125,8 @@ def test_mechanisms_of_another_kind_or_range():
         vault.randomize(RandomizedResponse(1.0, 3))
     with pytest.raises(ValueError, match=r"labels in \[0, 300\], the labels lie in \[0, 400\]"):
         vault.randomize(bins(high=300.0))
+    with pytest.raises(ValueError, match=r"labels in \[1, 400\], the labels lie in \[0, 400\]"):
+        vault.randomize(bins(low=1.0))
     with pytest.raises(TypeError, match="a tf_labeldp mechanism, got HistogramMechanism"):
         vault.randomize(counts())
     with pytest.raises(TypeError, match="a tf_labeldp mechanism of many labels, got RROnBins"):
@@ -220,3 +238,91 @@ def test_seeded_draws_say_so():
     vault = make(seed=3)
     vault.release(counts())
     assert not vault.guarantee().is_private
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_whether_a_mechanism_fails_says_nothing_of_the_labels(kind):
+    """Every shipped mechanism does the same, errors included, on two sets of other labels."""
+    outcomes = []
+    for labels in ([0, 1, 4, 9], [9, 9, 9, 9]):
+        if kind == "classes":
+            vault = PrivateLabels(labels, num_classes=10, budget=PrivacyBudget(1e6))
+        else:
+            labels = np.array(labels) / 1.7
+            vault = PrivateLabels(labels, low=0, high=9, budget=PrivacyBudget(1e6))
+        seen = []
+        for mechanism in (
+            *(HistogramMechanism(1.0, num_classes=k) for k in (2, 9, 10, 11)),
+            HistogramMechanism(1.0, values=(0.0, 3.0)),
+            RandomizedResponse(1.0, 9),
+            RandomizedResponse(1.0, 10),
+            bins(low=0.0, high=8.0),
+            bins(low=0.0, high=9.0),
+            LaplaceMechanism(1.0, 0.0, 9.0),
+            StaircaseMechanism(1.0, 0.0, 9.0),
+            ExponentialMechanism(1.0, 0.0, 9.0),
+            DiscreteLaplaceMechanism(1.0, 0, 9),
+            DiscreteStaircaseMechanism(1.0, 0, 9),
+            optimal_bins(np.arange(10.0), np.full(10, 0.1), 1.0, unbiased=True),
+        ):
+            for ask in (vault.randomize, vault.release):
+                try:
+                    seen.append(np.shape(ask(mechanism)))
+                except (TypeError, ValueError) as error:
+                    seen.append(str(error))
+        outcomes.append(seen)
+    assert outcomes[0] == outcomes[1]
+    assert sum(isinstance(outcome, tuple) for outcome in outcomes[0]) >= 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragile(RegressionMechanism):
+    """A mechanism of one's own that does not take every label."""
+
+    def randomize(self, labels, priors=None, *, rng=None):
+        if np.any(np.asarray(labels) == SECRET):
+            raise ValueError(f"cannot take {SECRET}")
+        return np.zeros(len(labels))
+
+    def transition_matrix(self, prior=None):
+        raise NotImplementedError
+
+    def label_range(self):
+        return (0.0, 400.0)
+
+    def likelihood(self, outputs, labels):
+        raise NotImplementedError
+
+
+def test_an_error_that_depends_on_the_labels_is_charged_and_not_shown():
+    vault = make([1.0, SECRET])
+    with pytest.raises(RuntimeError, match=r"Fragile failed on these labels.*charged") as caught:
+        vault.randomize(Fragile(0.25))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert str(SECRET) not in shown.replace("SECRET", "")
+    assert vault.guarantee().epsilon == 0.25
+    assert make([1.0, 2.0]).randomize(Fragile(0.25)).tolist() == [0.0, 0.0]
+
+
+def test_a_draw_that_is_interrupted_is_charged_before_it_can_be_asked_for(monkeypatch):
+    vault = make(epsilon=2.0)
+    counted = np.unique
+
+    def interrupt(*arguments, **options):
+        if options.get("return_inverse"):
+            raise KeyboardInterrupt
+        return counted(*arguments, **options)
+
+    monkeypatch.setattr(np, "unique", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
+    monkeypatch.undo()
+    assert not vault.has_draw("draw")
+
+
+def test_float32_labels_at_the_ends_of_the_range():
+    vault = make(np.float32([0.1, 0.7]), low=0.1, high=0.7)
+    noisy = vault.randomize(LaplaceMechanism(1.0, 0.1, 0.7))
+    assert noisy.min() >= 0.1 and noisy.max() <= 0.7
+    with pytest.raises(ValueError, match=r"1 of 2 do not"):
+        make(np.float32([0.1, 0.70001]), low=0.1, high=0.7)

@@ -47,17 +47,16 @@ def debiased_labels(
         [-0.582, 1.582]
     """
     checked_mechanism(mechanism, RROnBins)
-    noisy = _validate.real_vector("noisy_labels", noisy_labels)
+    place, known = mechanism.output_index(noisy_labels)
     values = _validate.increasing_numbers("values", values)
     prior = _validate.prior_rows("probabilities", probabilities, None, values.size)[0]
-    outputs = np.asarray(mechanism.outputs)
-    place = np.minimum(np.searchsorted(outputs, noisy), outputs.size - 1)
-    strange = int(np.count_nonzero(outputs[place] != noisy))
+    strange = int(np.count_nonzero(~known))
     if strange:
         raise ValueError(
             f"{strange} noisy label(s) are no outputs of {mechanism!r}, so it did not draw them. "
             "Pass the mechanism of the draw."
         )
+    outputs = np.asarray(mechanism.outputs)
     bins = mechanism.bin_of(values)
     mass = np.bincount(bins, prior, minlength=outputs.size)
     total = np.bincount(bins, prior * values, minlength=outputs.size)

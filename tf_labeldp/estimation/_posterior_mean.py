@@ -23,7 +23,8 @@ def posterior_mean(
     guesses are shrunk towards the mean of the prior. A model that is trained on them with squared
     error learns ``E[guess | features]``, and so predictions that are shrunk likewise; the more so,
     the smaller epsilon. Where the scale of the predictions matters and examples abound, use labels
-    that are right on average: ``debiased_labels``, or Laplace noise without clipping.
+    that are right on average: ``optimal_bins(..., unbiased=True)``, ``debiased_labels``, or Laplace
+    noise without clipping.
 
     The outputs of ``optimal_bins`` for squared error are posterior means already, under the prior
     that it was given: there this function changes nothing unless the prior is another. After

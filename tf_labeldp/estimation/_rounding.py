@@ -38,11 +38,14 @@ def rounding_grid(
     high: float,
     max_values: int,
     loss: Loss = "squared_error",
+    *,
+    whole_numbers: bool = False,
 ) -> RoundingGrid:
     """Returns values to round labels in [low, high] to, and a bound on what it costs.
 
-    If both ends are whole numbers and the integers between them are no more than ``max_values``,
-    the grid is these integers; else it is ``max_values`` equally spaced values with both ends.
+    The grid is ``max_values`` equally spaced values with both ends; or fewer, so that the integers
+    are among them, if both ends are whole and no more than ``max_values`` integers lie between
+    them. If the labels are known to be ``whole_numbers``, these integers alone are the grid.
 
     The bound is ``L * step``, where L is the Lipschitz constant of ``loss(y_hat, y)`` in y for both
     in [low, high]. Let ``rho`` round to the nearest value, so ``|y - rho(y)| <= step / 2``, and let
@@ -72,18 +75,21 @@ def rounding_grid(
     Args:
         low: the smallest label, public, finite.
         high: the largest label, public, above ``low``.
-        max_values: the largest number of values, at least 2. ``optimal_bins`` takes time in the
-            square of it.
+        max_values: the largest number of values, at least 2.
         loss: ``"squared_error"``, ``"absolute_error"``, ``"poisson"``, or a callable
             ``loss(y_hat, y)``, for which ``error_bound`` is None: it is not estimated.
+        whole_numbers: whether labels are counts or other whole numbers. Public knowledge: it is not
+            found out from the labels. More than ``max_values`` of them are rounded all the same.
 
     Raises:
         TypeError: an argument of a wrong type.
         ValueError: an argument out of range, an unknown loss, or a range with too few doubles.
 
     Example:
-        >>> rounding_grid(0, 3, max_values=1024).values
+        >>> rounding_grid(0, 3, max_values=64, whole_numbers=True).values
         (0.0, 1.0, 2.0, 3.0)
+        >>> rounding_grid(0, 3, max_values=8).values
+        (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
         >>> grid = rounding_grid(0.0, 400.0, max_values=101, loss="absolute_error")
         >>> len(grid.values), grid.step, grid.error_bound
         (101, 4.0, 4.0)
@@ -93,8 +99,10 @@ def rounding_grid(
     width = high - low
     if not math.isfinite(width):
         raise ValueError(f"the range from {low:g} to {high:g} is too wide for a double.")
-    whole = low.is_integer() and high.is_integer() and width + 1.0 <= most
-    number = int(width) + 1 if whole else most
+    number = most
+    if low.is_integer() and high.is_integer() and width + 1.0 <= most:
+        parts = 1 if whole_numbers else int((most - 1) // width)  # of each unit
+        number = int(width) * parts + 1
     values = np.linspace(low, high, number)
     if np.any(np.diff(values) <= 0.0):
         raise ValueError(

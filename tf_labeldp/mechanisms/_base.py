@@ -136,8 +136,14 @@ class RegressionMechanism(LabelMechanism):
 class AggregateMechanism(Mechanism):
     """Hands out one noisy statistic of many labels, such as a histogram.
 
-    Privacy: the whole result is (epsilon, delta)-DP for the replacement of any one of the labels.
+    Privacy: the whole result is (epsilon, delta)-DP for the replacement of any one of the labels,
+    and whether ``release`` raises does not depend on labels of the kind that it says it is for.
+
+    Attributes:
+        num_classes: K, for labels that are classes 0..K-1; None for numbers.
     """
+
+    num_classes: int | None
 
     @abc.abstractmethod
     def release(

@@ -19,6 +19,7 @@ from tf_labeldp.mechanisms._base import RegressionMechanism
 
 _MAX_WHOLE = 1 << 53
 _MAX_CELLS = 1 << 27
+_FLOAT32 = 2.0**-23
 _NARROWEST, _WIDEST = 1e-290, 1e290
 """Ranges of which a grid step does not underflow, and no noise overflows."""
 
@@ -74,6 +75,11 @@ class BoundedMechanism(RegressionMechanism):
         return int(self.high - self.low) if self.whole else _integer_noise.MAX_STEPS
 
     @property
+    def _reach(self) -> float:
+        """The larger of |low| and |high|, in grid steps."""
+        return max(abs(self.low), abs(self.high)) / self.step
+
+    @property
     def step(self) -> float:
         """Width of a grid step, in the unit of the labels: 1 for whole numbers."""
         return float(self.high - self.low) / self.steps
@@ -88,7 +94,7 @@ class BoundedMechanism(RegressionMechanism):
         """Returns one noisy label for each label.
 
         Args:
-            labels: numbers of shape (n,) in [low, high]; whole ones if the mechanism is discrete.
+            labels: numbers of shape (n,) in [low, high]; a discrete mechanism rounds them.
             priors: must be None; these mechanisms have no use for a prior.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
 
@@ -97,7 +103,7 @@ class BoundedMechanism(RegressionMechanism):
 
         Raises:
             TypeError: the labels are not numbers.
-            ValueError: labels out of range, NaN, not whole or of a wrong shape, or priors given.
+            ValueError: labels out of range, NaN or of a wrong shape, or priors given.
         """
         if priors is not None:
             raise ValueError(
@@ -141,6 +147,9 @@ class BoundedMechanism(RegressionMechanism):
             an output that cannot be drawn.
         """
         position = self._positions(outputs)
+        if self.clip and not self.whole:  # the ends, as they are after a cast to float32
+            for end in (0, self.steps):
+                position[np.abs(position - end) <= _FLOAT32 * self._reach] = end
         index = np.rint(position)
         grid = self._grid(labels).astype(np.float64)
         values = self._likelihood(index[:, np.newaxis], grid[np.newaxis, :])
@@ -191,13 +200,7 @@ class BoundedMechanism(RegressionMechanism):
     def _grid(self, labels: Any) -> np.ndarray:
         """Returns the grid point of each label, ``int64`` (n,) in 0..N."""
         labels = _validate.numbers_in_range("labels", labels, float(self.low), float(self.high))
-        if self.whole:
-            wrong = int(np.count_nonzero(labels != np.rint(labels)))
-            if wrong:
-                raise ValueError(
-                    f"labels must be whole numbers for {type(self).__name__}, but {wrong} of "
-                    f"{labels.size} are not. Round them, or use the continuous mechanism."
-                )
+        # A label between two points is rounded, not refused: a refusal would tell something of it.
         nearest = np.rint((labels - self.low) / self.step)
         return np.clip(nearest, 0, self.steps).astype(np.int64)
 

@@ -54,7 +54,8 @@ def optimal_bins(
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
     For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
-    smaller expected loss (Theorem 5).
+    smaller expected loss (Theorem 5); to about 1e-16 of the loss over the whole range, and for a
+    callable to the width of a grid.
 
     Guarantee:
         The mechanism is epsilon-DP whatever the prior is; a wrong prior costs accuracy only. The
@@ -85,9 +86,9 @@ def optimal_bins(
         epsilon: finite and above zero.
         loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
             ``"poisson"`` ``y_hat - y log(y_hat)`` (values of zero or more), or a callable
-            ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone). A
-            callable's outputs are found on a grid of about 2,000 points and then polished; at most
-            about 5,000 values.
+            ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone). The
+            bins of a callable are chosen for outputs on a grid of about 2,000 points, which are
+            then polished, so its optimum is one to the width of that grid; at most 3,500 values.
         unbiased: whether the mean of the noisy label must be the true one, for every value. Then
             the optimum is no RR-on-Bins but a general channel, found by a linear program for at
             most 64 values (round to a coarser grid first: ``estimation.rounding_grid``), and its
@@ -100,8 +101,8 @@ def optimal_bins(
 
     Raises:
         ValueError: shapes differ, values or probabilities are out of range, the loss is unknown or
-            does not meet Assumption 4, or no unbiased channel has its outputs in the range (the
-            message has the smallest range that works).
+            does not meet Assumption 4, or there is no unbiased channel with outputs in the range
+            (the message has the smallest range that works) or for so many values.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)

@@ -88,6 +88,16 @@ class RROnBins(RegressionMechanism):
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
 
+    def output_index(self, noisy_labels: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,).
+
+        Noisy labels may have been cast to ``float32`` on their way.
+        """
+        noisy = _validate.real_vector("noisy_labels", noisy_labels)
+        outputs = np.asarray(self.outputs)
+        place = nearest_index(outputs, noisy)
+        return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
+
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
@@ -126,13 +136,10 @@ class RROnBins(RegressionMechanism):
 
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
         """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
-        found = np.asarray(outputs, dtype=np.float64)
-        mine = np.asarray(self.outputs)
-        place = np.minimum(np.searchsorted(mine, found), mine.size - 1)
+        place, known = self.output_index(outputs)
         shrink = math.exp(-self.epsilon)
         answer = np.where(place[:, np.newaxis] == self.bin_of(labels), 1.0, shrink)
-        possible = (mine[place] == found)[:, np.newaxis]
-        return np.where(possible, answer / (1.0 + (mine.size - 1) * shrink), 0.0)
+        return np.where(known[:, np.newaxis], answer / (1.0 + (self.num_bins - 1) * shrink), 0.0)
 
     def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
         """Returns ``E loss(noisy, true)`` for labels that follow a prior over the inputs.

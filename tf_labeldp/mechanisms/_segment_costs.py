@@ -89,7 +89,7 @@ class SquaredErrorCosts(SegmentCosts):
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
         """Returns the weighted means."""
-        return _weighted_means(self, cuts)
+        return _weighted_means(self, cuts, *centre(self.values))
 
 
 class PoissonCosts(SegmentCosts):
@@ -112,8 +112,8 @@ class PoissonCosts(SegmentCosts):
         return v * mass - special.xlogy(first, v) + own
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        """Returns the weighted means."""
-        return _weighted_means(self, cuts)
+        """Returns the weighted means: above zero, where any label is, since the loss ends there."""
+        return _weighted_means(self, cuts, 0.0, float(self.values[-1]) or 1.0)
 
 
 class AbsoluteErrorCosts(SegmentCosts):
@@ -172,40 +172,36 @@ class AbsoluteErrorCosts(SegmentCosts):
 class CallableCosts(SegmentCosts):
     """Any loss that meets Assumption 4: the best output on a grid, then polished.
 
-    The grid has the values and, between them, points that are at most ``range / 2000`` apart.
+    The grid has the values and as many points again in each gap between two of them, about 2,000 in
+    all, half of them evenly spaced and half closing in on the lower end.
     """
 
     _GRID = 2000
     _CELLS = 1 << 21
+    _MOST_CELLS = 40_000_000
 
     def __init__(
         self, values: np.ndarray, prior: np.ndarray, epsilon: float, loss: Callable[[Any, Any], Any]
     ) -> None:
         super().__init__(values, prior, epsilon)
         self._loss = loss
-        middle, half = centre(values)
-        even = middle + half * np.linspace(-1.0, 1.0, max(3, self._GRID - values.size))
-        self.grid = np.unique(np.concatenate((values, np.clip(even, values[0], values[-1]))))
+        self.grid = _grid_between(values, self._GRID)
         cells = self.grid.size * values.size
         if cells > self._MOST_CELLS:
             raise ValueError(
                 f"a callable loss is computed for {self.grid.size:,} outputs and {values.size:,} "
                 f"values at once, more than {self._MOST_CELLS:,} cells. Round the labels to at "
-                "most 5,000 values (estimation.rounding_grid), or use a loss by name."
+                "most 3,500 values (estimation.rounding_grid), or use a loss by name."
             )
         table = loss_values(loss, self.grid[:, np.newaxis], values)
-        own = table[np.searchsorted(self.grid, values), np.arange(values.size)]
-        table = table - own  # which no mechanism changes, and which Assumption 4 may want
-        _check_assumption_4(table, self.grid, values)
-        table[np.isinf(table)] = 1e6 * np.max(table[np.isfinite(table)])
+        self._place = np.searchsorted(self.grid, values)
+        table = _meeting_assumption_4(table, self.grid, values, self._place)
+        table[np.isinf(table)] = 1e6 * np.max(np.abs(table[np.isfinite(table)]), initial=1.0)
         sums = np.cumsum(table * prior, axis=1)
         self._sums = np.concatenate((np.zeros((self.grid.size, 1)), sums), axis=1)
-        self._place = np.searchsorted(self.grid, values)
-
-    _MOST_CELLS = 40_000_000
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the costs on the grid, without each label's loss at its own value."""
+        """Returns the costs on the grid, up to a term that no choice of bins changes."""
         result = np.empty(start.size)
         step = max(1, self._CELLS // self.grid.size)
         for i in range(0, start.size, step):
@@ -227,7 +223,7 @@ class CallableCosts(SegmentCosts):
         from scipy import optimize
 
         places = np.argmin(self._on_grid(cuts[:-1], cuts[1:]), axis=1)
-        found = np.empty(places.size)
+        found = self.grid[places]
         for i, g in enumerate(places):
             weights = self.shrink * self.prior
             weights[cuts[i] : cuts[i + 1]] = self.prior[cuts[i] : cuts[i + 1]]
@@ -236,7 +232,6 @@ class CallableCosts(SegmentCosts):
                 return float(np.dot(weights, loss_values(self._loss, v, self.values)))
 
             low, high = self.grid[max(g - 1, 0)], self.grid[min(g + 1, self.grid.size - 1)]
-            found[i] = self.grid[g]
             if high > low:
                 width = {"xatol": 1e-12 * max(abs(low), abs(high))}
                 search = optimize.minimize_scalar(
@@ -247,47 +242,89 @@ class CallableCosts(SegmentCosts):
         return found
 
 
+def _grid_between(values: np.ndarray, number: int) -> np.ndarray:
+    """Returns the values and about ``number`` points in the gaps between them, increasing."""
+    if values.size == 1:
+        return values
+    each = max(1, number // (2 * (values.size - 1)))
+    even = np.arange(1, each + 1) / (each + 1)
+    places = np.concatenate((even, 0.5 ** np.arange(1, each + 1)[: min(each, 40)]))
+    points = values[:-1, np.newaxis] * (1.0 - places) + values[1:, np.newaxis] * places
+    points = np.clip(points, values[:-1, np.newaxis], values[1:, np.newaxis])  # of rounding
+    return np.unique(np.concatenate((values, points.ravel())))
+
+
 def centre(values: np.ndarray) -> tuple[float, float]:
     """Returns middle and half width of sorted values; halved first, since a sum may overflow."""
     low, high = 0.5 * float(values[0]), 0.5 * float(values[-1])
     return low + high, (high - low) or 1.0
 
 
-def _weighted_means(costs: SegmentCosts, cuts: np.ndarray) -> np.ndarray:
-    """Returns the mean of all labels, those of a bin with weight 1 and the others with e^-eps."""
-    middle, half = centre(costs.values)
+def _weighted_means(
+    costs: SegmentCosts, cuts: np.ndarray, origin: float, scale: float
+) -> np.ndarray:
+    """Returns the mean of all labels, those of a bin with weight 1 and the others with e^-eps.
+
+    It is summed up as seen from ``origin``, in units of ``scale``: next to there it is most exact.
+    """
     bins = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
     mass = np.bincount(bins, costs.prior)
-    first = np.bincount(bins, costs.prior * ((costs.values - middle) / half))
+    first = np.bincount(bins, costs.prior * ((costs.values - origin) / scale))
     mean = (costs.shrink * first.sum() + costs.gain * first) / (
         costs.shrink * mass.sum() + costs.gain * mass
     )
-    return np.clip(middle + half * mean, costs.values[0], costs.values[-1])
+    return np.clip(origin + scale * mean, costs.values[0], costs.values[-1])
 
 
-def _check_assumption_4(table: np.ndarray, grid: np.ndarray, values: np.ndarray) -> None:
-    """Raises unless the loss (grid, values) falls towards each label and rises after it."""
-    # At the ends of the range a loss may be infinite, as the Poisson loss is at zero.
-    finite = bool(np.all(np.isfinite(table[1:-1]))) and not np.any(np.isnan(table))
-    slack = 1e-9 * float(np.max(np.abs(table[np.isfinite(table)]), initial=0.0))
-    below = grid[:, np.newaxis]
-    with np.errstate(invalid="ignore"):
-        by_output, by_label = np.diff(table, axis=0), np.diff(table, axis=1)
-    falls = np.concatenate(
-        (
-            by_output[below[1:] <= values],  # the output rises towards the label
-            -by_output[below[:-1] >= values],
-            by_label[values[1:] <= below],  # the label rises towards the output
-            -by_label[values[:-1] >= below],
-        )
-    )
-    # inf - inf is no step at all.
-    if not finite or np.any(falls[~np.isnan(falls)] > slack):
+def _meeting_assumption_4(
+    table: np.ndarray, grid: np.ndarray, values: np.ndarray, place: np.ndarray
+) -> np.ndarray:
+    """Returns the losses (grid, values), less those at each value's own place if that helps.
+
+    A term of the label alone changes no choice of bins. With it or without, the loss has to fall as
+    output and label come nearer to each other.
+
+    Raises:
+        ValueError: it does in neither form, or is not a number somewhere.
+    """
+    if np.any(np.isnan(table)):
         raise ValueError(
-            "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
-            "finite, fall as y_hat comes nearer to y and rise as it goes away, and likewise in y. "
-            "Check the order of the arguments, loss(y_hat, y), and its domain."
+            "the loss is NaN for some outputs and labels in the range of the values. Where that is "
+            "0 * log(0), write scipy.special.xlogy; else choose values in the loss's domain."
         )
+    own = table[place, np.arange(values.size)]
+    with np.errstate(invalid="ignore"):
+        relative = table - own
+    rounding = 1e-13 * (np.abs(table) + np.abs(own))
+    # Only at the ends of the range a loss may be infinite, as the Poisson loss is at zero.
+    if np.all(np.isfinite(table[1:-1])):
+        for form in (relative, table):
+            slack = rounding + 1e-9 * np.abs(form)
+            if not np.any(np.isnan(form)) and _falls_towards_the_label(form, slack, grid, values):
+                return form.copy()
+    raise ValueError(
+        "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
+        "finite, fall as y_hat comes nearer to y and rise as it goes away, and likewise in y. "
+        "Check the order of the arguments, loss(y_hat, y), and its domain."
+    )
+
+
+def _falls_towards_the_label(
+    table: np.ndarray, slack: np.ndarray, grid: np.ndarray, values: np.ndarray
+) -> bool:
+    """Returns whether a loss (grid, values) meets Assumption 4, to the slack at each point."""
+    output = grid[:, np.newaxis]
+    with np.errstate(invalid="ignore"):  # inf - inf is no step at all
+        by_output, by_label = np.diff(table, axis=0), np.diff(table, axis=1)
+    of_output = np.maximum(slack[1:], slack[:-1])
+    of_label = np.maximum(slack[:, 1:], slack[:, :-1])
+    wrong = (
+        (output[1:] <= values) & (by_output > of_output),  # the output rises towards the label
+        (output[:-1] >= values) & (-by_output > of_output),
+        (values[1:] <= output) & (by_label > of_label),  # the label rises towards the output
+        (values[:-1] >= output) & (-by_label > of_label),
+    )
+    return not any(np.any(one) for one in wrong)
 
 
 _BY_NAME: dict[str, type[SquaredErrorCosts | PoissonCosts | AbsoluteErrorCosts]] = {

@@ -418,9 +418,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _set_weights_back(self) -> None:
         with self.model.distribute_strategy.scope():
-            for variable, value in zip(
-                self.model.variables, self._start_state[0], strict=True
-            ):
+            for variable, value in zip(self.model.variables, self._start_state[0], strict=True):
                 variable.assign(value)
 
     def _state_path(self, stage: int) -> pathlib.Path | None:

@@ -1,0 +1,329 @@
+"""Private histograms: sensitivity, the law of the noise, OpenDP's certificate, and priors."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import tf_labeldp as ldp
+from tf_labeldp.estimation import HistogramMechanism, histogram_prior, private_histogram
+from tf_labeldp.estimation._histogram import _certified_measurement
+from tf_labeldp.mechanisms import deserialize, serialize
+
+NOISES = ("discrete_laplace", "laplace")
+SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
+EPSILONS = [*np.geomspace(1e-6, 50.0, 40).tolist(), 0.1, 1 / 3, 0.7, 2.0]
+
+
+def discrete_laplace(scale, reach):
+    """P[k] for k in -reach..reach, the tails added to the ends."""
+    inside = np.exp(-np.abs(np.arange(-reach, reach + 1)) / scale) * math.tanh(0.5 / scale)
+    tail = (1.0 - inside.sum()) / 2.0
+    inside[[0, -1]] += tail
+    return inside
+
+
+def laplace_bins(scale, edges):
+    """P of each interval between the edges, and of the two beyond them."""
+    return np.diff(stats.laplace.cdf(edges, scale=scale), prepend=0.0, append=1.0)
+
+
+def p_value(counts, probabilities):
+    expected = np.asarray(probabilities) * counts.sum()
+    assert expected.min() >= 5.0
+    statistic = np.sum((counts - expected) ** 2 / expected)
+    return float(stats.chi2.sf(statistic, counts.size - 1))
+
+
+def counts_of(noise, draws, reach):
+    """Draws sorted into what `law` has probabilities of."""
+    if noise == "discrete_laplace":
+        return np.bincount(np.clip(draws, -reach, reach) + reach, minlength=2 * reach + 1)
+    edges = np.linspace(-reach, reach, 2 * reach)
+    return np.bincount(np.searchsorted(edges, draws), minlength=edges.size + 1)
+
+
+def law(noise, scale, reach):
+    if noise == "discrete_laplace":
+        return discrete_laplace(scale, reach)
+    return laplace_bins(scale, np.linspace(-reach, reach, 2 * reach))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "labels"),
+    [
+        (HistogramMechanism(SURE, 3), (0, 1, 2)),
+        (HistogramMechanism(SURE, values=(0.0, 1.0, 5.0)), (-4.0, 0.4, 1.2, 3.0, 9.0)),
+    ],
+    ids=["classes", "values"],
+)
+def test_a_replaced_label_moves_two_counts_of_one_group(mechanism, labels):
+    """Every set of three labels, every replacement, with and without groups: L1 is 2, or 0."""
+    groups = [2, 0, 2]
+    distances = set()
+    for before in itertools.product(labels, repeat=3):
+        for place, label in itertools.product(range(3), labels):
+            after = list(before)
+            after[place] = label
+            moved = mechanism._count(before, groups) - mechanism._count(after, groups)
+            alone = mechanism._count(before, None) - mechanism._count(after, None)
+            assert np.flatnonzero(moved.any(axis=1)).tolist() in ([], [groups[place]])
+            assert np.array_equal(moved.sum(axis=0), alone)
+            assert moved.sum() == 0 and np.abs(moved).max() <= 1
+            distances |= {int(np.abs(moved).sum()), int(np.abs(alone).sum())}
+    assert distances == {0, 2}
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_guarantee_the_worst_log_ratio_of_the_noisy_histogram_is_epsilon(epsilon):
+    """All outputs of a window around two neighbouring histograms, at the scale that is drawn."""
+    _, scale = _certified_measurement("discrete_laplace", epsilon)
+    one, other = np.array([2, 1, 0]), np.array([1, 2, 0])
+    outputs = np.array(list(itertools.product(range(-5, 8), repeat=3)))
+
+    def log_law(center, b):
+        return np.sum(-np.abs(outputs - center) / b + math.log(math.tanh(0.5 / b)), axis=1)
+
+    ratios = log_law(one, scale) - log_law(other, scale)
+    assert ratios.max() == pytest.approx(epsilon, abs=1e-12)
+    assert ratios.min() == pytest.approx(-epsilon, abs=1e-12)
+    # The scale that forgets that two counts move gives away twice as much.
+    half = log_law(one, scale / 2) - log_law(other, scale / 2)
+    assert half.max() == pytest.approx(2 * epsilon, abs=1e-12)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_opendp_certifies_the_stated_epsilon(noise):
+    """And not for a replacement that moved more, nor for a scale below by 1e-9."""
+    raised = 0
+    for epsilon in EPSILONS:
+        measurement, scale = _certified_measurement(noise, epsilon)
+        kind = int if noise == "discrete_laplace" else float
+        assert measurement.map(kind(2)) <= epsilon
+        assert measurement.map(kind(3)) > epsilon
+        assert 2.0 / epsilon <= scale <= 2.0 / epsilon * (1 + 1e-15)
+        raised += scale > 2.0 / epsilon
+        too_small = measurement.input_space >> _laplace(scale * (1 - 1e-9))
+        assert too_small.map(kind(2)) > epsilon
+    assert 0 < raised < len(EPSILONS)  # the raise is needed, and not always
+
+
+def _laplace(scale):
+    import opendp.prelude as dp
+
+    return dp.m.then_laplace(scale)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("epsilon", [0.5, 1.6])
+def test_seeded_noise_has_the_law_of_scale_two_over_epsilon(noise, epsilon):
+    mechanism = HistogramMechanism(epsilon, 100_000, noise=noise)
+    zeros = np.zeros(100_000, dtype=int)
+    draws = mechanism.add_noise(zeros, rng=np.random.default_rng(71))
+    reach = round(10 / epsilon)
+    counts = counts_of(noise, draws, reach)
+    assert p_value(counts, law(noise, 2.0 / epsilon, reach)) > 1e-6
+    assert p_value(counts, law(noise, 1.9 / epsilon, reach)) < 1e-6
+    # Against the scale 1/epsilon, on a window in which that one has any mass.
+    near = counts_of(noise, draws, round(4 / epsilon))
+    assert p_value(near, law(noise, 1.0 / epsilon, round(4 / epsilon))) < 1e-12
+    again = mechanism.add_noise(zeros, rng=np.random.default_rng(71))
+    assert np.array_equal(draws, again)
+    assert draws.dtype == (np.int64 if noise == "discrete_laplace" else np.float64)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_secure_noise_has_the_law_of_scale_two_over_epsilon(noise):
+    """OpenDP can't be seeded: each half fails once in 10^9 runs (the first) or never."""
+    size, epsilon, reach = 20_000, 1.0, 8
+    draws = HistogramMechanism(epsilon, size, noise=noise).add_noise(np.zeros(size, dtype=int))
+    counts = counts_of(noise, draws, reach)
+    assert p_value(counts, law(noise, 2.0 / epsilon, reach)) > 1e-9
+    near = counts_of(noise, draws, 4)
+    assert p_value(near, law(noise, 1.0 / epsilon, 4)) < 1e-100
+    assert draws.dtype == (np.int64 if noise == "discrete_laplace" else np.float64)
+
+
+def test_noise_of_cells_is_independent():
+    noisy = HistogramMechanism(1.0, 2).add_noise(
+        np.zeros((200_000, 2), dtype=int), rng=np.random.default_rng(72)
+    )
+    assert abs(np.corrcoef(noisy.T)[0, 1]) < 5.0 / math.sqrt(200_000)  # below 1e-6, two-sided
+
+
+def test_counts_beyond_32_bits_do_not_saturate():
+    exact = np.array([2**40, 2**31, 2**53])
+    assert HistogramMechanism(SURE, 3).add_noise(exact).tolist() == exact.tolist()
+
+
+def test_labels_are_counted_in_their_cells_and_groups():
+    labels, groups = np.array([0, 2, 2, 1, 2]), np.array([1, 1, 0, 3, 1])
+    mechanism = HistogramMechanism(SURE, 3)
+    assert mechanism.release(labels).tolist() == [1, 1, 3]
+    by_group = [[0, 0, 1], [1, 0, 2], [0, 0, 0], [0, 1, 0]]
+    assert mechanism.release(labels, groups).tolist() == by_group
+    values = HistogramMechanism(SURE, values=[0.0, 1.0, 10.0])  # 0.5 and 5.5 are ties
+    numbers = [-3.0, 0.5, 0.6, 5.5, 5.6, 99.0, np.inf]
+    assert values.release(numbers).tolist() == [2, 2, 3]
+    assert values.num_cells == 3 and values.values == (0.0, 1.0, 10.0)
+
+
+def test_chunks_add_up_to_one_release():
+    rng = np.random.default_rng(73)
+    labels, groups = rng.integers(0, 5, 1000), rng.integers(0, 3, 1000)
+    mechanism = HistogramMechanism(0.5, 5)
+    parts = [np.zeros((3, 5), dtype=np.int64)]
+    for start in range(0, 1000, 300):
+        chunk = slice(start, start + 300)
+        parts.append(mechanism._count(labels[chunk], groups[chunk]))
+    summed = mechanism.add_noise(sum(parts), rng=np.random.default_rng(74))
+    whole = mechanism.release(labels, groups, rng=np.random.default_rng(74))
+    assert np.array_equal(summed, whole)
+
+
+def test_no_labels():
+    assert HistogramMechanism(SURE, 3).release(np.zeros(0, dtype=int)).tolist() == [0, 0, 0]
+    empty = HistogramMechanism(SURE, 3).release(np.zeros(0, int), np.zeros(0, int))
+    assert empty.shape == (0, 3)
+
+
+def test_private_histogram_of_an_array():
+    labels = np.array([0, 2, 2, 1, 2])
+    assert private_histogram(labels, 3, SURE).tolist() == [1, 1, 3]
+    assert private_histogram(labels, None, SURE, values=[0, 2]).tolist() == [2, 3]
+    grouped = private_histogram(labels, 3, SURE, [0, 0, 0, 1, 1], "laplace")
+    assert grouped.dtype == np.float64
+    np.testing.assert_allclose(grouped, [[1, 0, 2], [0, 1, 1]], atol=0.1)
+    seeded = private_histogram(labels, 3, 1.0, rng=np.random.default_rng(75))
+    expected = HistogramMechanism(1.0, 3).release(labels, rng=np.random.default_rng(75))
+    assert np.array_equal(seeded, expected)
+
+
+def test_a_vault_charges_and_stores_the_histogram():
+    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=ldp.PrivacyBudget(1.0))
+    first = private_histogram(labels, 3, 0.75, groups=[0] * 20 + [1] * 20, key="prior")
+    assert first.shape == (2, 3)
+    assert labels.guarantee().epsilon == pytest.approx(0.75)
+    again = private_histogram(labels, 3, 0.75, groups=[0] * 20 + [1] * 20, key="prior")
+    assert np.array_equal(first, again)
+    assert labels.guarantee().epsilon == pytest.approx(0.75)
+    with pytest.raises(ldp.BudgetExceededError):
+        private_histogram(labels, 3, 0.75, key="another")
+    with pytest.raises(ValueError, match="rng must be None with a PrivateLabels"):
+        private_histogram(labels, 3, 0.1, rng=np.random.default_rng(0))
+
+
+def test_prior_clips_and_normalises():
+    prior = histogram_prior(np.array([[3, -2, 1], [-1, 0, -7], [0, 0, 5]]))
+    expected = [[0.75, 0.0, 0.25], [1 / 3] * 3, [0.0, 0.0, 1.0]]
+    np.testing.assert_allclose(prior, expected, rtol=1e-15)
+    assert prior.dtype == np.float64
+    assert histogram_prior([0.5, -1.0, 1.5]).tolist() == [0.25, 0.0, 0.75]
+    noisy = np.random.default_rng(76).laplace(size=(500, 7), scale=30)
+    np.testing.assert_allclose(histogram_prior(noisy).sum(axis=1), 1.0, rtol=0, atol=1e-15)
+    assert np.all(histogram_prior(noisy) >= 0.0)
+
+
+@pytest.mark.parametrize(
+    ("histogram", "message"),
+    [
+        ([1.0, np.nan, np.inf], r"finite, but 2 count\(s\)"),
+        (3.0, r"shape \(K,\) or \(G, K\), got \(\)"),
+        (np.ones((2, 2, 2)), r"got \(2, 2, 2\)"),
+        (np.ones((2, 0)), r"got \(2, 0\)"),
+    ],
+)
+def test_prior_of_what_is_no_histogram(histogram, message):
+    with pytest.raises(ValueError, match=message):
+        histogram_prior(histogram)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        HistogramMechanism(0.5, 3),
+        HistogramMechanism(0.5, values=(0.0, 2.5), noise="laplace"),
+    ],
+    ids=["classes", "values"],
+)
+def test_round_trip(mechanism):
+    assert list(mechanism.get_config()) == [f.name for f in dataclasses.fields(mechanism)]
+    assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
+    assert mechanism.delta == 0.0 and mechanism.dp_event() is not None
+
+
+BAD_SETTINGS = {
+    "neither": ({}, ValueError, "exactly one of num_classes .* got num_classes=None and no values"),
+    "both": ({"num_classes": 3, "values": (0.0, 1.0)}, ValueError, "exactly one.*some values"),
+    "one-class": ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
+    "order": ({"values": (0.0, 2.0, 1.0)}, ValueError, "values must be strictly increasing"),
+    "nan": ({"values": (0.0, math.nan)}, ValueError, "values must be finite"),
+    "noise": ({"num_classes": 3, "noise": "gauss"}, ValueError, "noise must be one of.*'gauss'"),
+    "epsilon": ({"num_classes": 3, "epsilon": 0.0}, ValueError, "epsilon must be finite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_bad_settings(case):
+    settings, error, message = BAD_SETTINGS[case]
+    with pytest.raises(error, match=message):
+        HistogramMechanism(**{"epsilon": 1.0, **settings})
+
+
+BAD_LABELS = {
+    "above": ([0, 987654], None, ValueError, "must lie in 0..2, but 1 of 2 do not"),
+    "floats": ([0.0, 1.0], None, TypeError, "must be integers"),
+    "groups-shape": ([0, 1], [0], ValueError, r"groups must have shape \(2,\), one a label"),
+    "groups-kind": ([0, 1], [0.0, 1.0], TypeError, "groups must be integers"),
+    "groups-negative": ([0, 1], [0, -1], ValueError, "groups must be in 0..G-1, got -1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LABELS)
+def test_bad_labels_and_groups(case):
+    labels, groups, error, message = BAD_LABELS[case]
+    with pytest.raises(error, match=message) as caught:
+        HistogramMechanism(1.0, 3).release(labels, groups)
+    assert "987654" not in str(caught.value)
+
+
+def test_bad_numbers():
+    mechanism = HistogramMechanism(1.0, values=(0.0, 1.0))
+    with pytest.raises(ValueError, match="1 of 2 are NaN"):
+        mechanism.release([0.0, math.nan])
+    with pytest.raises(TypeError, match="must be numbers"):
+        mechanism.release(["0.5"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "error", "message"),
+    [
+        ([1, 2], ValueError, r"shape \(3,\) or \(G, 3\), got \(2,\)"),
+        ([0.2, 0.3, 0.5], TypeError, "not of frequencies"),
+        ([1, -2, 3], ValueError, "must not be negative"),
+    ],
+)
+def test_bad_counts(counts, error, message):
+    with pytest.raises(error, match=message):
+        HistogramMechanism(1.0, 3).add_noise(counts)
+
+
+def test_rng_and_key():
+    with pytest.raises(TypeError, match=r"numpy\.random\.Generator or None, got int"):
+        HistogramMechanism(1.0, 3).release([0, 1], rng=7)
+    with pytest.raises(ValueError, match=r"labels is an array\. Leave key=None"):
+        private_histogram([0, 1], 3, 1.0, key="prior")
+
+
+def test_importing_the_part_does_not_load_opendp():
+    code = "import sys, tf_labeldp.estimation; print('opendp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

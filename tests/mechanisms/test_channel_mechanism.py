@@ -1,0 +1,235 @@
+"""A finite channel given by its table: what is drawn, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from tf_labeldp.mechanisms import _channel_mechanism as module
+from tf_labeldp.mechanisms import _random, deserialize, serialize
+from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+
+TABLE = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
+MECHANISM = ChannelMechanism(1.0, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
+
+
+def random_table(rng, k, m, epsilon):
+    """A channel whose worst log-ratio is epsilon or a little less."""
+    table = np.exp(rng.uniform(0.0, epsilon / 2, (k, m))) * rng.dirichlet(np.ones(m))
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def randomized_response(k, epsilon):
+    table = np.full((k, k), np.exp(-epsilon))
+    np.fill_diagonal(table, 1.0)
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def worst(table):
+    return float(np.max(np.log(table.max(axis=0)) - np.log(table.min(axis=0))))
+
+
+def power_of_e(epsilon):
+    """A bound from below on e^epsilon for the double epsilon itself."""
+    with localcontext() as context:
+        context.prec = 60
+        return Fraction(Decimal(epsilon).exp()) * (1 - Fraction(1, 10**40))
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.3, 1.0, 5.0, 20.0, 36.0, 40.0, 100.0, 700.0])
+@pytest.mark.parametrize("k", [2, 3, 17])
+def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(epsilon, k):
+    """Randomized response has no room: every column is at e^epsilon before it is rounded."""
+    table = randomized_response(k, epsilon)
+    mechanism = ChannelMechanism(epsilon, range(k), range(k), table)
+    units = mechanism._units
+    assert units.min() >= 1 and np.all(units.sum(axis=1) == 1 << 53)
+    bound = power_of_e(epsilon)
+    for column in units.T.tolist():
+        assert max(column) <= bound * min(column)
+    # Rounding costs next to nothing, also where entries are below one unit.
+    np.testing.assert_allclose(mechanism.transition_matrix(), table, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_guarantee_holds_just_at_the_worst_ratio_and_is_refused_just_below(epsilon):
+    rng = np.random.default_rng(51)
+    for k, m in ((2, 2), (3, 7), (9, 4), (20, 60)):
+        table = random_table(rng, k, m, epsilon)
+        exact = worst(table)
+        mechanism = ChannelMechanism(exact, range(k), range(m), table)
+        bound = power_of_e(exact)
+        assert all(max(c) <= bound * min(c) for c in mechanism._units.T.tolist())
+        with pytest.raises(ValueError, match=rf"worst log-ratio .* is {exact:.12g}, but"):
+            ChannelMechanism(exact - 1e-6, range(k), range(m), table)
+
+
+def test_a_ratio_that_is_too_large_by_rounding_alone_is_mended():
+    table = randomized_response(4, 1.0)
+    mechanism = ChannelMechanism(1.0 - 5e-10, range(4), range(4), table)
+    matrix = mechanism.transition_matrix()
+    assert worst(matrix) <= 1.0 - 5e-10 + 1e-15
+    assert np.abs(matrix - table).max() < 1e-9
+    assert np.all(matrix.sum(axis=1) == 1.0)
+
+
+def test_an_output_that_one_label_alone_can_have_is_refused():
+    with pytest.raises(ValueError, match=r"not epsilon-DP: the worst log-ratio .* is inf"):
+        ChannelMechanism(50.0, (0, 1), (0, 1), ((1.0, 0.0), (0.5, 0.5)))
+
+
+def test_an_output_that_nobody_has_is_never_drawn():
+    mechanism = ChannelMechanism(1.0, (0, 1), (0, 1, 2), ((0.6, 0.0, 0.4), (0.4, 0.0, 0.6)))
+    drawn = mechanism.randomize(np.zeros(10_000))
+    assert set(drawn.tolist()) == {0.0, 2.0}
+
+
+def test_every_random_integer_leads_to_the_output_of_its_share(monkeypatch):
+    """All integers of a small range, so the drawn channel comes out exactly."""
+    monkeypatch.setattr(module, "_UNITS", 64)
+    mechanism = ChannelMechanism(1.2, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)
+    monkeypatch.setattr(
+        _random, "uniform_integers", lambda n, rng: np.arange(n, dtype=np.uint64) % np.uint64(64)
+    )
+    labels = np.repeat([0.0, 1.0, 4.0], 64)
+    drawn = mechanism.randomize(labels).reshape(3, 64)
+    counts = [[int(np.sum(row == output)) for output in (-1.0, 1.5, 6.0)] for row in drawn]
+    assert counts == [[32, 16, 16], [16, 32, 16], [16, 16, 32]]
+
+
+def test_draws_follow_the_table(chi_square_rejects, seeded):
+    rng = np.random.default_rng(52)
+    table = random_table(rng, 4, 9, 2.0)
+    mechanism = ChannelMechanism(2.0, range(4), range(9), table)
+    labels = np.random.default_rng(53).integers(0, 4, 400_000)
+    drawn = mechanism.randomize(labels, rng=seeded())
+    assert drawn.dtype == np.float64
+    counts = np.bincount(9 * labels + drawn.astype(int), minlength=36).reshape(4, 9)
+    assert not chi_square_rejects(counts, mechanism.transition_matrix())
+    assert chi_square_rejects(counts, random_table(rng, 4, 9, 2.0))
+    assert chi_square_rejects(counts[::-1], mechanism.transition_matrix())
+    assert np.array_equal(drawn, mechanism.randomize(labels, rng=seeded()))
+
+
+def test_secure_draws_follow_the_table(chi_square_rejects):
+    """Not repeatable: fails once in a million runs."""
+    drawn = MECHANISM.randomize(np.full(60_000, 1.0))
+    counts = np.array([np.sum(drawn == output) for output in MECHANISM.outputs])
+    assert not chi_square_rejects(counts, TABLE[1])
+    assert chi_square_rejects(counts, TABLE[0])
+
+
+def test_a_label_counts_as_the_nearest_input():
+    labels = np.array([0.0, 0.5, 0.51, 2.5, 2.51, 4.0])
+    likelihood = MECHANISM.likelihood([1.5], labels)[0]
+    assert likelihood.tolist() == TABLE[[0, 0, 1, 1, 2, 2], 1].tolist()
+    always = ChannelMechanism(40.0, (0.0, 1.0), (0.0, 1.0), ((1 - 1e-17, 1e-17), (1e-17, 1.0)))
+    assert always.randomize([0.0, 0.5, 0.51, 1.0]).tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_likelihood_is_the_transposed_channel_and_zero_elsewhere():
+    np.testing.assert_array_equal(
+        MECHANISM.likelihood(MECHANISM.outputs, MECHANISM.inputs), MECHANISM.transition_matrix().T
+    )
+    strange = MECHANISM.likelihood([-9.0, 0.0, 1.5, 99.0, np.inf], [1.0])
+    assert strange.tolist() == [[0.0], [0.0], [0.5], [0.0], [0.0]]
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "poisson", "callable"])
+def test_expected_loss_by_enumeration(loss):
+    mechanism = ChannelMechanism(1.0, (0.0, 1.0, 4.0), (0.5, 1.5, 6.0), TABLE)
+    formula = {
+        "squared_error": lambda y_hat, y: (y_hat - y) ** 2,
+        "absolute_error": lambda y_hat, y: abs(y_hat - y),
+        "poisson": lambda y_hat, y: y_hat - y * np.log(y_hat),
+        "callable": lambda y_hat, y: np.sqrt(np.abs(y_hat - y)),
+    }[loss]
+    prior = (0.2, 0.3, 0.5)
+    total = sum(
+        prior[y] * TABLE[y, o] * formula(mechanism.outputs[o], mechanism.inputs[y])
+        for y in range(3)
+        for o in range(3)
+    )
+    given = formula if loss == "callable" else loss
+    assert mechanism.expected_loss(prior, given) == pytest.approx(total, rel=1e-13)
+
+
+def test_round_trip():
+    config = MECHANISM.get_config()
+    assert list(config) == [field.name for field in dataclasses.fields(MECHANISM)]
+    assert type(config["probabilities"][0]) is tuple
+    again = deserialize(json.loads(json.dumps(serialize(MECHANISM))))
+    assert again == MECHANISM and hash(again) == hash(MECHANISM)
+    assert MECHANISM.label_range() == (0.0, 4.0)
+    assert MECHANISM.dp_event() is not None and MECHANISM.delta == 0.0
+    assert "0.25" not in repr(MECHANISM)  # a table of thousands does not belong in a message
+
+
+BAD_TABLES = {
+    "shape": (TABLE[:2], r"must have shape \(3, 3\), .* got \(2, 3\)"),
+    "vector": (TABLE[0], r"must have shape \(3, 3\), .* got \(3,\)"),
+    "nan": (np.where(TABLE == 0.5, np.nan, TABLE), "finite and not negative"),
+    "negative": (TABLE - [[0.3, 0, -0.3]], "finite and not negative"),
+    "sum": (TABLE * [[1.0], [1.0], [1 + 1e-7]], r"sum to one .* 1 row\(s\) miss it by up to 1e-07"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables(case):
+    table, message = BAD_TABLES[case]
+    with pytest.raises(ValueError, match=message):
+        ChannelMechanism(1.0, (0, 1, 4), (-1, 1.5, 6), table)
+
+
+@pytest.mark.parametrize("name", ["inputs", "outputs"])
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0.0, 0.0, 1.0), "must be strictly increasing, but 0 at place 0 is followed by 0"),
+        ((0.0, 2.0, 1.0), "must be strictly increasing, but 2 at place 1"),
+        ((0.0, 1.0, np.inf), "must be finite, but 1 of 3"),
+        ((), r"must have shape \(k,\)"),
+    ],
+)
+def test_bad_numbers(name, numbers, message):
+    given = {"inputs": (0, 1, 4), "outputs": (-1, 1.5, 6), name: numbers}
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        ChannelMechanism(1.0, probabilities=TABLE, **given)
+
+
+BAD_LABELS = {
+    "outside": ([0.0, 4.000001, -7.0], ValueError, r"must lie in \[0, 4\], but 2 of 3 do not"),
+    "nan": ([0.0, np.nan], ValueError, "1 of 2 are NaN"),
+    "text": (["a"], TypeError, "must be numbers, got dtype <U1"),
+    "column": ([[1.0]], ValueError, r"shape \(n,\), got shape \(1, 1\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LABELS)
+def test_bad_labels_are_counted_and_not_shown(case):
+    labels, error, message = BAD_LABELS[case]
+    with pytest.raises(error, match=message) as caught:
+        MECHANISM.randomize(labels)
+    assert "4.000001" not in str(caught.value) and "7" not in str(caught.value)
+
+
+def test_priors_are_refused_and_rng_is_checked():
+    with pytest.raises(ValueError, match="takes no priors"):
+        MECHANISM.randomize([1.0], [0.5, 0.5, 0.0])
+    with pytest.raises(ValueError, match="one channel for every prior"):
+        MECHANISM.transition_matrix([0.5, 0.5, 0.0])
+    with pytest.raises(TypeError, match=r"numpy\.random\.Generator or None, got int"):
+        MECHANISM.randomize([1.0], rng=7)
+    with pytest.raises(ValueError, match=r"must have shape \(3,\)"):
+        MECHANISM.expected_loss([0.5, 0.5])
+    with pytest.raises(ValueError, match="loss must be one of"):
+        MECHANISM.expected_loss([0.5, 0.5, 0.0], "mse")
+
+
+def test_no_labels():
+    assert MECHANISM.randomize(np.zeros(0)).shape == (0,)
