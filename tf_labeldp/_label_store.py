@@ -159,10 +159,12 @@ class LabelStore:
                     f"{self.path} exists and is not a label store (no header.json). Give the path "
                     "of a new or empty folder."
                 )
+        made_here = not self.path.exists()
         for folder in ("draws", "charges"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # not every file system knows modes
-            self.path.chmod(0o700)
+        if made_here:  # a folder of the user's keeps the mode that it was given
+            with contextlib.suppress(OSError):  # not every file system knows modes
+                self.path.chmod(0o700)
         salt = secrets.token_hex(32)
         fingerprint = {"salt": salt, "digest": _fingerprint(labels, salt)}
         path = self.path / _FINGERPRINT

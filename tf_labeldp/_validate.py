@@ -114,7 +114,7 @@ def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndar
     if wrong:
         raise ValueError(
             f"{name} must lie in [{low:g}, {high:g}], but {wrong} of {array.size} do not. Widen "
-            "the range, or clip the labels to it (PrivateLabels(..., clip=True))."
+            "the range, or clip the labels to it: np.clip, or PrivateLabels(..., clip=True)."
         )
     return array
 
