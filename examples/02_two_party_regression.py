@@ -1,23 +1,27 @@
 r"""Two parties, one file: one has the labels, the other the features and trains the model.
 
-    python examples/02_two_party_regression.py [FOLDER]                  # all of the following
+    python examples/02_two_party_regression.py [all FOLDER]              # all of the following
     python examples/02_two_party_regression.py prepare FOLDER            # makes the parties' tables
-    python examples/02_two_party_regression.py labels-party FOLDER       # writes noisy_labels.npz
+    python examples/02_two_party_regression.py labels-party FOLDER       # writes the message
     python examples/02_two_party_regression.py features-party FOLDER     # reads it, trains a model
 
-The labels party sends one file, once: row ids, noisy labels and the privacy statement. Its labels
-never leave its own process. To copy this, replace `prepare` by your own two tables and the public
-range of your labels. Here: the claims of motor insurance policies where LABELDP_DATA_DIR has them,
-else the diabetes data of scikit-learn.
+The labels party sends a table of row ids and noisy labels with its privacy statement, once. Its
+labels never leave its own process. To copy this, replace `prepare` by your own two tables and the
+public range of your labels. Here: the claims of motor insurance policies where LABELDP_DATA_DIR has
+them, else the diabetes data of scikit-learn.
 
-The labels party needs no Python of its own; the same from the command line:
+The labels party needs no Python of its own. Instead of the step labels-party, not after it (with
+another store it would draw, and spend, once more):
 
     tf-labeldp randomize FOLDER/labels-party/labels.csv --column label --id id --task regression \
-        --low 0 --high 7 --clip --epsilon 2 --max-values 32 --output noisy_labels.csv
+        --low LOW --high HIGH --clip --whole-numbers --epsilon 2 --max-values 32 \
+        --store FOLDER/labels-party/label-store --output FOLDER/message/noisy_labels.csv
 
-which writes noisy_labels.csv and, beside it, noisy_labels.csv.privacy.json.
+writes the same two files, noisy_labels.csv and noisy_labels.csv.privacy.json. LOW and HIGH are in
+FOLDER/labels-party/range.json: 0 and 7 for the claims, 25 and 346 for the diabetes data.
 """
 
+import argparse
 import csv
 import gzip
 import json
@@ -35,7 +39,7 @@ def labels_party(folder: pathlib.Path) -> None:
     """Has ids and true labels; sends ids, noisy labels and a statement."""
     import tf_labeldp as ldp  # without TensorFlow: this party trains nothing
 
-    private = folder / "labels-party"
+    private, message = folder / "labels-party", folder / "message"
     table = np.loadtxt(private / "labels.csv", delimiter=",", skiprows=1)
     ids, true_labels = table[:, 0].astype(int), table[:, 1]
     # The range is public: both parties know it. Take it from what the labels mean, not from the
@@ -53,15 +57,18 @@ def labels_party(folder: pathlib.Path) -> None:
         store=private / "label-store",
     )
     # A part of epsilon buys a noisy histogram of the labels, on at most 32 values; the rest draws
-    # each label among the few bins that lose least under it.
-    result = ldp.LabelRandomizer(EPSILON, max_values=32).randomize(labels)
+    # each label among the few bins that lose least under it. Both data sets have counts or whole
+    # scores as labels: say so, and nothing between them is told apart.
+    result = ldp.LabelRandomizer(EPSILON, max_values=32, whole_numbers=True).randomize(labels)
 
-    np.savez(
-        folder / "noisy_labels.npz",
-        ids=ids,
-        noisy_labels=result.noisy_labels,
-        statement=labels.guarantee().to_json(),
-    )
+    # The message lies apart from the store, so that all of its folder can be sent.
+    message.mkdir(exist_ok=True)
+    with open(message / "noisy_labels.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "label"])
+        writer.writerows(zip(ids.tolist(), result.noisy_labels.tolist(), strict=True))
+    statement = {"guarantee": json.loads(labels.guarantee().to_json())}
+    (message / "noisy_labels.csv.privacy.json").write_text(json.dumps(statement, indent=2))
     print(f"labels party: sent {len(ids)} noisy labels")
 
 
@@ -73,12 +80,15 @@ def features_party(folder: pathlib.Path) -> None:
 
     mine = folder / "features-party"
     features, test = np.load(mine / "features.npz"), np.load(mine / "public_test.npz")
-    message = np.load(folder / "noisy_labels.npz")  # allow_pickle=False: a file from somebody else
-    guarantee = ldp.PrivacyGuarantee.from_json(str(message["statement"]))
+    message = folder / "message"
+    table = np.loadtxt(message / "noisy_labels.csv", delimiter=",", skiprows=1, ndmin=2)
+    sent_ids, noisy_labels = table[:, 0].astype(int), table[:, 1]
+    statement = json.loads((message / "noisy_labels.csv.privacy.json").read_text())
+    guarantee = ldp.PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
 
     # The parties' rows are in any order, and each may have rows that the other lacks.
-    ids, here, there = np.intersect1d(features["ids"], message["ids"], return_indices=True)
-    x, y = features["x"][here], message["noisy_labels"][there]
+    ids, here, there = np.intersect1d(features["ids"], sent_ids, return_indices=True)
+    x, y = features["x"][here], noisy_labels[there]
     print(f"features party: {len(ids)} rows have features and a noisy label")
 
     # Any Keras model and the usual loss: the labels are noisy already, so training is free to look
@@ -110,9 +120,9 @@ def features_party(folder: pathlib.Path) -> None:
 
 def prepare(folder: pathlib.Path) -> None:
     """Gives each party its table, as if they had always had it."""
-    data_dir = pathlib.Path(os.environ.get("LABELDP_DATA_DIR") or "../shared/data")
-    policies = data_dir / "insurance" / "pg15training.csv.gz"
-    if policies.exists():
+    data_dir = os.environ.get("LABELDP_DATA_DIR")
+    policies = pathlib.Path(data_dir or "", "insurance", "pg15training.csv.gz")
+    if data_dir and policies.exists():
         ids, x, y, label_range = motor_insurance(policies)
     else:
         from sklearn.datasets import load_diabetes
@@ -122,8 +132,8 @@ def prepare(folder: pathlib.Path) -> None:
     order = np.random.default_rng(0).permutation(len(ids))
     train, test = np.split(order, [int(0.8 * len(ids))])
 
-    for party in ("labels-party", "features-party"):
-        (folder / party).mkdir(parents=True, exist_ok=True)
+    for part in ("labels-party", "features-party", "message"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
     with open(folder / "labels-party" / "labels.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["id", "label"])
@@ -151,10 +161,23 @@ def motor_insurance(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 STEPS = {"prepare": prepare, "labels-party": labels_party, "features-party": features_party}
 
-if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] in STEPS:
-        STEPS[sys.argv[1]](pathlib.Path(sys.argv[2]))
-    else:
-        folder = sys.argv[1] if len(sys.argv) > 1 else "two-party-output"
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", nargs="?", choices=("all", *STEPS), default="all")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default="two-party-output")
+    arguments = parser.parse_args()
+    if arguments.step == "all":
         for step in STEPS:  # each in a process of its own, as two parties would
-            subprocess.run([sys.executable, __file__, step, folder], check=True)
+            command = [sys.executable, __file__, step, str(arguments.folder)]
+            if subprocess.run(command, check=False).returncode:
+                sys.exit(f"{step} failed")
+        return
+    try:
+        STEPS[arguments.step](arguments.folder)
+    except FileNotFoundError as error:
+        parser.error(f"run the steps before this one first: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -93,7 +93,9 @@ def main() -> None:
         for number, (name, options) in enumerate(RUNS.items()):
             if arguments.only not in (None, name):
                 continue
-            output = Path(folder) / f"noisy-{number}.csv"
+            public = Path(folder) / "public"  # apart from the store, which is not
+            public.mkdir(exist_ok=True)
+            output = public / f"noisy-{number}.csv"
             command = [sys.executable, "-m", "tf_labeldp.cli", "randomize", str(table), *options]
             command += [str(Path(folder) / "store")] if options[-1] == "--store" else []
             command += ["--epsilon", "1", "--output", str(output)]

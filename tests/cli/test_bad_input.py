@@ -51,8 +51,9 @@ def test_bad_command_lines(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
 ) -> None:
     message = error_of(capsys, *arguments)
-    assert message.startswith("tf-labeldp: error: ") and reason in message
-    assert "--help" in message
+    name = "tf-labeldp demo" if "demo" in arguments else "tf-labeldp"
+    assert message.startswith(f"{name}: error: ") and reason in message
+    assert message.endswith(f"See {name} --help.")
 
 
 def test_unknown_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_statement_is_complete(tmp_path: Path) -> None:
     assert (guarantee.epsilon, guarantee.delta, guarantee.is_private) == (1.0, 0.0, True)
     assert json.loads(guarantee.to_json()) == statement["guarantee"]
     assert statement["statement"] == str(guarantee).splitlines()
-    assert any("order of the rows" in text for text in guarantee.assumptions)
+    assert any("their order and the copied id columns" in text for text in guarantee.assumptions)
     assert any("range of the labels" in text for text in guarantee.assumptions)
     assert statement["epsilon"] == {"total": 1.0, "prior": 0.25, "draw": 0.75}
     assert statement["loss"] == "absolute_error"

@@ -25,8 +25,9 @@ CLASSES = ("--column", "y", "--task", "classification", "--num-classes", "3")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ GOOD = f"id,y\na,1\nb,{SECRET}\nc,2\n"
         (f"id,y\na,'{SECRET}'\n", "not a number in row 2"),
         (f'id,y\na,"{SECRET},0"\n', "not a number in row 2"),
         ("id,y\na,\nb,1\nc,NA\nd,null\n", "column 'y' of labels.csv has no label in 3 of 4 rows"),
-        ("y\n1\n\n2\n\n", "has no label in 2 of 4 rows"),
+        ("y\n1\n\n2\n\n", "has no label in 1 of 3 rows"),
         ("id,y\na,nan\nb,1\nc,inf\nd,-Infinity\ne,1e999\n", "4 of 5 labels are NaN or infinite"),
         (
             f"id,y\na,-1\nb,100.5\nc,{SECRET}\n",
@@ -99,7 +100,7 @@ GOOD = f"id,y\na,1\nb,{SECRET}\nc,2\n"
         (f"id,y\na,1\n{SECRET}\n", "has 1 cells in row 3 (the header is row 1), but 2 columns"),
         (f'id,y\n"a,{SECRET}\nb,2\n', "but 2 columns; repair that row"),
         (b"id,y\n\xff,1\n", "the input labels.csv is not UTF-8 text in row 2"),
-        (b"\xff\xfey,id\n1,2\n", "is not UTF-8 text"),
+        (b"\xff\xfey,id\n1,2\n", "labels.csv is UTF-16 text, as Excel"),
         (b"id,y\na,1\x00\n", "not a number in row 2"),
     ],
 )
@@ -124,7 +125,7 @@ def test_bad_classes(refused: Callable[..., str], cells: tuple[str, ...], reason
 
 
 def test_unknown_class_names(refused: Callable[..., str]) -> None:
-    labels(f"y\nyes\n{SECRET}\nYes\n\n")
+    labels(f"y\nyes\n{SECRET}\nYes\n\n\n")
     options = ("--column", "y", "--task", "classification", "--classes", "yes", "no")
     assert "3 of 4 labels are none of the 2 --classes" in refused(*options)
 
@@ -209,8 +210,8 @@ def test_inputs_that_are_no_tables(refused: Callable[..., str], source: str, rea
         (("--id", "y"), "--id 'y' is the label column; copying it would publish the labels"),
         (("--id", "id", "--id", "id"), "--id names a column more than once"),
         (("--output-column", "id"), "would have the name of the id column, 'id'"),
-        (("--store", "taken.csv"), "taken.csv exists and is not a label store"),
-        (("--store", "taken.csv/store"), "the store taken.csv/store cannot be used"),
+        (("--store", "../taken.txt"), "taken.txt exists and is not a label store"),
+        (("--store", "../taken.txt/store"), "the store ../taken.txt/store cannot be used"),
         (("--epsilon", "0"), "epsilon must be a finite number above zero, got '0'"),
         (("--epsilon", "inf"), "epsilon must be a finite number above zero"),
         (("--seed", "-1"), "must be a whole number of at least 0"),
@@ -228,13 +229,13 @@ def test_inputs_that_are_no_tables(refused: Callable[..., str], source: str, rea
         (("--mechanism", "laplace", "--prior", "p.json"), "--prior is for --mechanism rr_on_bins"),
         (("--prior", "p.json", "--prior-epsilon", "0.5"), "--prior-epsilon is for runs without"),
         (("--mechanism", "discrete_laplace", "--high", "9.5"), "high must be a whole number"),
-        (("--mechanism", "discrete_laplace"), "labels must be whole numbers"),
         (("--task", "classification"), "--low is for --task regression; leave it out"),
     ],
 )
 def test_bad_options(refused: Callable[..., str], options: tuple[str, ...], reason: str) -> None:
     labels(GOOD)
     Path("taken.csv").write_text("mine")
+    Path("../taken.txt").write_text("mine")
     Path("half.csv.privacy.json").write_text("mine")
     Path("folder.csv").mkdir()
     Path("link.csv").hardlink_to("labels.csv")

@@ -34,7 +34,7 @@ TASKS = {
 KILLED = """
 import importlib, os, signal, sys
 from tf_labeldp.cli import _table_csv, main
-holder = importlib.import_module("tf_labeldp.cli." + sys.argv[1])
+holder = importlib.import_module("tf_labeldp." + sys.argv[1])
 *owners, name = sys.argv[2].split(".")
 number = int(sys.argv[3])
 for owner in owners:
@@ -51,12 +51,17 @@ def watched(*arguments):
 setattr(holder, name, watched)
 main(sys.argv[4:])
 """
+# How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
-    "before the first rows": ("_table_writers", "CsvWriter.write", 2),
-    "between rows": ("_table_writers", "CsvWriter.write", 5),
-    "before the statement is on disk": ("_table_write", "_sync", 2),
-    "before the statement has its name": ("_table_write", "_give_name", 1),
-    "between statement and table": ("_table_write", "_give_name", 2),
+    "before the first charge": ("_label_store", "LabelStore._charge", 1, 1),
+    "between histogram and draw": ("_label_store", "LabelStore.append", 2, 1),
+    "before the second charge": ("_label_store", "LabelStore._charge", 2, 2),
+    "before the first rows": ("cli._table_writers", "CsvWriter.write", 2, 2),
+    "between rows": ("cli._table_writers", "CsvWriter.write", 5, 2),
+    "before the ids are kept": ("cli._id_facts", "IdFacts.check_store", 1, 2),
+    "before the statement is on disk": ("cli._table_write", "_sync", 2, 2),
+    "before the statement has its name": ("cli._table_write", "_give_name", 1, 2),
+    "between statement and table": ("cli._table_write", "_give_name", 2, 2),
 }
 
 
@@ -66,13 +71,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = "".join(f"{i},{a}\n" for i, a in enumerate(AMOUNTS))
     (tmp_path / "labels.csv").write_text("id,weeks\n" + rows)
     (tmp_path / "prior.json").write_text(json.dumps([1 / 53] * 53))
+    (tmp_path / "public").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_row_progress, "_PATIENCE", 1e9)  # however slow the machine is
     return tmp_path
 
 
 def command(task: str, *more: str) -> list[str]:
-    options = ["--epsilon", "1", "--output", "noisy.csv", "--store", "store"]
+    options = ["--epsilon", "1", "--output", "public/noisy.csv", "--store", "store"]
     return ["randomize", "labels.csv", *TASKS[task], *options, *more]
 
 
@@ -87,12 +93,13 @@ def last_draw(folder: Path) -> np.ndarray:
 
 
 def noisy_labels(folder: Path) -> np.ndarray:
-    return np.loadtxt(folder / "noisy.csv", delimiter=",", skiprows=1)[:, 1]
+    return np.loadtxt(folder / "public" / "noisy.csv", delimiter=",", skiprows=1)[:, 1]
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_and_resumed(folder: Path, point: str, capsys: pytest.CaptureFixture[str]) -> None:
-    where = [str(part) for part in POINTS[point]]
+    *place, draws = POINTS[point]
+    where = [str(part) for part in place]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *where, *command("regression")],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -100,19 +107,21 @@ def test_killed_and_resumed(folder: Path, point: str, capsys: pytest.CaptureFixt
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not (folder / "noisy.csv").exists()
-    assert len(list(folder.glob(".noisy.csv.*"))) >= 1  # left behind by the kill
+    assert not (folder / "public" / "noisy.csv").exists()
+    assert len(list((folder / "public").glob(".noisy.csv.*"))) >= 1  # left behind by the kill
     drawn = stored_draws(folder)
-    assert len(drawn) == 2  # the histogram and the noisy labels
+    assert len(drawn) == draws
 
     assert main(command("regression")) == 0
     assert "what they cost is counted once" in capsys.readouterr().err
-    assert stored_draws(folder) == drawn
+    after = stored_draws(folder)
+    assert len(after) == 2 and after[:draws] == drawn
+    assert len(list((folder / "store" / "charges").iterdir())) == 2
     assert np.array_equal(noisy_labels(folder), last_draw(folder))
-    statement = json.loads((folder / "noisy.csv.privacy.json").read_text())
+    statement = json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())
     assert statement["guarantee"]["epsilon"] == 1.0
     assert statement["epsilon"]["total"] == 1.0
-    assert list(folder.glob(".noisy.csv.*")) == []
+    assert list((folder / "public").glob(".noisy.csv.*")) == []
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -130,17 +139,22 @@ def test_a_failed_writer_and_two_more_runs(
 
         patch.setattr(_table_writers.CsvWriter, "write", fail_at_row_100)
         assert main(command(task)) == 2
-    assert "cannot write --output noisy.csv (No space left on device)" in capsys.readouterr().err
-    assert sorted(path.name for path in folder.iterdir()) == ["labels.csv", "prior.json", "store"]
+    assert (
+        "cannot write --output public/noisy.csv (No space left on device)"
+        in capsys.readouterr().err
+    )
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "labels.csv", "prior.json", "public", "store",
+    ]  # fmt: skip
+    assert list((folder / "public").iterdir()) == []
 
     drawn = stored_draws(folder)
     assert main(command(task)) == 0
-    files = [(folder / name).read_bytes() for name in ("noisy.csv", "noisy.csv.privacy.json")]
+    files = [path.read_bytes() for path in sorted((folder / "public").iterdir())]
     assert np.array_equal(noisy_labels(folder), last_draw(folder))
     assert main(command(task, "--overwrite")) == 0
-    assert files == [
-        (folder / name).read_bytes() for name in ("noisy.csv", "noisy.csv.privacy.json")
-    ]
+    assert len(files) == 2
+    assert files == [path.read_bytes() for path in sorted((folder / "public").iterdir())]
     assert stored_draws(folder) == drawn
 
 
@@ -168,7 +182,9 @@ def test_without_a_store_every_run_draws(folder: Path) -> None:
 def test_seeded_draws_stay_seeded(folder: Path) -> None:
     assert main(command("regression", "--seed", "1")) == 0
     assert main(command("regression", "--overwrite")) == 0
-    assert json.loads((folder / "noisy.csv.privacy.json").read_text())["guarantee"]["seeded"]
+    assert json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())["guarantee"][
+        "seeded"
+    ]
 
 
 def test_the_vault_of_the_library_reads_the_store(folder: Path) -> None:
@@ -206,19 +222,6 @@ def test_other_settings_are_refused(
     assert before == {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_other_names_of_the_same_classes_are_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Codes in a store mean nothing without the names that they stood for."""
-    (folder / "answers.csv").write_text("answer\nyes\nyes\n")
-    start = ["randomize", "answers.csv", "--column", "answer", "--task", "classification"]
-    start += ["--epsilon", "1", "--store", "store", "--output", "noisy.csv", "--overwrite"]
-    assert main([*start, "--classes", "yes", "no", "maybe"]) == 0
-    capsys.readouterr()
-    assert main([*start, "--classes", "yes", "maybe", "no"]) == 2
-    assert "other settings" in capsys.readouterr().err
-
-
 def test_other_labels_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("regression")) == 0
     capsys.readouterr()
@@ -243,7 +246,8 @@ def test_a_damaged_store_is_refused(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_folder_that_is_no_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = command("regression")
-    assert main([*arguments[:-1], str(folder)]) == 2
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("mine")
+    assert main([*command("regression")[:-1], "mine"]) == 2
     assert "is not a label store" in capsys.readouterr().err
-    assert not (folder / "noisy.csv").exists()
+    assert list((folder / "public").iterdir()) == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import json
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -48,33 +52,56 @@ def test_multi_stage(
 TWO_PARTY = EXAMPLES / "02_two_party_regression.py"
 
 
+MESSAGE = ("noisy_labels.csv", "noisy_labels.csv.privacy.json")
+
+
 def run_two_party(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", [str(TWO_PARTY), *arguments])
     runpy.run_path(str(TWO_PARTY), run_name="__main__")
 
 
+def command_of_the_docstring(folder: Path, low: int, high: int) -> list[str]:
+    """Gives the arguments of the command line that the script's docstring shows."""
+    docstring = ast.get_docstring(ast.parse(TWO_PARTY.read_text()))
+    assert docstring is not None
+    (command,) = re.findall(r"tf-labeldp (randomize .*?)\n\n", docstring, re.DOTALL)
+    given = {"FOLDER": str(folder), "LOW": str(low), "HIGH": str(high)}
+    text = re.sub("FOLDER|LOW|HIGH", lambda found: given[found[0]], command)
+    return shlex.split(text.replace("\\\n", " "))
+
+
+@pytest.mark.parametrize("way", ["script", "command line"])
 def test_two_party_regression(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    monkeypatch.setenv("LABELDP_DATA_DIR", str(tmp_path / "no-data"))  # those of scikit-learn
-    run_two_party(monkeypatch, "prepare", str(tmp_path))
-    private = tmp_path / "labels-party"
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)  # the data of scikit-learn
+    monkeypatch.chdir(tmp_path)
+    folder, private = tmp_path / "out", tmp_path / "out" / "labels-party"
+    run_two_party(monkeypatch, "prepare", str(folder))
     true_labels = np.loadtxt(private / "labels.csv", delimiter=",", skiprows=1)
+    low, high = json.loads((private / "range.json").read_text())
+
+    def send() -> None:
+        if way == "script":
+            run_two_party(monkeypatch, "labels-party", str(folder))
+        else:
+            assert main([*command_of_the_docstring(folder, low, high), "--overwrite"]) == 0
 
     # The message: ids, noisy labels and the statement, nothing else.
-    run_two_party(monkeypatch, "labels-party", str(tmp_path))
-    sent = (tmp_path / "noisy_labels.npz").read_bytes()
-    with np.load(tmp_path / "noisy_labels.npz") as message:
-        assert set(message) == {"ids", "noisy_labels", "statement"}
-        assert message["ids"].tolist() == true_labels[:, 0].tolist()
-        assert np.mean(message["noisy_labels"] == true_labels[:, 1]) < 0.1
-        guarantee = PrivacyGuarantee.from_json(str(message["statement"]))
+    send()
+    sent = {path.name: path.read_text() for path in (folder / "message").iterdir()}
+    assert sorted(sent) == sorted(MESSAGE)
+    assert sent[MESSAGE[0]].splitlines()[0] == "id,label"
+    table = np.loadtxt(io.StringIO(sent[MESSAGE[0]]), delimiter=",", skiprows=1)
+    assert table[:, 0].tolist() == true_labels[:, 0].tolist()
+    assert np.mean(table[:, 1] == true_labels[:, 1]) < 0.1
+    statement = json.loads(sent[MESSAGE[1]])["guarantee"]
+    guarantee = PrivacyGuarantee.from_json(json.dumps(statement))
     assert guarantee.epsilon == 2.0 and guarantee.is_private
 
     # A second run sends the same draws: nothing is spent again.
-    run_two_party(monkeypatch, "labels-party", str(tmp_path))
-    with np.load(tmp_path / "noisy_labels.npz") as again, np.load(io.BytesIO(sent)) as before:
-        np.testing.assert_array_equal(again["noisy_labels"], before["noisy_labels"])
+    send()
+    assert sent == {path.name: path.read_text() for path in (folder / "message").iterdir()}
 
     # The features party needs the message and its own folder alone.
     shutil.rmtree(private)
@@ -87,17 +114,17 @@ def test_two_party_regression(
         return fit(model, x, y, **options)
 
     monkeypatch.setattr(keras.Sequential, "fit", spying_fit)
-    run_two_party(monkeypatch, "features-party", str(tmp_path))
+    run_two_party(monkeypatch, "features-party", str(folder))
     printed = capsys.readouterr().out
     assert f"{len(true_labels)} rows have features and a noisy label" in printed
     assert "(2, 0)-label-DP" in printed
     error, constant = re.search(r"test MSE: (\S+) .*: (\S+)\)", printed).groups()  # type: ignore[union-attr]
     assert float(error) < 1.5 * float(constant)
-    public = tmp_path / "features-party"
+    public = folder / "features-party"
 
     # Each row was trained with the noisy label of its own id.
-    with np.load(io.BytesIO(sent)) as message, np.load(public / "features.npz") as features:
-        noisy_of = dict(zip(message["ids"], message["noisy_labels"], strict=True))
+    with np.load(public / "features.npz") as features:
+        noisy_of = dict(table.tolist())
         id_of = {x.tobytes(): i for x, i in zip(features["x"], features["ids"], strict=True)}
     ((x, y),) = fitted
     assert y.tolist() == [noisy_of[id_of[row.tobytes()]] for row in x]
@@ -106,14 +133,88 @@ def test_two_party_regression(
     assert keras.models.load_model(public / "model.keras").output_shape == (None, 1)
 
 
-def test_two_parties_are_processes_of_their_own(
+def test_both_ways_of_the_labels_party_share_their_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run after each other by mistake they send the same labels, since the store is the same."""
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
+    run_two_party(monkeypatch, "prepare", str(tmp_path))
+    run_two_party(monkeypatch, "labels-party", str(tmp_path))
+    first = np.loadtxt(tmp_path / "message" / MESSAGE[0], delimiter=",", skiprows=1)
+    command = command_of_the_docstring(tmp_path, 25, 346)
+    assert main([*command, "--overwrite"]) == 0
+    second = np.loadtxt(tmp_path / "message" / MESSAGE[0], delimiter=",", skiprows=1)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("arguments", [(), ("all",), ("all", "folder")])
+def test_two_parties_are_processes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
-    run_two_party(monkeypatch, str(tmp_path))
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    run_two_party(monkeypatch, *arguments)
     steps = ("prepare", "labels-party", "features-party")
-    assert commands == [[sys.executable, str(TWO_PARTY), step, str(tmp_path)] for step in steps]
+    folder = "folder" if len(arguments) == 2 else "two-party-output"
+    assert commands == [[sys.executable, str(TWO_PARTY), step, folder] for step in steps]
+
+
+def test_all_stops_at_the_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(SystemExit, match="prepare failed"):
+        run_two_party(monkeypatch)
+    assert len(commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (("prepar", "ins"), 2, "invalid choice: 'prepar'"),
+        (("ins",), 2, "invalid choice: 'ins'"),
+        (("labels-party", "none"), 2, "run the steps before this one first: "),
+        (("features-party", "none"), 2, "run the steps before this one first: "),
+        (("--help",), 0, ""),
+    ],
+)
+def test_two_party_bad_command_lines(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        run_two_party(monkeypatch, *arguments)
+    assert stopped.value.code == code
+    assert reason in capsys.readouterr().err.rpartition("\n02_")[2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_are_taken_from_the_variable_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies beside the current folder is not looked at."""
+    for place in ("shared/data", "main", "main/insurance"):
+        (tmp_path / place / "insurance").mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / "insurance" / "pg15training.csv.gz").write_text("damaged")
+    (tmp_path / "main" / "insurance" / "pg15training.csv.gz").write_text("damaged")
+    monkeypatch.chdir(tmp_path / "main")
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
+    run_two_party(monkeypatch, "prepare", str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "labels-party" / "range.json").read_text()) == [25, 346]
 
 
 @pytest.mark.data

@@ -6,9 +6,12 @@ import argparse
 import math
 from collections.abc import Callable
 
+_LARGEST_EPSILON = 1000.0
+"""e to this power is more than a double holds, and a label is as good as published."""
+
 
 def epsilon(text: str) -> float:
-    """Returns a privacy parameter: finite and above zero."""
+    """Returns a privacy parameter: above zero, and not absurdly large."""
     try:
         value = float(text)
     except ValueError:
@@ -16,6 +19,11 @@ def epsilon(text: str) -> float:
     if not math.isfinite(value) or value <= 0.0:
         raise argparse.ArgumentTypeError(
             f"epsilon must be a finite number above zero, got {text!r}"
+        )
+    if value > _LARGEST_EPSILON:
+        raise argparse.ArgumentTypeError(
+            f"epsilon must be at most {_LARGEST_EPSILON:g}, got {text!r}, which protects nothing; "
+            "little is protected above about 10"
         )
     return value
 

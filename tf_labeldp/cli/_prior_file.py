@@ -92,7 +92,7 @@ def _read(path: pathlib.Path, expected: str) -> Any:
     if suffix == ".json":
         try:
             content = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             _malformed(path, "is not JSON", expected)
         if isinstance(content, list):
             content = {"probabilities": content}

@@ -22,6 +22,7 @@ _EPILOG = """\
 The rows keep their order, and the id columns are copied as they are: neither may depend on the
 labels. Range, classes and settings must be chosen without looking at the labels. Each run without
 --store draws, and spends, again; publishing the outputs of several costs the sum of their epsilons.
+What an error looks like: see tf-labeldp --help.
 """
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
@@ -33,9 +34,11 @@ _MECHANISMS = {
     "discrete_staircase": "DiscreteStaircaseMechanism",
     "exponential": "ExponentialMechanism",
 }
-_REGRESSION_ONLY = ("low", "high", "clip", "mechanism", "loss", "prior_epsilon", "max_values")
+_GRID_ONLY = ("prior_epsilon", "max_values", "whole_numbers")
+_REGRESSION_ONLY = ("low", "high", "clip", "mechanism", "loss", *_GRID_ONLY)
 _CLASSIFICATION_ONLY = ("num_classes", "classes")
-_BINS_ONLY = ("loss", "prior_epsilon", "max_values", "prior")
+_MOST_CLASSES = 10**9
+_BINS_ONLY = ("loss", *_GRID_ONLY, "prior")
 
 
 def add_parser(verbs: Any) -> None:
@@ -47,7 +50,10 @@ def add_parser(verbs: Any) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "input", type=pathlib.Path, help="table with the labels: .csv, .csv.gz or .parquet"
+        "input",
+        type=pathlib.Path,
+        help="table with the labels: .csv, .csv.gz or .parquet; goes first, since --classes takes "
+        "all words after it",
     )
     parser.add_argument("--column", required=True, metavar="NAME", help="column of the labels")
     parser.add_argument("--task", required=True, choices=("regression", "classification"))
@@ -69,8 +75,8 @@ def add_parser(verbs: Any) -> None:
         "--id",
         action="append",
         metavar="NAME",
-        help="column to copy, may be given several times (default: the column named id or row_id, "
-        "else row numbers from 0 in a column row). No other column is copied",
+        help="column to copy, may be given several times (default: the column named id, row_id or "
+        "row, else row numbers from 0 in a column row). No other column is copied",
     )
     parser.add_argument(
         "--output-column", metavar="NAME", help="name of the noisy labels (default: --column)"
@@ -80,7 +86,8 @@ def add_parser(verbs: Any) -> None:
         type=pathlib.Path,
         metavar="DIR",
         help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
-        "with the same draws and spends nothing twice. It stays with the labels",
+        "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
+        "in the folder of the output, nor the other way round",
     )
     parser.add_argument(
         "--seed",
@@ -90,7 +97,9 @@ def add_parser(verbs: Any) -> None:
         "operating system's secure generator)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument(
+        "--quiet", action="store_true", help="say nothing but errors: no progress, no remarks"
+    )
     _add_regression(parser.add_argument_group("regression"))
     _add_classification(parser.add_argument_group("classification"))
     parser.set_defaults(run=run)
@@ -126,6 +135,13 @@ def _add_regression(group: Any) -> None:
         type=_options.at_least(2),
         metavar="N",
         help="most values that labels are rounded to for the histogram (default: 64)",
+    )
+    group.add_argument(
+        "--whole-numbers",
+        action="store_true",
+        default=None,
+        help="the labels are counts or other whole numbers, so nothing between them needs to be "
+        "told apart",
     )
 
 
@@ -172,7 +188,7 @@ def _check_options(args: argparse.Namespace) -> None:
                 "another loss or range"
             )
         if args.prior is not None:
-            _refuse(args, ("prior_epsilon", "max_values"), "is for runs without --prior")
+            _refuse(args, _GRID_ONLY, "is for runs without --prior")
         if args.prior_epsilon is not None and args.prior_epsilon >= args.epsilon:
             raise CommandError(
                 f"--prior-epsilon must be below --epsilon, of which it is a part, got "
@@ -184,6 +200,11 @@ def _check_options(args: argparse.Namespace) -> None:
         raise CommandError(
             "--task classification needs either --num-classes K, for labels 0..K-1, or --classes, "
             f"the names of all classes; got {'neither' if args.classes is None else 'both'}"
+        )
+    if args.num_classes is not None and args.num_classes > _MOST_CLASSES:
+        raise CommandError(
+            f"--num-classes must be at most {_MOST_CLASSES:,}, got {args.num_classes:,}; are these "
+            "labels numbers, for --task regression?"
         )
     names = args.classes or ()
     different = len(set(names))

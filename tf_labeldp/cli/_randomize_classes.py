@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from tf_labeldp import mechanisms
 from tf_labeldp.cli import _randomize_task, _table_read
+from tf_labeldp.mechanisms import _top_k
 from tf_labeldp.private_labels import PrivateLabels
 
 
@@ -38,6 +39,11 @@ class Classification(_randomize_task.Task):
     def output_type(self) -> Any:
         """Names or whole numbers."""
         return pa.int64() if self.classes is None else pa.string()
+
+    @property
+    def assumption(self) -> str:
+        """What is known of every label."""
+        return "every label was known to be one of the classes, as the table itself shows"
 
     def check(self, labels: np.ndarray) -> str | None:
         """Finds labels that are none of the classes."""
@@ -72,23 +78,25 @@ class Classification(_randomize_task.Task):
 
     def _draw(self, vault: PrivateLabels) -> tuple[np.ndarray, dict[str, Any]]:
         mechanism: mechanisms.ClassificationMechanism
+        outputs: str | list[Any] = "all"  # by name only where some are left out
+        prior = None
         if self.prior is None:
             mechanism = mechanisms.RandomizedResponse(self.epsilon, self.num_classes)
         else:
-            mechanism = mechanisms.RRWithPrior(self.epsilon, self.num_classes)
+            mechanism = with_prior = mechanisms.RRWithPrior(self.epsilon, self.num_classes)
+            size = with_prior.optimal_k(self.prior)
+            possible = np.flatnonzero(_top_k.top_k_members(self.prior[np.newaxis], size)[0])
+            if possible.size < self.num_classes:
+                names = self.classes
+                outputs = possible.tolist() if names is None else [names[i] for i in possible]
+            prior = {"source": "public", "probabilities": _randomize_task.as_list(self.prior)}
         noisy = vault.randomize(mechanism, priors=self.prior, key=self._key())
-        possible = np.flatnonzero(mechanism.transition_matrix(self.prior).any(axis=0))
-        names = list(self.classes or range(self.num_classes))
-        prior = (
-            None
-            if self.prior is None
-            else {"source": "public", "probabilities": _randomize_task.as_list(self.prior)}
-        )
         return noisy, {
             "task": "classification",
-            "classes": names,
+            "num_classes": self.num_classes,
+            "classes": None if self.classes is None else list(self.classes),
             **self.split(mechanism),
-            "outputs": pa.array(names).take(pa.array(possible)).to_pylist(),
+            "outputs": outputs,
             "prior": prior,
         }
 

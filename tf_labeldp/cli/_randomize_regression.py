@@ -25,6 +25,7 @@ class Regression(_randomize_task.Task):
         loss: which the bins are optimal for.
         prior_epsilon: of the private histogram, or None for the default split.
         max_values: most cells of that histogram, or None for the default.
+        whole_numbers: whether labels are whole numbers.
         prior: public values and probabilities instead of a histogram, or None.
     """
 
@@ -35,6 +36,7 @@ class Regression(_randomize_task.Task):
     loss: str = "squared_error"
     prior_epsilon: float | None = None
     max_values: int | None = None
+    whole_numbers: bool = False
     prior: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -47,11 +49,19 @@ class Regression(_randomize_task.Task):
         """Numbers."""
         return pa.float64()
 
+    @property
+    def assumption(self) -> str:
+        """What is known of every label; the same with and without ``clip``, which may tell."""
+        return (
+            "every label was known to lie in the label range, or was set to its nearer end "
+            "(--clip); without that the table itself shows that all of them lie there"
+        )
+
     def check(self, labels: np.ndarray) -> str | None:
         """Finds infinities, and labels outside the range unless they are to be clipped."""
         bad = int(np.count_nonzero(~np.isfinite(labels)))
         if bad:
-            return f"{bad} of {labels.size} labels are NaN or infinite; leave these rows out"
+            return f"{bad} of {labels.size} labels are NaN or infinite; {_table_read.FILL}"
         outside = int(np.count_nonzero((labels < self.low) | (labels > self.high)))
         if outside and not self.clip:
             return (
@@ -78,7 +88,12 @@ class Regression(_randomize_task.Task):
             noisy = vault.randomize(self.mechanism, key=_randomize_task.KEY)
             return noisy, {**facts, **self.split(self.mechanism), "prior": None}
 
-        randomizer = LabelRandomizer(self.epsilon, self.loss, prior_epsilon=self.prior_epsilon)
+        randomizer = LabelRandomizer(
+            self.epsilon,
+            self.loss,
+            prior_epsilon=self.prior_epsilon,
+            whole_numbers=self.whole_numbers,
+        )
         if self.max_values is not None:
             randomizer = dataclasses.replace(randomizer, max_values=self.max_values)
         if self.prior is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,20 +18,18 @@ import pyarrow as pa
 
 from tf_labeldp import mechanisms
 from tf_labeldp._version import __version__
-from tf_labeldp.cli import _prior_file, _table_read
+from tf_labeldp.cli import _id_columns, _prior_file, _table_read
 from tf_labeldp.cli._errors import CommandError
+from tf_labeldp.cli._id_facts import IdFacts
 from tf_labeldp.cli._randomize_classes import Classification
 from tf_labeldp.cli._randomize_regression import Regression
-from tf_labeldp.cli._randomize_task import Draw, Task
+from tf_labeldp.cli._randomize_task import Draw, Task, check_apart
 from tf_labeldp.cli._row_progress import RowProgress
+from tf_labeldp.cli._say import one_line, say
 from tf_labeldp.cli._table_write import MADE_BY, Output
 
 _ROWS = 1 << 18
 """Rows written at once where the ids are row numbers."""
-_NAMED = 20
-"""At most so many columns are listed by name."""
-_AUTOMATIC_IDS = ("id", "row_id")
-_ROW_COLUMN = "row"
 
 
 def run(args: argparse.Namespace, mechanism: str | None) -> int:
@@ -50,10 +47,12 @@ def run(args: argparse.Namespace, mechanism: str | None) -> int:
     """
     with contextlib.closing(RowProgress(quiet=args.quiet)) as progress:
         table = _table_read.open_table(args.input)
-        ids = _id_columns(table, args)
+        ids = _id_columns.id_columns(table, args)
         target = Output(args.output, overwrite=args.overwrite, source=args.input)
+        if args.store is not None:
+            check_apart(args.output, args.store)
         task = _task(args, mechanism)
-        names = [*(ids or [_ROW_COLUMN]), _output_column(args)]
+        names = [*(ids or [_id_columns.ROW_COLUMN]), _id_columns.output_column(args)]
         types = [*(table.id_types(ids) if ids else [pa.int64()]), task.output_type]
         with target as output:
             output.begin(names, types)
@@ -62,67 +61,29 @@ def run(args: argparse.Namespace, mechanism: str | None) -> int:
             progress.begin("drawing noisy labels")
             draw = task.draw(vault)
             del vault  # the labels are not needed any more
-            progress.begin("writing", draw.noisy_labels.size)
+            size = draw.noisy_labels.size
+            facts = IdFacts(ids, size, digested=args.store is not None)
+            progress.begin("writing", size)
             for columns in _output_chunks(table, ids, task, draw.noisy_labels):
                 output.write(columns)
+                facts.add(columns[:-1])
                 progress.advance(len(columns[0]))
             table.check_unchanged()
-            output.publish(_statement(names, draw))
+            task.check_ids(facts)
+            most_rows = facts.most_rows()
+            output.publish(_statement(names, draw, most_rows))
         progress.end()
     if not args.quiet:
-        if draw.stored:
-            print(
-                f"the store {args.store} had draws of these labels: they were used, and what they "
-                "cost is counted once",
-                file=sys.stderr,
-            )
-        _say_columns(table, args.column, ids)
-        print(draw.guarantee)
-        rows = draw.noisy_labels.size
-        print(f"\nwrote {args.output} ({rows:,} rows) and {output.statement.name}")
+        _report(args, table, ids, output, draw, most_rows)
     return 0
-
-
-def _id_columns(table: _table_read.Table, args: argparse.Namespace) -> list[str]:
-    """Returns the columns to copy, after checking them and the label column; may be empty."""
-    for option, name in [("--column", args.column), *(("--id", name) for name in args.id or ())]:
-        if table.columns.count(name) != 1:
-            problem = "more than one column" if name in table.columns else "no column"
-            raise CommandError(
-                f"{table.path} has {problem} {name!r} for {option}; its columns are "
-                f"{_listed(table.columns)}"
-            )
-    if args.id:
-        if args.column in args.id:
-            raise CommandError(
-                f"--id {args.column!r} is the label column; copying it would publish the labels"
-            )
-        if len(set(args.id)) < len(args.id):
-            raise CommandError("--id names a column more than once; name each once")
-        ids = list(args.id)
-    else:
-        ids = [n for n in table.columns if n.lower() in _AUTOMATIC_IDS and n != args.column]
-        if len(ids) > 1:
-            raise CommandError(
-                f"{table.path} has several columns that look like row ids, {_listed(ids)}; choose "
-                "with --id"
-            )
-    if _output_column(args) in (ids or [_ROW_COLUMN]):
-        raise CommandError(
-            f"the noisy labels would have the name of the id column, {_output_column(args)!r}; "
-            "give another --output-column"
-        )
-    return ids
-
-
-def _output_column(args: argparse.Namespace) -> str:
-    return str(args.column if args.output_column is None else args.output_column)
 
 
 def _task(args: argparse.Namespace, mechanism: str | None) -> Task:
     common = {"epsilon": args.epsilon, "store": args.store, "seed": args.seed}
     if args.task == "regression":
-        options = {name: getattr(args, name) for name in ("prior_epsilon", "max_values")}
+        names = ("prior_epsilon", "max_values")
+        options = {name: getattr(args, name) for name in names}
+        options["whole_numbers"] = bool(args.whole_numbers)
         if mechanism is not None:
             try:
                 options["mechanism"] = getattr(mechanisms, mechanism)(
@@ -141,9 +102,12 @@ def _task(args: argparse.Namespace, mechanism: str | None) -> Task:
             **options,
         )
     classes = None if args.classes is None else tuple(args.classes)
-    names = classes or tuple(str(code) for code in range(args.num_classes))
-    prior = None if args.prior is None else _prior_file.read_class_prior(args.prior, names)
-    return Classification(**common, num_classes=len(names), classes=classes, prior=prior)
+    number = len(classes) if classes else args.num_classes
+    prior = None
+    if args.prior is not None:
+        prior_classes = classes or tuple(str(code) for code in range(number))
+        prior = _prior_file.read_class_prior(args.prior, prior_classes)
+    return Classification(**common, num_classes=number, classes=classes, prior=prior)
 
 
 def _read_labels(
@@ -161,8 +125,8 @@ def _read_labels(
         raise _table_read.no_rows(table.path)
     if missing:
         raise CommandError(
-            f"column {column!r} of {table.path} has no label in {missing} of {rows} rows; leave "
-            "these rows out, or fill them in by a rule that does not look at labels"
+            f"column {column!r} of {table.path} has no label in {missing} of {rows} rows; "
+            f"{_table_read.FILL}"
         )
     labels = np.concatenate(parts)
     problem = task.check(labels)
@@ -201,28 +165,50 @@ def _row_numbers(size: int) -> Iterator[list[Any]]:
         yield [pa.array(np.arange(start, min(start + _ROWS, size)))]
 
 
-def _statement(names: Sequence[str], draw: Draw) -> str:
+def _statement(names: Sequence[str], draw: Draw, most_rows: int | None) -> str:
     """Returns the content of the statement's file: public, like the table itself."""
+    guarantee = draw.guarantee
+    if most_rows is not None and most_rows > 1:
+        guarantee = guarantee.with_assumptions([_repeated(most_rows)])
     fields = {
         "made_by": f"{MADE_BY} {__version__} randomize",
-        "statement": str(draw.guarantee).splitlines(),
-        "guarantee": json.loads(draw.guarantee.to_json()),
+        "statement": str(guarantee).splitlines(),
+        "guarantee": json.loads(guarantee.to_json()),
         "rows": int(draw.noisy_labels.size),
         "id_columns": list(names[:-1]),
+        "most_rows_of_one_id": most_rows,
         "noisy_label_column": names[-1],
         **draw.facts,
     }
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
 
-def _say_columns(table: _table_read.Table, label: str, ids: Sequence[str]) -> None:
-    kept = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
-    rest = [name for name in table.columns if name not in (label, *ids)]
-    left = f", left out besides the labels {label!r}: {_listed(rest)}" if rest else ""
-    print(f"columns: {kept}{left}", file=sys.stderr)
+def _repeated(most_rows: int) -> str:
+    return (
+        f"the epsilon is that of one row, and one id has up to {most_rows:,} rows: where an id is "
+        "a person, multiply epsilon by the number of the person's rows"
+    )
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Returns quoted names, not more than fit a line."""
-    shown = ", ".join(repr(name) for name in names[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
+def _report(
+    args: argparse.Namespace,
+    table: _table_read.Table,
+    ids: Sequence[str],
+    output: Output,
+    draw: Draw,
+    most_rows: int | None,
+) -> None:
+    """Prints what was done; both files are complete by now."""
+    if draw.stored:
+        ignored = "" if args.seed is None else ", whatever --seed says"
+        say(
+            f"the store {one_line(str(args.store))} had draws of these labels: they were used"
+            f"{ignored}, and what they cost is counted once",
+            error=True,
+        )
+    say(one_line(_id_columns.in_words(table, args.column, ids)), error=True)
+    if most_rows is not None and most_rows > 1:
+        say(f"warning: {_repeated(most_rows)}", error=True)
+    say(str(draw.guarantee))
+    written = f"wrote {args.output} ({draw.noisy_labels.size:,} rows) and {output.statement.name}"
+    say(f"\n{one_line(written)}")

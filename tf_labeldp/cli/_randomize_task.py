@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,11 +18,15 @@ from tf_labeldp import (
 )
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.cli._errors import CommandError
+from tf_labeldp.cli._id_facts import IdFacts
 from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
 
 ASSUMPTIONS = (
-    "the order of the rows and the copied id columns do not depend on the labels",
+    "which rows are in the table, their order and the copied id columns do not depend on the "
+    "labels: no row was left out because of its label",
     "the range of the labels, the classes and all other settings were chosen without the labels",
+    "nothing else is made from these labels and handed out, but copies of these same noisy "
+    "labels: the epsilons of separate draws add up",
 )
 """What the statement of a table rests on beside the assumptions of its vault."""
 
@@ -70,6 +75,11 @@ class Task(abc.ABC):
     def output_type(self) -> Any:
         """The Arrow type of the column of noisy labels."""
 
+    @property
+    @abc.abstractmethod
+    def assumption(self) -> str:
+        """What the statement rests on for labels of this kind."""
+
     @abc.abstractmethod
     def check(self, labels: np.ndarray) -> str | None:
         """Returns what is wrong with the labels, in words that show none of them, or None."""
@@ -100,9 +110,26 @@ class Task(abc.ABC):
             CommandError: the store holds draws of other settings, or the mechanism refuses them.
         """
         with self._explained():
-            stored = vault.guarantee().epsilon > 0.0
+            before = vault.guarantee()
+            stored = before.epsilon > 0.0
+            if stored and self.seed is not None and not before.seeded:
+                raise CommandError(
+                    f"the store {self.store} holds draws of these labels made without a seed, "
+                    "which --seed does not change; leave --seed out, or give a new --store"
+                )
             noisy, facts = self._draw(vault)
-            return Draw(noisy, vault.guarantee().with_assumptions(ASSUMPTIONS), facts, stored)
+            guarantee = vault.guarantee().with_assumptions((*ASSUMPTIONS, self.assumption))
+            return Draw(noisy, guarantee, facts, stored)
+
+    def check_ids(self, ids: IdFacts) -> None:
+        """Raises if the store, where there is one, is of rows with other ids; else keeps them.
+
+        Raises:
+            CommandError: other ids, or the store cannot be used.
+        """
+        if self.store is not None:
+            with self._explained():
+                ids.check_store(self.store.expanduser())
 
     def split(self, mechanism: mechanisms.Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
         """Returns the mechanism that drew, and how epsilon was split, as JSON can hold them."""
@@ -133,6 +160,8 @@ class Task(abc.ABC):
             if "exists and was made with other" in str(error):
                 raise self._other_settings() from None
             raise CommandError(f"{error}") from None
+        except CommandError:
+            raise
         except ValueError as error:  # what it says of labels is how many, never which
             raise CommandError(" ".join(str(error).split())) from None
         except OSError as error:
@@ -145,6 +174,19 @@ class Task(abc.ABC):
         return CommandError(
             f"the store {self.store} holds draws of these labels made with other settings; give "
             "those, or a new --store (publishing from both costs the sum of their epsilons)"
+        )
+
+
+def check_apart(output: pathlib.Path, store: pathlib.Path) -> None:
+    """Raises if whoever publishes the folder of the output would publish the store with it."""
+    store = store.expanduser()
+    folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (output.parent, store))
+    if folder == kept or folder in kept.parents or kept in folder.parents:
+        where = "lies in" if folder in kept.parents else "has in it"
+        raise CommandError(
+            f"the store {store} {where if folder != kept else 'is'} the folder of --output "
+            f"{output}, which may be published; the store stays with the labels: give folders "
+            "apart from each other"
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from tf_labeldp.cli._say import say
+
 _PATIENCE = 2.0
 """Seconds until the first word; a command that is done by then says nothing."""
 _EVERY_TERMINAL = 1.0
@@ -21,7 +23,7 @@ class RowProgress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
+        self._terminal = _is_terminal()
         self._start = self._phase_start = time.monotonic()
         self._next = self._start + _PATIENCE
         self._phase = ""
@@ -53,7 +55,7 @@ class RowProgress:
     def close(self) -> None:
         """Leaves the terminal at the start of a line."""
         if self._unfinished_line:
-            print(file=sys.stderr, flush=True)
+            say("", error=True)
             self._unfinished_line = False
 
     def _end_phase(self) -> None:
@@ -79,7 +81,14 @@ class RowProgress:
             return
         if self._terminal:
             # Over the line before: its rest is erased.
-            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
+            say(f"\r{text}\033[K", error=True, end="")
             self._unfinished_line = True
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text, error=True)
+
+
+def _is_terminal() -> bool:
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):  # None, or closed
+        return False

@@ -27,9 +27,12 @@ class CsvTable(_table_read.Table):
     def __init__(self, path: pathlib.Path, *, gzipped: bool) -> None:
         self._gzipped = gzipped
         self._ignore_empty_lines = True
+        self._empty_last_line = False
         super().__init__(path)
-        # In a single column an empty line is an empty cell, not the absence of a row.
-        self._ignore_empty_lines = len(self.columns) > 1
+        if len(self.columns) == 1:
+            # There an empty line is an empty cell, not the absence of a row; but for the last one.
+            self._ignore_empty_lines = False
+            self._empty_last_line = re.search(rb"\n\r?\n\Z", self._end()) is not None
 
     def label_chunks(self, column: str, kind: str) -> Iterator[Any]:
         for batch in self._batches({column: _table_read.arrow_type(kind)}, kind):
@@ -43,16 +46,52 @@ class CsvTable(_table_read.Table):
         return [pa.string()] * len(columns)
 
     def _read_columns(self) -> list[str]:
+        self._check_start()
         with self._explained(None), self._reader(None) as reader:
             return list(reader.schema.names)
 
     def _batches(self, types: dict[str, Any], kind: str = "") -> Iterator[Any]:
         with self._explained(types, kind), self._reader(types) as reader:
-            yield from reader
+            if not self._empty_last_line:
+                yield from reader
+                return
+            held = None
+            for batch in reader:
+                if held is not None:
+                    yield held
+                held = batch
+            if held is not None:
+                yield held.slice(0, max(held.num_rows - 1, 0))
+
+    def _stream(self) -> Any:
+        return pa.input_stream(str(self.path), compression="gzip" if self._gzipped else None)
+
+    def _check_start(self) -> None:
+        """Raises for files that begin like something else than UTF-8 text."""
+        with self._explained(None), self._stream() as stream:
+            start = stream.read(4)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise CommandError(
+                f"the input {self.path} is UTF-16 text, as Excel and PowerShell write it; save it "
+                "as UTF-8"
+            )
+        if start[:2] == b"\x1f\x8b":
+            raise CommandError(
+                f"the input {self.path} is a gzip archive"
+                + (" in another; unpack one" if self._gzipped else "; name it .csv.gz")
+            )
+
+    def _end(self) -> bytes:
+        """Returns the last bytes of the text."""
+        end = b""
+        with self._explained(None), self._stream() as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                end = (end + block)[-3:]
+        return end
 
     def _reader(self, types: dict[str, Any] | None, use_threads: bool = True) -> Any:
         return csv.open_csv(
-            pa.input_stream(str(self.path), compression="gzip" if self._gzipped else None),
+            self._stream(),
             csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
             csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=self._ignore_empty_lines),
             csv.ConvertOptions(

@@ -74,6 +74,7 @@ def _suits(found: Any, kind: str) -> bool:
     return bool(
         types.is_string(found)
         or types.is_large_string(found)
+        or types.is_string_view(found)
         or types.is_integer(found)
         or types.is_boolean(found)
     )

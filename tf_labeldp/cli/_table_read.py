@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import os
 import pathlib
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,9 +38,13 @@ def open_table(path: pathlib.Path) -> Table:
         CommandError: no such file, unknown suffix, or not readable as what its suffix says.
     """
     kind = format_of(path, "the input")
-    if not path.exists():
-        raise CommandError(f"the input {path} does not exist; check the path")
-    if not path.is_file():
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise CommandError(f"the input {path} does not exist; check the path") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not stat.S_ISREG(found.st_mode):
         raise CommandError(
             f"the input {path} is not a regular file, which it must be to be read twice; give the "
             "path of a file"
@@ -105,6 +110,12 @@ REMEDIES = {
     NAME: "give the --column that holds the labels",
 }
 """What to do about a column that holds something else."""
+
+FILL = (
+    "fill them by a rule that does not look at labels, or choose the rows to send by features "
+    "alone: which rows are in the table must not depend on labels"
+)
+"""What to do about labels that are missing."""
 
 
 def arrow_type(kind: str) -> Any:

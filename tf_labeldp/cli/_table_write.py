@@ -16,9 +16,13 @@ import pyarrow as pa
 
 from tf_labeldp.cli import _table_read, _table_writers
 from tf_labeldp.cli._errors import CommandError
+from tf_labeldp.cli._output_lock import OutputLock
 
 MADE_BY = "tf-labeldp"
 """How the entry ``made_by`` of a statement begins."""
+
+_LONGEST_PART = "-old-statement"
+"""Of the names of hidden files."""
 
 
 def statement_path(output: pathlib.Path) -> pathlib.Path:
@@ -29,9 +33,11 @@ def statement_path(output: pathlib.Path) -> pathlib.Path:
 class Output:
     """A table that gets its name once it is complete; left early, it leaves nothing behind.
 
-    It is written to a hidden file beside ``path``. ``publish`` gives the statement its name first,
-    so whoever finds the table finds its statement too; a statement alone was left by a run that was
-    killed between the two, and is replaced.
+    It is written to a hidden file beside ``path``, under a lock that refuses a second run.
+    ``publish`` gives the statement its name first, so whoever finds the table finds its statement
+    too; a statement alone was left by a run that was killed between the two, and is replaced. An
+    old table is moved away before its statement is: a kill leaves no table under the statement of
+    another run.
 
     Args:
         path: of the table; its suffix decides the format.
@@ -39,7 +45,7 @@ class Output:
         source: the input, which must be another file.
 
     Raises:
-        CommandError: nothing can be written there, or something is there already.
+        CommandError: nothing can be written there.
     """
 
     def __init__(self, path: pathlib.Path, *, overwrite: bool, source: pathlib.Path) -> None:
@@ -47,29 +53,40 @@ class Output:
         self.statement = statement_path(path)
         self._format = _table_read.format_of(path, "--output")
         self._overwrite = overwrite
-        if path.exists() and path.samefile(source):
-            raise CommandError(f"--output {path} is the input itself; give another path")
-        if not path.parent.is_dir():
-            raise CommandError(
-                f"the folder of --output {path} does not exist; make {path.parent} first"
-            )
-        for target in (path, self.statement):
-            if target.is_dir():
-                raise CommandError(f"{target} is a folder; give another --output")
-            leftover = target == self.statement and _is_statement(target)
-            if os.path.lexists(target) and not overwrite and not leftover:
+        with self._explained():
+            if path.exists() and path.samefile(source):
+                raise CommandError(f"--output {path} is the input itself; give another path")
+            if not path.parent.is_dir():
                 raise CommandError(
-                    f"{target} exists; give another --output, or --overwrite to replace it"
+                    f"the folder of --output {path} does not exist; make {path.parent} first"
                 )
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        self._lock = OutputLock(path)
+        self._temporary = self._hidden("")
         self._file: IO[bytes] | None = None
         self._writer: _table_writers.CsvWriter | _table_writers.ParquetWriter | None = None
 
     def __enter__(self) -> Output:
-        """Creates the hidden file, so that a folder that refuses it is found out at once."""
-        with self._explained():
-            self._remove_leftovers()
-            self._file = open(self._temporary, "xb")
+        """Creates the hidden file, so that a folder that refuses it is found out at once.
+
+        Raises:
+            CommandError: another run is at it, or something is there already.
+        """
+        try:
+            with self._explained():
+                locked = self._lock.acquire()
+                for target in (self.path, self.statement):
+                    if os.path.lexists(target) and not self._may_replace(target):
+                        raise CommandError(
+                            f"{target} exists; give another --output, or --overwrite to replace it"
+                        )
+                if locked:  # else they may be those of a run that is at work
+                    self._remove_leftovers()
+                with contextlib.suppress(FileNotFoundError):
+                    os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
+                self._file = open(self._temporary, "xb")
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(
@@ -79,13 +96,16 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         """Removes what has not been published."""
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._writer.close()
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            if self._writer is not None:
+                with contextlib.suppress(Exception):
+                    self._writer.close()
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+            self._temporary.unlink(missing_ok=True)
+        finally:
+            self._lock.release()
 
     def begin(self, names: Sequence[str], types: Sequence[Any]) -> None:
         """Starts the table with the names and Arrow types of its columns.
@@ -114,7 +134,7 @@ class Output:
         """Puts the table and its statement on disk, whole, under their names."""
         if self._writer is None or self._file is None:
             raise RuntimeError("publish() comes after write()")
-        hidden = self._temporary.with_name(f"{self._temporary.name[:-4]}-statement.tmp")
+        hidden = self._hidden("-statement")
         with self._explained():
             try:
                 self._writer.close()
@@ -123,21 +143,50 @@ class Output:
                 with open(hidden, "xb") as file:
                     file.write(statement.encode())
                     _sync(file)
-                if self._overwrite:  # never an old table beside a new statement
-                    self.path.unlink(missing_ok=True)
-                replace = self._overwrite or _is_statement(self.statement)
-                _give_name(hidden, self.statement, replace)
-                try:
-                    _give_name(self._temporary, self.path, self._overwrite)
-                except OSError:
-                    self.statement.unlink(missing_ok=True)
-                    raise
+                self._give_names(hidden)
             finally:
                 hidden.unlink(missing_ok=True)
 
+    def _give_names(self, statement: pathlib.Path) -> None:
+        """Gives statement and table their names, or leaves all as it was."""
+        made = {self.path: os.stat(self._temporary), self.statement: os.stat(statement)}
+        old = {self.path: self._hidden("-old"), self.statement: self._hidden(_LONGEST_PART)}
+        try:
+            for target, aside in old.items():  # the table goes first
+                if os.path.lexists(target) and self._may_replace(target):
+                    os.replace(target, aside)
+            _give_name(statement, self.statement)
+            _give_name(self._temporary, self.path)
+        except BaseException:
+            for target, mine in made.items():
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.lstat(target), mine):
+                        target.unlink()
+            for target, aside in reversed(old.items()):  # the table comes last
+                with contextlib.suppress(OSError):
+                    _give_name(aside, target)
+            raise
+        finally:
+            for aside in old.values():
+                aside.unlink(missing_ok=True)
+
+    def _may_replace(self, target: pathlib.Path) -> bool:
+        """Returns whether this run may put its own file in the place of one that is there."""
+        if target.is_dir():
+            raise CommandError(f"{target} is a folder; give another --output")
+        if self._overwrite:
+            return True
+        # A statement without its table is that of a killed run.
+        alone = target == self.statement and not os.path.lexists(self.path)
+        return alone and _is_statement(target)
+
+    def _hidden(self, part: str) -> pathlib.Path:
+        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}{part}.tmp")
+
     def _remove_leftovers(self) -> None:
         """Removes the hidden files of earlier runs for this output that were killed."""
-        leftover = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]{{16}}(-statement)?\.tmp")
+        name = re.escape(self.path.name)
+        leftover = re.compile(rf"\.{name}\.[0-9a-f]{{16}}(-old)?(-statement)?\.tmp")
         for path in self.path.parent.iterdir():
             if leftover.fullmatch(path.name):
                 path.unlink(missing_ok=True)
@@ -166,7 +215,7 @@ def _is_statement(path: pathlib.Path) -> bool:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return str(content["made_by"]).startswith(MADE_BY)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
@@ -175,11 +224,8 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _give_name(hidden: pathlib.Path, target: pathlib.Path, overwrite: bool) -> None:
-    """Gives a finished file its name; fails where the name is taken, unless told to replace."""
-    if overwrite:
-        os.replace(hidden, target)
-        return
+def _give_name(hidden: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a finished file its name; fails where the name is taken."""
     try:
         os.link(hidden, target)
     except FileExistsError as error:

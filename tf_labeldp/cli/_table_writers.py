@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
+from pyarrow import parquet, types
 
 _ROW_GROUP_ROWS = 1 << 20
 """Rows a Parquet row group, but for the last one."""
@@ -19,10 +19,10 @@ class CsvWriter:
     """Comma-separated values in UTF-8; only cells that need quotes get them."""
 
     def __init__(
-        self, file: IO[bytes], names: Sequence[str], types: Sequence[Any], gzipped: bool
+        self, file: IO[bytes], names: Sequence[str], kinds: Sequence[Any], gzipped: bool
     ) -> None:
-        for kind in types:
-            _cells(pa.nulls(0, kind))  # raises for a type that has no text, such as a list
+        for kind in kinds:
+            _check_text(kind)
         # No name and no time in the header of the archive.
         self._gzip = gzip.GzipFile("", "wb", 6, file, 0) if gzipped else None
         self._file: Any = file if self._gzip is None else self._gzip
@@ -45,9 +45,9 @@ class CsvWriter:
 class ParquetWriter:
     """A Parquet file without metadata of the input."""
 
-    def __init__(self, file: IO[bytes], names: Sequence[str], types: Sequence[Any]) -> None:
+    def __init__(self, file: IO[bytes], names: Sequence[str], kinds: Sequence[Any]) -> None:
         # Names and types alone: metadata of the input's schema may say anything.
-        self._schema = pa.schema(list(zip(names, types, strict=True)))
+        self._schema = pa.schema(list(zip(names, kinds, strict=True)))
         self._writer = parquet.ParquetWriter(file, self._schema)
         self._batches: list[Any] = []
         self._rows = 0
@@ -68,11 +68,25 @@ class ParquetWriter:
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
 
+def _check_text(kind: Any) -> None:
+    """Raises an Arrow error for a type without a text of its own, before anything is drawn.
+
+    Bytes may be no text, which would be found out too late; a duration would lose its unit.
+    """
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    binary = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    refused = (*binary, types.is_fixed_size_binary, types.is_duration)
+    if any(is_kind(kind) for is_kind in refused):
+        raise pa.ArrowNotImplementedError(f"{kind} has no text")
+    pa.nulls(0, kind).cast(pa.string())  # raises for lists and the like
+
+
 def _cells(array: Any) -> Any:
-    """Returns the texts of an Arrow array as CSV cells: quoted where needed, null as nothing."""
-    text = array.cast(pa.string()).fill_null("")
-    special = pc.match_substring_regex(text, '[",\r\n]')
-    if not pc.any(special).as_py():
-        return text
-    doubled = pc.replace_substring(text, '"', '""')
-    return pc.if_else(special, pc.binary_join_element_wise('"', doubled, '"', ""), text)
+    """Returns an Arrow array as CSV cells: quoted where needed; null as nothing, "" as quotes."""
+    text = array.cast(pa.string())
+    special = pc.match_substring_regex(text, '^$|[",\r\n]')
+    if pc.any(special).as_py():
+        doubled = pc.replace_substring(text, '"', '""')
+        text = pc.if_else(special, pc.binary_join_element_wise('"', doubled, '"', ""), text)
+    return text.fill_null("")

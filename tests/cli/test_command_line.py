@@ -1,0 +1,216 @@
+"""How a command ends: its exit code, its one line, and what nobody listens to."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tf_labeldp.cli import _randomize_table, _row_progress, _say, main
+
+ROOT = Path(__file__).parents[2]
+SECRET = "31.4159"
+TASK = ["--column", "y", "--task", "regression", "--high", "100", "--epsilon", "1"]
+OPTIONS = [*TASK, "--low", "0", "--output", "noisy.csv"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.csv").write_text(f"id,y\na,1\nb,{SECRET}\n")
+    return tmp_path
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of bash, in which `randomize` stands for the program."""
+    start = f'randomize() {{ "{sys.executable}" -m tf_labeldp.cli randomize "$@"; }}; '
+    return subprocess.run(
+        ["bash", "-c", start + command],
+        # Buffered, as usual: what could not be written is tried again when the process ends.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "randomize {} | head -c 1 > first; exit ${{PIPESTATUS[0]}}",
+        "randomize {} | true; exit ${{PIPESTATUS[0]}}",
+        "randomize {} > /dev/full",
+        "randomize {} 2> /dev/full",
+        "randomize {} >&-",
+        "randomize {} 2>&-",
+        "randomize {} >&- 2>&-",
+    ],
+)
+def test_nobody_listens(folder: Path, command: str) -> None:
+    """The files are complete, so the command has succeeded."""
+    done = shell(command.format("labels.csv " + " ".join(OPTIONS)))
+    assert done.returncode == 0, done.stderr
+    assert "rror" not in done.stderr
+    assert (folder / "noisy.csv").exists() and (folder / "noisy.csv.privacy.json").exists()
+
+
+def test_an_error_that_nobody_reads_has_its_exit_code() -> None:
+    assert shell("randomize missing.csv " + " ".join(OPTIONS) + " 2>&-").returncode == 2
+
+
+def test_a_name_that_the_terminal_cannot_show(folder: Path) -> None:
+    arguments = " ".join(OPTIONS).replace("noisy.csv", "é.csv")
+    done = shell(f"randomize labels.csv {arguments}", PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+    assert done.returncode == 0, done.stderr
+    assert r"wrote \xe9.csv (2 rows)" in done.stdout
+    assert (folder / "é.csv").exists()
+
+
+def test_a_closed_stream_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    _say.say("text")
+
+
+@pytest.mark.parametrize("name", ["two\nlines.csv", "\x1b[31mred.csv", "bell\a.csv"])
+def test_names_with_unprintable_characters_stay_in_their_line(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["randomize", name, *OPTIONS]) == 2
+    shown = repr(name)[1:-1]
+    told = capsys.readouterr().err
+    assert told == (
+        f"tf-labeldp randomize: error: the input {shown} does not exist; check the path\n"
+    )
+    assert main(["randomize", "labels.csv", *OPTIONS[:-1], name]) == 0
+    assert f"wrote {shown} (2 rows) and {shown}.privacy.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_an_unexpected_error_shows_its_kind_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError(f"cannot handle {SECRET}")
+
+    monkeypatch.setattr(_randomize_table, "_output_chunks", fail)
+    monkeypatch.delenv("TF_LABELDP_TRACEBACK", raising=False)
+    if shown:
+        monkeypatch.setenv("TF_LABELDP_TRACEBACK", "1")
+    assert main(["randomize", "labels.csv", *OPTIONS]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    start = "tf-labeldp randomize: error: unexpected RuntimeError; its text is kept back"
+    assert lines[-1].startswith(start) and "TF_LABELDP_TRACEBACK=1" in lines[-1]
+    assert SECRET not in lines[-1]
+    assert (len(lines) > 1) == (f"RuntimeError: cannot handle {SECRET}" in lines) == shown
+
+
+def test_the_error_is_the_last_line_after_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_row_progress, "_PATIENCE", 0.0)
+    Path("labels.csv").write_text("id,y\na,1000\n")
+    assert main(["randomize", "labels.csv", *OPTIONS]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and lines[0] == "reading labels"
+    assert lines[1].startswith("tf-labeldp randomize: error: column 'y' of labels.csv: 1 of 1")
+
+
+@pytest.mark.parametrize("low", ["-1e3", "-1E+3", "-.5", "-5.e-1", "-7", "0"])
+def test_negative_numbers_are_no_options(capsys: pytest.CaptureFixture[str], low: str) -> None:
+    output = ["--output", "noisy.csv"]
+    assert main(["randomize", "labels.csv", *TASK, "--low", low, *output]) == 0
+    assert main(["randomize", "labels.csv", *TASK, f"--low={low}", *output, "--overwrite"]) == 0
+
+
+def test_an_option_after_low_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["randomize", "labels.csv", *OPTIONS, "--low", "--clip"]) == 2
+    assert "--low: expected one argument" in capsys.readouterr().err
+
+
+def test_an_input_that_was_taken_for_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--column", "y", "--task", "classification", "--epsilon", "1", "--output", "n.csv"]
+    assert main(["randomize", *options, "--classes", "yes", "no", "labels.csv"]) == 2
+    told = capsys.readouterr().err
+    assert "required: input (before the options, as --classes and the like take all words" in told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epsilon", "0"],
+        ["--nonsense"],
+        ["--low"],
+        ["--seed", "x"],
+        ["--task", "ranking"],
+        ["--high", "-1"],
+    ],
+)
+def test_every_error_begins_with_the_same_name(
+    capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert main(["randomize", "labels.csv", *OPTIONS, *options]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("tf-labeldp randomize: error: ") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["1e300", "1001"])
+def test_epsilon_has_a_largest_value(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert main(["randomize", "labels.csv", *OPTIONS, "--epsilon", text]) == 2
+    assert "epsilon must be at most 1000" in capsys.readouterr().err
+    assert main(["randomize", "labels.csv", *OPTIONS, "--epsilon", "1000"]) == 0
+
+
+def test_help_says_how_errors_look(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "An error is one line, the last one on stderr, and exit code 2" in told
+    assert "TF_LABELDP_TRACEBACK=1 in the environment" in told
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_from_outside_leaves_nothing(folder: Path, stop: signal.Signals) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored\n"
+        "from tf_labeldp.cli import _randomize_table, main\n"
+        "def slow(*arguments):\n"
+        "    open('writing', 'w').close()\n"
+        "    time.sleep(60)\n"
+        "    yield\n"
+        "_randomize_table._output_chunks = slow\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "randomize", "labels.csv", *OPTIONS, "--quiet"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(600):
+        if Path("writing").exists() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(stop)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + stop
+    word = {signal.SIGTERM: "ended by SIGTERM", signal.SIGINT: "stopped"}[stop]
+    assert errors == f"\ntf-labeldp randomize: {word}\n"
+    assert sorted(path.name for path in folder.iterdir()) == ["labels.csv", "writing"]
+
+
+def test_a_handler_of_the_caller_stays(folder: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main(["randomize", "labels.csv", *OPTIONS]) == 0
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
