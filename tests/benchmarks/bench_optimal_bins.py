@@ -21,7 +21,7 @@ EPSILON = 3.0
 LOSSES = ("squared_error", "absolute_error", "poisson")
 SIZES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 TARGETS = {401: 0.1, 5000: 1.0, 20_000: 10.0, 100_000: 300.0}  # seconds, for squared error
-TABLE_SIZES = (50, 100, 200, 400)
+TABLE_SIZES = (100, 200, 400, 800, 1600)
 ORACLES = pathlib.Path(__file__).parents[1] / "mechanisms" / "bins_oracles.py"
 
 
