@@ -108,6 +108,7 @@ def test_folders_that_may_not_be_entered(
         return stat(path, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", forbidden)
+    monkeypatch.setattr(Path, "stat", forbidden)  # which keeps an os.stat of its own in 3.10
     if place == "input":
         told = error_of(capsys, "closed/t.csv", *REGRESSION)
         assert "the input closed/t.csv cannot be read (Permission denied)" in told

@@ -101,7 +101,8 @@ def test_an_error_starts_on_a_line_of_its_own(
     assert errors.getvalue().endswith("3 a second\x1b[K\n")
 
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+# Without the null character, which Python 3.10's csv module cannot write.
+TEXTS = st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",)), max_size=8)
 
 
 @settings(max_examples=60, deadline=None)
