@@ -22,7 +22,9 @@ def debiased_labels(
     labels ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have ``E[w | bin b] = r_b``: the inverse of the
     channel over the bins, applied to ``r`` (as in ``debiased_targets``). They spread more, by about
     ``T / (1 - s)``, and may leave the range of the labels; what is left of a bias is the width of
-    the bins.
+    the bins. They pay where examples are many and features predict: on 80,000 insurance policies,
+    at epsilon 1 to 4, a third to 57 % of what privacy costs the plain labels is left; below 0.8
+    their variance costs more than the pull (``tests/benchmarks``).
 
     Privacy: post-processing of noisy labels and of a prior that was paid for; nothing is charged.
 
