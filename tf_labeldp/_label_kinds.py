@@ -94,9 +94,7 @@ def label_kind(
             "are not taken from the labels."
         )
     low, high = _validate.number_range(low, high)
-    if not isinstance(clip, (bool, np.bool_)):
-        raise TypeError(f"clip must be True or False, got {type(clip).__name__}.")
-    return NumericLabels(low, high, bool(clip))
+    return NumericLabels(low, high, _validate.boolean("clip", clip))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +107,10 @@ class NumericLabels(LabelKind):
 
     def encode(self, labels: Any) -> np.ndarray:
         """Returns ``float64`` labels (n,) in the range, clipped to it if asked for."""
-        array = _validate.real_vector("labels", _as_array(labels))
+        array = _as_array(labels)
         if self.clip:
-            return np.clip(array, self.low, self.high)
-        return _validate.numbers_in_range("labels", array, self.low, self.high).copy()
+            return np.clip(_validate.real_vector("labels", array), self.low, self.high)
+        return _validate.numbers_in_range("labels", array, self.low, self.high)
 
     def header(self) -> dict[str, Any]:
         """Returns the range."""
@@ -209,20 +207,17 @@ class ClassLabels(LabelKind):
 
     def check(self, mechanism: LabelMechanism) -> None:
         """Raises if the mechanism is for numbers, or for another number of classes."""
-        found = checked_mechanism(mechanism, ClassificationMechanism).num_classes
-        if found != self.number:
-            raise ValueError(
-                f"the mechanism has num_classes={found}, the labels have "
-                f"{self.number}. Make the mechanism with the labels' number of classes."
-            )
+        self._check_number(checked_mechanism(mechanism, ClassificationMechanism).num_classes)
 
     def check_release(self, mechanism: AggregateMechanism) -> None:
         """Raises if the mechanism is for numbers, or for another number of classes."""
-        if mechanism.num_classes != self.number:
-            found = "numbers" if mechanism.num_classes is None else mechanism.num_classes
+        self._check_number(mechanism.num_classes)
+
+    def _check_number(self, found: int | None) -> None:
+        if found != self.number:
             raise ValueError(
-                f"the mechanism has num_classes={found}, the labels have {self.number}. Make the "
-                "mechanism with the labels' number of classes."
+                f"the mechanism has num_classes={'numbers' if found is None else found}, the "
+                f"labels have {self.number}. Make the mechanism with the labels' number of classes."
             )
 
     def any_labels(self, size: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._label_store import LabelStoreError
+from tf_labeldp._label_store import DrawSettingsError
 from tf_labeldp.estimation import (
     HistogramMechanism,
     debiased_labels,
@@ -17,8 +17,9 @@ from tf_labeldp.estimation import (
     posterior_mean,
     rounding_grid,
 )
-from tf_labeldp.mechanisms import Mechanism, RROnBins, optimal_bins
+from tf_labeldp.mechanisms import RROnBins, optimal_bins
 from tf_labeldp.mechanisms._losses import check_domain, checked_loss
+from tf_labeldp.mechanisms._segment_costs import segment_costs
 
 if TYPE_CHECKING:
     from tf_labeldp.private_labels import PrivateLabels
@@ -210,71 +211,72 @@ class LabelRandomizer:
             )
         check_domain(self.loss, labels.label_range[0])
         values, prior_epsilon = self.split(len(labels), *labels.label_range)
-        histogram = HistogramMechanism(
-            prior_epsilon or self.epsilon, values=tuple(values.tolist()), noise=self.noise
-        )
         rest = self.epsilon - prior_epsilon
-        prior_key = f"{key}/prior"
-        stored = labels.mechanism(key) if labels.has_draw(key) else None
-        self._check_before(labels, histogram, rest, stored, prior_key)
+        if callable(self.loss):  # one that is refused is so for any prior, before any is paid for
+            segment_costs(self.loss, values, np.full(values.size, 1.0 / values.size), rest)
+        stored = _stored_bins(labels, key, values, rest)
         if self.prior is not None:
             prior = np.asarray(self.prior)
         else:
-            prior = histogram_prior(labels.release(histogram, key=prior_key))
+            prior = self._released_prior(labels, values, prior_epsilon, stored is not None, key)
         mechanism = optimal_bins(values, prior, rest, self.loss)
         if stored is not None:
-            mechanism = self._stored_bins(stored, mechanism, prior, key)
+            self._check_as_good(stored, mechanism, prior, key)
+            mechanism = stored
         noisy = labels.randomize(mechanism, key=key)
         return RandomizedLabels(noisy, mechanism, values, prior, prior_epsilon)
 
-    def _check_before(
+    def _released_prior(
         self,
         labels: PrivateLabels,
-        histogram: HistogramMechanism,
-        rest: float,
-        stored: Mechanism | None,
-        prior_key: str,
-    ) -> None:
-        """Raises what can be known before the prior is paid for."""
-        values = np.asarray(histogram.values)
-        if callable(self.loss):  # a loss that is refused is refused for any prior
-            optimal_bins(values, np.full(values.size, 1.0 / values.size), rest, self.loss)
-        # A draw by this price, whatever the bins will be.
-        draw = RROnBins(rest, (values[0], values[-1]), (values[0], values[-1]), (0, 1))
-        if stored is not None and not self._same_question(stored, draw, histogram):
-            raise LabelStoreError(
-                f"draw {stored!r} exists and was made with other settings (asked: epsilon={rest:g} "
-                f"on {values.size} values). Ask with the settings of the stored draw, or give "
-                "another key."
-            )
-        wanted: list[Mechanism] = [] if stored is not None else [draw]
-        if self.prior is None and not labels.has_draw(prior_key):
-            wanted.insert(0, histogram)
-        if wanted:
-            labels.check_budget(wanted)
+        values: np.ndarray,
+        epsilon: float,
+        drawn: bool,
+        key: str,
+    ) -> np.ndarray:
+        """Returns the private prior, paid for only if the budget has room for the draw too."""
+        histogram = HistogramMechanism(epsilon, values=tuple(values.tolist()), noise=self.noise)
+        prior_key = f"{key}/prior"
+        if not labels.has_draw(prior_key):
+            ends = (values[0], values[-1])
+            # Of the price of the draw, whatever its bins will be.
+            draw = RROnBins(self.epsilon - epsilon, ends, ends, (0, 1))
+            labels.check_budget([histogram] if drawn else [histogram, draw])
+        return histogram_prior(labels.release(histogram, key=prior_key))
 
-    @staticmethod
-    def _same_question(stored: Mechanism, draw: RROnBins, histogram: HistogramMechanism) -> bool:
-        return (
-            isinstance(stored, RROnBins)
-            and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9)
-            and stored.inputs == histogram.values
-        )
-
-    def _stored_bins(
-        self, stored: Mechanism, made: RROnBins, prior: np.ndarray, key: str
-    ) -> RROnBins:
-        """Returns the stored mechanism if it is as good as the one made now.
+    def _check_as_good(self, stored: RROnBins, made: RROnBins, prior: np.ndarray, key: str) -> None:
+        """Raises unless the bins of the stored draw are as good as those that are made now.
 
         Another machine may round another way and choose other bins among equally good ones; labels
         that were drawn stay as they are.
         """
-        if isinstance(stored, RROnBins):
-            losses = [one.expected_loss(prior, self.loss) for one in (stored, made)]
-            if math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
-                return stored
-        raise LabelStoreError(
-            f"draw {key!r} exists and was made with other settings, since it is not optimal for "
-            f"loss={self.loss!r} (stored: {stored!r}; asked: {made!r}). Ask with the settings of "
-            "the stored draw, or give another key."
-        )
+        losses = [one.expected_loss(prior, self.loss) for one in (stored, made)]
+        if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
+            raise DrawSettingsError(
+                f"draw {key!r} exists and was made with other settings, since it is not optimal "
+                f"for loss={self.loss!r} (stored: {stored!r}; asked: {made!r}). Ask with the "
+                "settings of the stored draw, or give another key."
+            )
+
+
+def _stored_bins(
+    labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
+) -> RROnBins | None:
+    """Returns the mechanism of the draw of this name, or None if there is none.
+
+    Raises:
+        DrawSettingsError: it is of another kind, epsilon or values.
+    """
+    if not labels.has_draw(key):
+        return None
+    stored = labels.mechanism(key)
+    if (
+        isinstance(stored, RROnBins)
+        and math.isclose(stored.epsilon, epsilon, rel_tol=1e-9)
+        and stored.inputs == tuple(values.tolist())
+    ):
+        return stored
+    raise DrawSettingsError(
+        f"draw {stored!r} exists and was made with other settings (asked: epsilon={epsilon:g} on "
+        f"{values.size} values). Ask with the settings of the stored draw, or give another key."
+    )

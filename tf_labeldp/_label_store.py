@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import io
 import json
@@ -36,6 +37,10 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 class LabelStoreError(RuntimeError):
     """A label store was refused: of other labels or settings, damaged, or in use."""
+
+
+class DrawSettingsError(LabelStoreError):
+    """A draw of this name has been made, with other settings than are asked for now."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,7 +264,7 @@ def publish(target: pathlib.Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        _link(temporary, target)
+        give_name(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -271,15 +276,21 @@ def publish(target: pathlib.Path, content: bytes) -> None:
             os.close(directory)
 
 
-def _link(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``."""
+def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``.
+
+    The temporary name may still be there afterwards.
+
+    Raises:
+        FileExistsError: ``target`` exists; it is the error's ``filename``.
+    """
     try:
         os.link(temporary, target)
-    except FileExistsError:
-        raise
+    except FileExistsError as error:
+        raise FileExistsError(error.errno, error.strerror, str(target)) from None
     except OSError:  # a file system without hard links; two writers at once are not seen there
-        if target.exists():
-            raise FileExistsError(str(target)) from None
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         os.replace(temporary, target)
 
 

@@ -51,6 +51,13 @@ def integer_at_least(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+def boolean(name: str, value: Any) -> bool:
+    """Returns ``value`` as a bool, or raises if it is anything else than one."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__}.")
+    return bool(value)
+
+
 def number_range(low: Any, high: Any) -> tuple[float, float]:
     """Returns the ends of a range as floats, or raises if they are not finite and in order."""
     for name, value in (("low", low), ("high", high)):
@@ -67,7 +74,7 @@ def number_range(low: Any, high: Any) -> tuple[float, float]:
 
 
 def real_vector(name: str, values: Any) -> np.ndarray:
-    """Returns numbers as ``float64`` of shape (n,), or raises without showing any of them.
+    """Returns a copy of numbers as ``float64`` (n,), or raises without showing any of them.
 
     Raises:
         TypeError: not integers or floats.
@@ -102,7 +109,7 @@ def real_vector(name: str, values: Any) -> np.ndarray:
 
 
 def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndarray:
-    """Returns numbers (n,) in [low, high] as ``float64``, or raises without showing any of them.
+    """Returns a copy of numbers (n,) in [low, high] as ``float64``, or raises and shows none.
 
     For ``float32`` numbers the ends are rounded as they are: 0.1 is larger there than as a double.
     """

@@ -19,7 +19,13 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp._label_kinds import LabelKind, label_kind
 from tf_labeldp._label_randomizer import LabelRandomizer, RandomizedLabels
-from tf_labeldp._label_store import Draw, LabelStore, LabelStoreError, array_digest
+from tf_labeldp._label_store import (
+    Draw,
+    DrawSettingsError,
+    LabelStore,
+    LabelStoreError,
+    array_digest,
+)
 from tf_labeldp.accounting import (
     BudgetExceededError,
     Charge,
@@ -450,7 +456,7 @@ class PrivateLabels:
             if not same
         ]
         if differing:
-            raise LabelStoreError(
+            raise DrawSettingsError(
                 f"draw {draw.key!r} exists and was made with other {' and '.join(differing)} "
                 f"(stored: {deserialize(draw.mechanism)!r}, {draw.indices.size} examples; asked: "
                 f"{mechanism!r}, {rows.size} examples). Ask with the settings of the "

@@ -12,6 +12,7 @@ from _insurance import InsuranceData
 
 import tf_labeldp as ldp
 from tf_labeldp import estimation, mechanisms
+from tf_labeldp.mechanisms._nearest import nearest_index
 
 MAX_VALUES = 64  # of amounts told apart: steps of 1.6 % of the range, and a cheap prior
 UNBIASED_VALUES = 32  # the time of its linear program grows with the third power
@@ -107,8 +108,7 @@ def _rr_on_bins_known_prior(
     values = np.array(
         estimation.rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts).values
     )
-    edges = (values[1:] + values[:-1]) / 2
-    counts = np.bincount(np.searchsorted(edges, data.labels[rows]), minlength=len(values))
+    counts = np.bincount(nearest_index(values, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
     randomizer = ldp.LabelRandomizer(epsilon, values=tuple(values.tolist()), prior=prior)
     result = randomizer.randomize(vault(data, rows, epsilon, seed))

@@ -10,10 +10,9 @@ import argparse
 import importlib.util
 import pathlib
 import time
-import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
+from _timing import best_seconds, peak_bytes
 
 from tf_labeldp.mechanisms import optimal_bins
 
@@ -37,26 +36,6 @@ def power(y_hat: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.abs(y_hat - y) ** 1.5
 
 
-def best_time(run: Callable[[], object], repeats: int) -> float:
-    """Returns the least of several times in seconds."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """Returns the most memory that was in use at once."""
-    tracemalloc.start()
-    try:
-        run()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def growth() -> dict[str, list[float]]:
     """Prints and returns the seconds by loss for each of SIZES."""
     seconds: dict[str, list[float]] = {loss: [] for loss in LOSSES}
@@ -65,7 +44,7 @@ def growth() -> dict[str, list[float]]:
     for size in (401, *SIZES):
         values, prior = instance(size)
         row = {
-            loss: best_time(
+            loss: best_seconds(
                 lambda v=values, p=prior, name=loss: optimal_bins(v, p, EPSILON, name),
                 3 if size <= 20_000 else 1,
             )
@@ -96,7 +75,7 @@ def against_the_table() -> dict[int, float]:
         start = time.perf_counter()
         loss, _, _ = oracles.cubic_table_loss(values, prior, EPSILON, "squared_error")
         found[size] = time.perf_counter() - start
-        ours = best_time(lambda v=values, p=prior: optimal_bins(v, p, EPSILON), 5)
+        ours = best_seconds(lambda v=values, p=prior: optimal_bins(v, p, EPSILON), 5)
         difference = optimal_bins(values, prior, EPSILON).expected_loss(prior) / loss - 1.0
         print(
             f"| {size} | {found[size]:.3f} s | {ours:.4f} s | {found[size] / ours:.0f} | "
@@ -139,7 +118,7 @@ def main() -> None:
     args = parser.parse_args()
     seconds = growth()
     values, prior = instance(401)
-    callable_seconds = best_time(lambda: optimal_bins(values, prior, EPSILON, power), 1)
+    callable_seconds = best_seconds(lambda: optimal_bins(values, prior, EPSILON, power), 1)
     print(f"\na callable loss at k = 401: {callable_seconds:.2f} s (target 60 s)")
     for size in (5000, 20_000):
         values, prior = instance(size)

@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import time
-import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
+from _timing import best_seconds, peak_bytes
 
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 
@@ -54,25 +52,6 @@ def looped(labels: np.ndarray, priors: np.ndarray) -> list[int]:
         else:
             noisy.append(random.choice([y for y in members if y != label]))
     return noisy
-
-
-def best_seconds(call: Callable[[], object], repeats: int = 3) -> float:
-    """Returns the wall time of the fastest of some calls."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Returns the most memory held at once beyond what was there before, the result included."""
-    tracemalloc.start()
-    call()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
 
 
 def main() -> None:

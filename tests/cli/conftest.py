@@ -1,9 +1,12 @@
-"""Small data sets in the files that the loaders read."""
+"""Small data sets in the files that the loaders read; a terminal and a clock."""
 
 from __future__ import annotations
 
 import gzip
+import io
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -55,3 +58,35 @@ def adult_folder(tmp_path: Path) -> Path:
     (folder / "adult.data.gz").write_bytes(gzip.compress(("\n".join(lines) + "\n\n").encode()))
     (folder / "adult.test.gz").write_bytes(gzip.compress(("\n".join(test) + "\n\n").encode()))
     return tmp_path
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal() -> io.StringIO:
+    """A stream whose lines can be written over."""
+    return Terminal()
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], Clock]:
+    """Makes a module read a clock that the test sets, and gives it."""
+
+    def replace(module: ModuleType) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(module, "time", clock)
+        return clock
+
+    return replace

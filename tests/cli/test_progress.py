@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tf_labeldp.cli import _demo, _experiment, main
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(_experiment, "time", clock)
-    return clock
+def clock(clock_of: Callable[[ModuleType], Any]) -> Any:
+    return clock_of(_experiment)
 
 
 def test_a_file_gets_a_line_a_run_and_one_every_ten_seconds(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = io.StringIO()
     monkeypatch.setattr(sys, "stdout", output)
@@ -51,9 +38,9 @@ def test_a_file_gets_a_line_a_run_and_one_every_ten_seconds(
 
 
 def test_a_terminal_gets_one_line_that_follows_the_epochs(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
 ) -> None:
-    output = Terminal()
+    output = terminal
     monkeypatch.setattr(sys, "stdout", output)
     progress = _experiment.Progress([2])
     progress.begin("only")

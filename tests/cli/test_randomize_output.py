@@ -124,7 +124,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
     if before == "a statement alone":
         Path("noisy.csv").unlink()
     content = {name: Path(name).read_bytes() for name in names(folder)}
-    give_name, calls = _table_write._give_name, []
+    give_name, calls = _table_write.give_name, []
 
     def fail_once(*paths: Path) -> None:
         calls.append(paths)
@@ -132,7 +132,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
             raise OSError(5, "Input/output error")
         give_name(*paths)
 
-    monkeypatch.setattr(_table_write, "_give_name", fail_once)
+    monkeypatch.setattr(_table_write, "give_name", fail_once)
     options = ["--overwrite"] if before == "a whole output" else []
     assert main(command(*options)) == 2
     assert "cannot write --output noisy.csv (Input/output error)" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_a_table_that_comes_into_being_keeps_its_statement(
     assert {name: Path(name).read_bytes() for name in names(folder)} == both
 
 
-# Kills the process before the n-th call of `os.replace` and `_give_name` together, if there is one.
+# Kills the process before the n-th call of `os.replace` and `give_name` together, if there is one.
 KILLED = """
 import os, signal, sys
 from tf_labeldp.cli import _table_write, main
@@ -175,7 +175,7 @@ def watched(function):
         return function(*arguments)
     return wrapper
 _table_write.os.replace = watched(os.replace)
-_table_write._give_name = watched(_table_write._give_name)
+_table_write.give_name = watched(_table_write.give_name)
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -6,7 +6,10 @@ import csv
 import io
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,28 +18,12 @@ from hypothesis import strategies as st
 from tf_labeldp.cli import _row_progress, main
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(_row_progress, "time", clock)
-    return clock
+def clock(clock_of: Callable[[ModuleType], Any]) -> Any:
+    return clock_of(_row_progress)
 
 
-def said(monkeypatch: pytest.MonkeyPatch, clock: Clock, errors: io.StringIO, quiet: bool) -> str:
+def said(monkeypatch: pytest.MonkeyPatch, clock: Any, errors: io.StringIO, quiet: bool) -> str:
     """Gives what is said in 25 seconds: 5 of reading, 20 of writing 2,000 rows a second."""
     monkeypatch.setattr(sys, "stderr", errors)
     progress = _row_progress.RowProgress(quiet=quiet)
@@ -53,7 +40,7 @@ def said(monkeypatch: pytest.MonkeyPatch, clock: Clock, errors: io.StringIO, qui
 
 
 def test_a_file_gets_a_line_after_two_seconds_and_every_ten(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert said(monkeypatch, clock, io.StringIO(), quiet=False).splitlines() == [
         "reading: 16,000 rows, 8,000 a second",
@@ -64,19 +51,21 @@ def test_a_file_gets_a_line_after_two_seconds_and_every_ten(
 
 
 def test_a_terminal_gets_one_line_that_changes_every_second(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
 ) -> None:
-    told = said(monkeypatch, clock, Terminal(), quiet=False).split("\r")[1:]
+    told = said(monkeypatch, clock, terminal, quiet=False).split("\r")[1:]
     assert told[0] == "reading: 16,000 rows, 8,000 a second\x1b[K"
     assert len(told) == 4 + 20 + 1
     assert told[-1] == "took 25.0 s: reading 5.0 s, writing 20.0 s\x1b[K\n"
 
 
-def test_quiet_says_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert said(monkeypatch, clock, Terminal(), quiet=True) == ""
+def test_quiet_says_nothing(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
+) -> None:
+    assert said(monkeypatch, clock, terminal, quiet=True) == ""
 
 
-def test_what_is_done_at_once_says_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_at_once_says_nothing(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = io.StringIO()
     monkeypatch.setattr(sys, "stderr", errors)
     progress = _row_progress.RowProgress(quiet=False)
@@ -89,9 +78,9 @@ def test_what_is_done_at_once_says_nothing(clock: Clock, monkeypatch: pytest.Mon
 
 
 def test_an_error_starts_on_a_line_of_its_own(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
 ) -> None:
-    errors = Terminal()
+    errors = terminal
     monkeypatch.setattr(sys, "stderr", errors)
     progress = _row_progress.RowProgress(quiet=False)
     progress.begin("reading")

@@ -60,8 +60,8 @@ POINTS = {
     "between rows": ("cli._table_writers", "CsvWriter.write", 5, 2),
     "before the ids are kept": ("cli._id_facts", "IdFacts.check_store", 1, 2),
     "before the statement is on disk": ("cli._table_write", "_sync", 2, 2),
-    "before the statement has its name": ("cli._table_write", "_give_name", 1, 2),
-    "between statement and table": ("cli._table_write", "_give_name", 2, 2),
+    "before the statement has its name": ("cli._table_write", "give_name", 1, 2),
+    "between statement and table": ("cli._table_write", "give_name", 2, 2),
 }
 
 

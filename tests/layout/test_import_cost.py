@@ -51,6 +51,12 @@ def test_import_loads_no_tensorflow(module: str) -> None:
     assert loaded & HEAVY == set()
 
 
+@pytest.mark.parametrize("module", ["tf_labeldp.mechanisms", "tf_labeldp.private_labels"])
+def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it(module: str) -> None:
+    _, loaded = import_in_new_process(module)
+    assert "numpy" in loaded and "scipy" not in loaded
+
+
 def test_heavy_imports_are_seen() -> None:
     _, loaded = import_in_new_process("keras")
     assert loaded & HEAVY

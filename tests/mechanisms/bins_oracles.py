@@ -1,9 +1,7 @@
 """References for the optimal bins: the linear program, and Algorithm 2 of ``ghazi2023`` as printed.
 
 Both are plain and slow on purpose, and share nothing with the package. Squared error is
-``(y_hat - y)^2``, without the factor 1/2 of the paper. Pytest runs here with
-``--import-mode=importlib``, so a test loads this file by its path
-(``importlib.util.spec_from_file_location``).
+``(y_hat - y)^2``, without the factor 1/2 of the paper.
 """
 
 from __future__ import annotations

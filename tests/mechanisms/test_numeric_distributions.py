@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+from numeric_cases import ADDITIVE, CONTINUOUS, DISCRETE, MECHANISMS
 from scipy import integrate, stats
 
 from tf_labeldp.mechanisms import (
@@ -20,19 +21,6 @@ from tf_labeldp.mechanisms import (
     _staircase,
 )
 
-MECHANISMS = {
-    cls.__name__: cls
-    for cls in (
-        LaplaceMechanism,
-        DiscreteLaplaceMechanism,
-        StaircaseMechanism,
-        DiscreteStaircaseMechanism,
-        ExponentialMechanism,
-    )
-}
-CONTINUOUS = [name for name in MECHANISMS if not MECHANISMS[name].whole]
-DISCRETE = [name for name in MECHANISMS if MECHANISMS[name].whole]
-ADDITIVE = [name for name in MECHANISMS if name != "ExponentialMechanism"]
 DRAWS = 200_000
 
 

@@ -7,32 +7,16 @@ import json
 
 import numpy as np
 import pytest
+from numeric_cases import CONTINUOUS, DISCRETE, MECHANISMS
 
 from tf_labeldp.mechanisms import (
-    DiscreteLaplaceMechanism,
-    DiscreteStaircaseMechanism,
     ExponentialMechanism,
     LabelMechanism,
-    LaplaceMechanism,
     RegressionMechanism,
-    StaircaseMechanism,
     checked_mechanism,
     deserialize,
     serialize,
 )
-
-MECHANISMS = {
-    cls.__name__: cls
-    for cls in (
-        LaplaceMechanism,
-        DiscreteLaplaceMechanism,
-        StaircaseMechanism,
-        DiscreteStaircaseMechanism,
-        ExponentialMechanism,
-    )
-}
-DISCRETE = [name for name in MECHANISMS if MECHANISMS[name].whole]
-CONTINUOUS = [name for name in MECHANISMS if not MECHANISMS[name].whole]
 
 
 @pytest.fixture(params=MECHANISMS)

@@ -8,28 +8,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from numeric_cases import ADDITIVE, MECHANISMS
 
 from tf_labeldp.accounting import pure_dp_event
 from tf_labeldp.mechanisms import (
-    DiscreteLaplaceMechanism,
-    DiscreteStaircaseMechanism,
     ExponentialMechanism,
-    LaplaceMechanism,
     StaircaseMechanism,
     _integer_noise,
 )
 
-MECHANISMS = {
-    cls.__name__: cls
-    for cls in (
-        LaplaceMechanism,
-        DiscreteLaplaceMechanism,
-        StaircaseMechanism,
-        DiscreteStaircaseMechanism,
-        ExponentialMechanism,
-    )
-}
-ADDITIVE = [name for name in MECHANISMS if name != "ExponentialMechanism"]
 EPSILONS = (0.1, 1.0, 4.0)
 RANGES = ((0, 1), (-3, 4), (100, 150))
 DRAWN_EPSILONS = (1e-6, 1e-3, 0.05, 0.1, 1 / 3, 1.0, 2.5, 8.0, 50.0, 700.1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tracemalloc
-from pathlib import Path
 
+import bins_oracles
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,17 +15,6 @@ from tf_labeldp.mechanisms._least_weight import cheapest_cuts
 from tf_labeldp.mechanisms._segment_costs import segment_costs
 
 LOSSES = ("squared_error", "absolute_error", "poisson")
-
-
-def _oracles():
-    path = Path(__file__).with_name("bins_oracles.py")
-    spec = importlib.util.spec_from_file_location("bins_oracles", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ORACLES = _oracles()
 
 
 def power(y_hat, y):
@@ -46,8 +34,8 @@ def test_theorem_5_no_epsilon_dp_channel_is_better(loss, epsilon):
         prior = rng.dirichlet(np.full(size, 0.7))
         mechanism = optimal_bins(values, prior, epsilon, loss)
         grid = np.union1d(np.linspace(values[0], values[-1], 121), mechanism.outputs)
-        best = ORACLES.best_channel_loss(values, prior, epsilon, loss, grid)
-        scale = np.ptp(ORACLES.loss_table(grid[grid > 0], values, loss))
+        best = bins_oracles.best_channel_loss(values, prior, epsilon, loss, grid)
+        scale = np.ptp(bins_oracles.loss_table(grid[grid > 0], values, loss))
         mine = mechanism.expected_loss(prior, loss)
         assert mine == pytest.approx(best, abs=1e-6 * scale)
         # From the other side: the bins for another epsilon are told from the best ones.
@@ -63,7 +51,7 @@ def test_algorithm_2_as_printed_at_k_200(loss, epsilon):
     rng = np.random.default_rng(200)
     values = np.sort(rng.gamma(1.0, 50.0, 200))
     prior = rng.dirichlet(np.full(200, 0.5))
-    expected, _, _ = ORACLES.cubic_table_loss(values, prior, epsilon, loss)
+    expected, _, _ = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
     mine = optimal_bins(values, prior, epsilon, loss).expected_loss(prior, loss)
     assert mine == pytest.approx(expected, rel=1e-9)
 
@@ -79,7 +67,7 @@ def test_algorithm_2_as_printed_on_many_instances(loss):
         prior = np.where(prior < 1e-14, 0.0, prior) / prior.sum()
         epsilon = float(rng.choice([1e-6, 1e-3, 0.05, 0.3, 1, 2, 3, 5, 8, 15, 30]))
         mechanism = optimal_bins(values, prior, epsilon, loss)
-        expected, _, _ = ORACLES.cubic_table_loss(values, prior, epsilon, loss)
+        expected, _, _ = bins_oracles.cubic_table_loss(values, prior, epsilon, loss)
         assert mechanism.expected_loss(prior, loss) == pytest.approx(expected, rel=1e-9)
 
 
@@ -267,7 +255,7 @@ def test_a_rare_value_far_away_is_not_lost():
     """Probability 1e-12 at distance 1e8 weighs as much as 1e4 on the rest: it gets a bin."""
     values, prior = [0.0, 1.0, 1e8], [0.5, 0.5 - 1e-12, 1e-12]
     mechanism = optimal_bins(values, prior, 12.0)
-    expected, _, _ = ORACLES.cubic_table_loss(
+    expected, _, _ = bins_oracles.cubic_table_loss(
         np.array(values), np.array(prior), 12.0, "squared_error"
     )
     assert mechanism.expected_loss(prior) == pytest.approx(expected, rel=1e-9)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import re
 from fractions import Fraction
-from pathlib import Path
 
+import bins_oracles
 import numpy as np
 import pytest
 from scipy import optimize, sparse
@@ -16,17 +15,6 @@ from scipy import optimize, sparse
 from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
 
 LOSSES = ("squared_error", "absolute_error")
-
-
-def _oracles():
-    path = Path(__file__).with_name("bins_oracles.py")
-    spec = importlib.util.spec_from_file_location("bins_oracles", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ORACLES = _oracles()
 
 
 def largest_bias(channel):
@@ -54,7 +42,7 @@ def program_of_all_pairs(values, prior, epsilon, loss, outputs):
     privacy = sparse.kron(np.array(differences), sparse.identity(m)).tocsr()
     scale = np.abs(outputs).max()
     moments = sparse.vstack([sparse.kron(one, np.ones(m)), sparse.kron(one, outputs / scale)])
-    cost = prior[:, np.newaxis] * ORACLES.loss_table(outputs, values, loss).T
+    cost = prior[:, np.newaxis] * bins_oracles.loss_table(outputs, values, loss).T
     result = optimize.linprog(
         cost.ravel() / cost.max(),
         A_ub=privacy,
@@ -148,7 +136,7 @@ def test_the_price_of_no_bias(loss):
     values, prior = np.arange(6.0), np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     for epsilon in (0.5, 2.0):
         channel = unbiased_channel(values, prior, epsilon, loss)
-        free = ORACLES.best_channel_loss(values, prior, epsilon, loss, channel.outputs)
+        free = bins_oracles.best_channel_loss(values, prior, epsilon, loss, channel.outputs)
         assert free < 0.9 * channel.expected_loss(prior, loss)
 
 

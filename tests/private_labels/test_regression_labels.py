@@ -326,3 +326,7 @@ def test_float32_labels_at_the_ends_of_the_range():
     assert noisy.min() >= 0.1 and noisy.max() <= 0.7
     with pytest.raises(ValueError, match=r"1 of 2 do not"):
         make(np.float32([0.1, 0.70001]), low=0.1, high=0.7)
+    # As float32, 0.7 is below the double and 1.1 above it: both labels miss the range by a bit.
+    vault = make(np.float32([0.7, 1.1]), low=0.7, high=1.1)
+    assert float(np.float32(0.7)) < 0.7 and float(np.float32(1.1)) > 1.1
+    assert vault.randomize(LaplaceMechanism(1.0, 0.7, 1.1)).shape == (2,)

@@ -12,10 +12,7 @@ _LARGEST_EPSILON = 1000.0
 
 def epsilon(text: str) -> float:
     """Returns a privacy parameter: above zero, and not absurdly large."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _float(text)
     if not math.isfinite(value) or value <= 0.0:
         raise argparse.ArgumentTypeError(
             f"epsilon must be a finite number above zero, got {text!r}"
@@ -26,6 +23,22 @@ def epsilon(text: str) -> float:
             "little is protected above about 10"
         )
     return value
+
+
+def number(text: str) -> float:
+    """Returns a finite number."""
+    value = _float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
+    return value
+
+
+def _float(text: str) -> float:
+    """Returns a number, or NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -106,8 +105,8 @@ def add_parser(verbs: Any) -> None:
 
 
 def _add_regression(group: Any) -> None:
-    group.add_argument("--low", type=_number, help="smallest label, public; needed")
-    group.add_argument("--high", type=_number, help="largest label, public; needed")
+    group.add_argument("--low", type=_options.number, help="smallest label, public; needed")
+    group.add_argument("--high", type=_options.number, help="largest label, public; needed")
     group.add_argument(
         "--clip",
         action="store_true",
@@ -219,14 +218,3 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None
     for name in names:
         if getattr(args, name) is not None:
             raise CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
-
-
-def _number(text: str) -> float:
-    """Returns a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
-    return value

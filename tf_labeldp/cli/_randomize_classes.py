@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from tf_labeldp import mechanisms
 from tf_labeldp.cli import _randomize_task, _table_read
-from tf_labeldp.mechanisms import _top_k
 from tf_labeldp.private_labels import PrivateLabels
 
 
@@ -85,7 +84,7 @@ class Classification(_randomize_task.Task):
         else:
             mechanism = with_prior = mechanisms.RRWithPrior(self.epsilon, self.num_classes)
             size = with_prior.optimal_k(self.prior)
-            possible = np.flatnonzero(_top_k.top_k_members(self.prior[np.newaxis], size)[0])
+            possible = np.flatnonzero(mechanisms.top_k_members(self.prior[np.newaxis], size)[0])
             if possible.size < self.num_classes:
                 names = self.classes
                 outputs = possible.tolist() if names is None else [names[i] for i in possible]

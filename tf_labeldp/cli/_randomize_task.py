@@ -16,6 +16,7 @@ from tf_labeldp import (
     estimation,  # noqa: F401 - its mechanisms must be known by name before a store is read
     mechanisms,
 )
+from tf_labeldp._label_store import DrawSettingsError
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.cli._errors import CommandError
 from tf_labeldp.cli._id_facts import IdFacts
@@ -154,11 +155,9 @@ class Task(abc.ABC):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except BudgetExceededError:
+        except (BudgetExceededError, DrawSettingsError):
             raise self._other_settings() from None
         except LabelStoreError as error:
-            if "exists and was made with other" in str(error):
-                raise self._other_settings() from None
             raise CommandError(f"{error}") from None
         except CommandError:
             raise

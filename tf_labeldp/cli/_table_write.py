@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from tf_labeldp._label_store import give_name
 from tf_labeldp.cli import _table_read, _table_writers
 from tf_labeldp.cli._errors import CommandError
 from tf_labeldp.cli._output_lock import OutputLock
@@ -155,8 +156,8 @@ class Output:
             for target, aside in old.items():  # the table goes first
                 if os.path.lexists(target) and self._may_replace(target):
                     os.replace(target, aside)
-            _give_name(statement, self.statement)
-            _give_name(self._temporary, self.path)
+            give_name(statement, self.statement)
+            give_name(self._temporary, self.path)
         except BaseException:
             for target, mine in made.items():
                 with contextlib.suppress(FileNotFoundError):
@@ -164,7 +165,7 @@ class Output:
                         target.unlink()
             for target, aside in reversed(old.items()):  # the table comes last
                 with contextlib.suppress(OSError):
-                    _give_name(aside, target)
+                    give_name(aside, target)
             raise
         finally:
             for aside in old.values():
@@ -222,15 +223,3 @@ def _is_statement(path: pathlib.Path) -> bool:
 def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _give_name(hidden: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a finished file its name; fails where the name is taken."""
-    try:
-        os.link(hidden, target)
-    except FileExistsError as error:
-        raise FileExistsError(error.errno, error.strerror, str(target)) from None
-    except OSError:  # a file system without hard links
-        if os.path.lexists(target):
-            raise FileExistsError(0, "exists", str(target)) from None
-        os.replace(hidden, target)

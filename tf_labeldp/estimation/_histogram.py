@@ -11,6 +11,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms._nearest import nearest_index
+from tf_labeldp.mechanisms._random import checked_generator
 
 _NOISES = ("discrete_laplace", "laplace")
 _SENSITIVITY = 2
@@ -281,11 +282,7 @@ def _seeded_noise(
     noise: str, epsilon: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
     """Returns noise of the same law from a generator: repeatable, and so not private."""
-    if not isinstance(rng, np.random.Generator):
-        raise TypeError(
-            f"rng must be a numpy.random.Generator or None, got {type(rng).__name__}. Use "
-            "np.random.default_rng(seed) for a repeatable run, None for secure random bits."
-        )
+    rng = checked_generator(rng)
     if noise == "laplace":
         return rng.laplace(scale=_SENSITIVITY / epsilon, size=shape)
     # The difference of two geometric variables has P[k] proportional to e^(-|k| epsilon / 2).

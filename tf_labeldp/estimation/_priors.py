@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from tf_labeldp import _validate
 
@@ -35,7 +34,7 @@ def prior_from_logits(logits: Any, temperature: float = 1.0) -> np.ndarray:
             f"logits must be finite, but {bad} are NaN or infinite. The model has diverged: lower "
             "its learning rate."
         )
-    return special.softmax(array / temperature, axis=-1)
+    return _softmax(array / temperature)
 
 
 def sharpen_prior(prior: Any, temperature: float) -> np.ndarray:
@@ -63,4 +62,10 @@ def sharpen_prior(prior: Any, temperature: float) -> np.ndarray:
         raise ValueError(f"prior must have shape (K,) or (n, K), got {shape}.")
     rows = _validate.prior_rows("prior", prior, None, shape[-1])
     with np.errstate(divide="ignore"):
-        return special.softmax(np.log(rows) / temperature, axis=-1).reshape(shape)
+        return _softmax(np.log(rows) / temperature).reshape(shape)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    from scipy import special  # not loaded with the vault, which imports this part
+
+    return special.softmax(logits, axis=-1)

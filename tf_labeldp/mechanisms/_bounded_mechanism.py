@@ -56,8 +56,7 @@ class BoundedMechanism(RegressionMechanism):
                 "labels carry nothing; raise epsilon, or leave the labels out."
             )
         low, high = _validate.number_range(self.low, self.high)
-        if not isinstance(self.clip, (bool, np.bool_)):
-            raise TypeError(f"clip must be True or False, got {type(self.clip).__name__}.")
+        clip = _validate.boolean("clip", self.clip)
         if self.whole:
             low, high = _whole_range(name, low, high)
         elif not _NARROWEST <= high - low <= _WIDEST:
@@ -67,7 +66,7 @@ class BoundedMechanism(RegressionMechanism):
             )
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
-        object.__setattr__(self, "clip", bool(self.clip))
+        object.__setattr__(self, "clip", clip)
 
     @property
     def steps(self) -> int:

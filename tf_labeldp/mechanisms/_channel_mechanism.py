@@ -127,9 +127,9 @@ class ChannelMechanism(RegressionMechanism):
                 ``loss(y_hat, y)``.
         """
         _losses.checked_loss(loss)
-        inputs, outputs = np.array(self.inputs), np.array(self.outputs)
+        inputs = np.array(self.inputs)
         prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
-        return _losses.expected_loss(self.transition_matrix(), outputs, loss, inputs, prior)
+        return _losses.expected_loss(self.transition_matrix().T, self.outputs, loss, inputs, prior)
 
     @functools.cached_property
     def _units(self) -> np.ndarray:

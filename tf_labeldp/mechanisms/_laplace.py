@@ -9,8 +9,16 @@ from tf_labeldp.mechanisms._bounded_mechanism import AdditiveMechanism
 from tf_labeldp.mechanisms._integer_noise import LaplaceNoise
 
 
+class _Laplace(AdditiveMechanism):
+    """Adds Laplace noise; only the grid differs."""
+
+    @property
+    def _noise(self) -> LaplaceNoise:
+        return LaplaceNoise(self.epsilon, self.steps)
+
+
 @dataclasses.dataclass(frozen=True)
-class LaplaceMechanism(AdditiveMechanism):
+class LaplaceMechanism(_Laplace):
     """Adds Laplace noise of scale ``(high - low) / epsilon`` to labels in a range.
 
     Privacy: (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio
@@ -34,13 +42,9 @@ class LaplaceMechanism(AdditiveMechanism):
         [[0.5, 0.303], [0.697, 0.5]]
     """
 
-    @property
-    def _noise(self) -> LaplaceNoise:
-        return LaplaceNoise(self.epsilon, self.steps)
-
 
 @dataclasses.dataclass(frozen=True)
-class DiscreteLaplaceMechanism(AdditiveMechanism):
+class DiscreteLaplaceMechanism(_Laplace):
     """Adds discrete Laplace noise, ``P[x] ~ e^(-epsilon |x| / (high - low))``, to whole numbers.
 
     Privacy: (epsilon, 0)-DP for the replacement of one label in low..high; the worst log-ratio
@@ -62,7 +66,3 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
     """
 
     whole: ClassVar[bool] = True
-
-    @property
-    def _noise(self) -> LaplaceNoise:
-        return LaplaceNoise(self.epsilon, self.steps)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 Loss = str | Callable[[Any, Any], Any]
 """``"squared_error"``, ``"absolute_error"``, ``"poisson"``, or ``loss(y_hat, y)`` on arrays."""
@@ -36,7 +35,7 @@ def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
     if loss == "absolute_error":
         return np.abs(y_hat - y)
     if loss == "poisson":
-        return y_hat - special.xlogy(y, y_hat)
+        return y_hat - xlogy(y, y_hat)
     if not callable(loss):
         checked_loss(loss)
         raise TypeError(f"loss {loss!r} cannot be called.")
@@ -50,6 +49,13 @@ def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
     return values
 
 
+def xlogy(x: Any, y: Any) -> np.ndarray:
+    """Returns ``x log(y)``, and zero where x is zero."""
+    from scipy import special  # takes longer to load than all of the mechanisms
+
+    return special.xlogy(x, y)
+
+
 def check_domain(loss: Loss, low: float) -> None:
     """Raises if the loss has no meaning for labels as small as ``low``."""
     if loss == "poisson" and low < 0.0:
@@ -59,19 +65,25 @@ def check_domain(loss: Loss, low: float) -> None:
         )
 
 
-def expected_loss_of_output(
-    output: float, weights: np.ndarray, loss: Loss, inputs: np.ndarray
-) -> float:
-    """Returns ``sum_y weights_y loss(output, y)`` over the inputs (k,)."""
-    used = weights > 0.0  # 0 * inf, where the loss of an impossible pair is infinite
-    return float(np.dot(weights[used], loss_values(loss, output, inputs[used])))
-
-
 def expected_loss(
-    channel: np.ndarray, outputs: np.ndarray, loss: Loss, inputs: np.ndarray, prior: np.ndarray
+    columns: Iterable[np.ndarray],
+    outputs: Iterable[float],
+    loss: Loss,
+    inputs: np.ndarray,
+    prior: np.ndarray,
 ) -> float:
-    """Returns ``E loss(output, input)`` of a channel (k, d) under a prior (k,) of its inputs."""
-    return sum(
-        expected_loss_of_output(float(output), prior * column, loss, inputs)
-        for output, column in zip(outputs, channel.T, strict=True)
-    )
+    """Returns ``E loss(output, input)`` of a channel under a prior (k,) of its inputs.
+
+    Args:
+        columns: the probabilities of each output, (k,) each: a generator need not hold them all.
+        outputs: of the channel, one a column.
+        loss: the loss.
+        inputs: of the channel, (k,).
+        prior: of the inputs, (k,).
+    """
+    total = 0.0
+    for output, column in zip(outputs, columns, strict=True):
+        weights = prior * column
+        used = weights > 0.0  # 0 * inf, where the loss of an impossible pair is infinite
+        total += float(np.dot(weights[used], loss_values(loss, output, inputs[used])))
+    return total

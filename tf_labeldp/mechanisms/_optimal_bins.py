@@ -113,7 +113,7 @@ def optimal_bins(
     loss = _losses.checked_loss(loss)
     values, prior = _checked_prior(values, probabilities)
     if unbiased:
-        return unbiased_channel(values, prior / prior.sum(), epsilon, loss, output_range)
+        return unbiased_channel(values, prior, epsilon, loss, output_range)
     if output_range is not None:
         raise ValueError(
             "output_range is for unbiased=True; without it the best outputs lie in the range of "
@@ -122,8 +122,7 @@ def optimal_bins(
     _losses.check_domain(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]
-    weights = prior[support] / prior.sum()
-    costs = segment_costs(loss, points, weights, epsilon)
+    costs = segment_costs(loss, points, prior[support], epsilon)
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
     return RROnBins(epsilon, tuple(values), tuple(outputs), all_bins)
@@ -185,7 +184,7 @@ def _all_bins(
 
 
 def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns distinct sorted values and their probabilities."""
+    """Returns distinct sorted values and their probabilities, which sum to one."""
     array = _validate.real_vector("values", values)
     if not array.size:
         raise ValueError("values is empty; give the possible labels, at least one.")
@@ -197,4 +196,5 @@ def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndar
         )
     prior = _validate.prior_rows("probabilities", probabilities, None, array.size)[0]
     distinct, place = np.unique(array, return_inverse=True)
-    return distinct, np.bincount(place, prior)
+    merged = np.bincount(place, prior)
+    return distinct, merged / merged.sum()

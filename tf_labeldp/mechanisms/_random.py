@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +24,17 @@ def uniform_integers(size: int, rng: np.random.Generator | None) -> np.ndarray:
     if rng is None:
         words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
         return words >> np.uint64(64 - _BITS)
-    if not isinstance(rng, np.random.Generator):
-        raise TypeError(
-            f"rng must be a numpy.random.Generator or None, got {type(rng).__name__}. Use "
-            "np.random.default_rng(seed) for a repeatable run, None for secure random bits."
-        )
-    return rng.integers(0, int(_RANGE), size=size, dtype=np.uint64)
+    return checked_generator(rng).integers(0, int(_RANGE), size=size, dtype=np.uint64)
+
+
+def checked_generator(rng: Any) -> np.random.Generator:
+    """Returns ``rng`` if it is a generator, or raises a ``TypeError``."""
+    if isinstance(rng, np.random.Generator):
+        return rng
+    raise TypeError(
+        f"rng must be a numpy.random.Generator or None, got {type(rng).__name__}. Use "
+        "np.random.default_rng(seed) for a repeatable run, None for secure random bits."
+    )
 
 
 def uniform_below(bounds: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:

@@ -157,10 +157,8 @@ class RROnBins(RegressionMechanism):
         # Bin by bin: the (inputs, outputs) channel of many values need not be in memory.
         inputs, bins = np.asarray(self.inputs), np.asarray(self.bin_of_input)
         shrink = math.exp(-self.epsilon)
-        total = 0.0
-        for j, output in enumerate(self.outputs):
-            answer = np.where(bins == j, 1.0, shrink)
-            total += _losses.expected_loss_of_output(output, prior * answer, loss, inputs)
+        answers = (np.where(bins == j, 1.0, shrink) for j in range(self.num_bins))
+        total = _losses.expected_loss(answers, self.outputs, loss, inputs, prior)
         return total / (1.0 + (self.num_bins - 1) * shrink)
 
     def __repr__(self) -> str:

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import special
 
-from tf_labeldp.mechanisms._losses import Loss, loss_values
+from tf_labeldp.mechanisms._losses import Loss, loss_values, xlogy
 
 
 class SegmentCosts(abc.ABC):
@@ -100,7 +99,7 @@ class PoissonCosts(SegmentCosts):
         self._x = values / values[-1] if values[-1] > 0.0 else values
         self._mass = _Sums(prior)
         self._first = _Sums(prior * self._x)
-        self._own = _Sums(prior * (special.xlogy(self._x, self._x) - self._x))
+        self._own = _Sums(prior * (xlogy(self._x, self._x) - self._x))
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """Returns the costs in units of the largest value."""
@@ -109,7 +108,7 @@ class PoissonCosts(SegmentCosts):
         own = self.shrink * self._own.all + self.gain * self._own(start, end)
         low, high = self.neighbours(start, end)
         v = np.minimum(np.maximum(first / mass, self._x[low]), self._x[high])
-        return v * mass - special.xlogy(first, v) + own
+        return v * mass - xlogy(first, v) + own
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
         """Returns the weighted means: above zero, where any label is, since the loss ends there."""
