@@ -9,19 +9,25 @@ this package registers every class with Keras: a saved `.keras` file then loads 
 - `lipschitz_factor`: by how much debiasing RRTop-k enlarges a loss's Lipschitz constant.
 - `ForwardCorrectedLoss`: cross-entropy of the model's distribution passed through the channel.
 - `Mixup`, and its stateless parts `mixup` and `symmetric_beta`.
+- `PatchFeatures` and `FourierFeatures`: fixed, label-free features of images and of numbers, as
+  `tf_labeldp.heads` fits them.
 
 All of them work on labels that are already private (or need no protection): what they compute is
 post-processing and spends no privacy budget. None of them makes a label private.
 """
 
 from ._forward_corrected_loss import ForwardCorrectedLoss
+from ._fourier_features import FourierFeatures
 from ._label_weighted_loss import LabelWeightedLoss, lipschitz_factor
 from ._mixup import Mixup, mixup, symmetric_beta
+from ._patch_features import PatchFeatures
 
 __all__ = [
     "ForwardCorrectedLoss",
+    "FourierFeatures",
     "LabelWeightedLoss",
     "Mixup",
+    "PatchFeatures",
     "lipschitz_factor",
     "mixup",
     "symmetric_beta",

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
         cli,
         data,
         estimation,
+        heads,
         keras_layers,
         mechanisms,
         private_labels,
         training,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+    from tf_labeldp.heads import PrivateRidge
     from tf_labeldp.mechanisms import (
         RandomizedResponse,
         RROnBins,
@@ -38,6 +40,7 @@ _SUBMODULES = (
     "cli",
     "data",
     "estimation",
+    "heads",
     "keras_layers",
     "mechanisms",
     "private_labels",
@@ -51,6 +54,7 @@ _HOME_OF = {
     "PrivacyBudget": "accounting",
     "PrivacyGuarantee": "accounting",
     "PrivateLabels": "private_labels",
+    "PrivateRidge": "heads",
     "RROnBins": "mechanisms",
     "RRTopK": "mechanisms",
     "RRWithPrior": "mechanisms",
@@ -66,6 +70,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivacyGuarantee",
     "PrivateLabels",
+    "PrivateRidge",
     "RROnBins",
     "RRTopK",
     "RRWithPrior",
@@ -75,6 +80,7 @@ __all__ = [
     "cli",
     "data",
     "estimation",
+    "heads",
     "keras_layers",
     "mechanisms",
     "optimal_bins",

@@ -54,7 +54,7 @@ class Draw:
         indices: ``int64`` (m,), the examples drawn for, in the order asked for.
         noisy_labels: what came out: (m,) class codes in the smallest unsigned dtype, (m,)
             ``float64`` numbers, or the statistic that was released.
-        priors_digest: digest of the priors, or of the groups, used; or None.
+        priors_digest: digest of the priors, or of the public input, used; or None.
         seeded: whether the random bits were repeatable.
     """
 

@@ -226,7 +226,7 @@ class PrivateLabels:
         self,
         mechanism: AggregateMechanism,
         indices: Any = None,
-        groups: Any = None,
+        public_input: Any = None,
         *,
         key: str | None = None,
     ) -> np.ndarray:
@@ -235,7 +235,9 @@ class PrivateLabels:
         Args:
             mechanism: for example ``estimation.HistogramMechanism``.
             indices: the examples it is made of, as for ``randomize``; each is charged.
-            groups: public group numbers (m,), in the order of ``indices``.
+            public_input: what else the statistic is made of, in the order of ``indices``: group
+                numbers (m,), features (m, d), as the mechanism says. An object with ``digest()``
+                is passed on as it is, and is known by that digest.
             key: a name for this release, as for ``randomize``.
 
         Returns:
@@ -245,7 +247,7 @@ class PrivateLabels:
             BudgetExceededError: an example would pass the budget; nothing was released.
             LabelStoreError: the stored release of this name was made with other settings.
             TypeError: ``mechanism`` is not a mechanism of many labels.
-            ValueError: a mechanism for other labels, bad indices, groups or key; nothing was
+            ValueError: a mechanism for other labels, bad indices, public input or key; nothing was
                 charged.
 
         Example:
@@ -258,14 +260,14 @@ class PrivateLabels:
             0.5
         """
         self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
-        return self._draw(mechanism, indices, groups, key).copy()
+        return self._draw(mechanism, indices, public_input, key).copy()
 
     def _draw(
         self, mechanism: Mechanism, indices: Any, public_input: Any, key: str | None
     ) -> np.ndarray:
         """Returns the result of a draw or a release, a new one or the stored one of this name."""
         rows = self._checked_indices(indices)
-        digest = None if public_input is None else array_digest(np.asarray(public_input))
+        digest = _public_digest(public_input)
         with self._lock:
             strict = key is None
             if key is not None and str(key).startswith(_UNNAMED):
@@ -451,7 +453,7 @@ class PrivateLabels:
             for name, same in (
                 ("mechanism", draw.mechanism == serialize(mechanism)),
                 ("indices", np.array_equal(draw.indices, rows)),
-                ("priors or groups", not strict or draw.priors_digest == digest),
+                ("priors or public input", not strict or draw.priors_digest == digest),
             )
             if not same
         ]
@@ -522,6 +524,15 @@ class _Sealed:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("true labels cannot be pickled or copied.")
+
+
+def _public_digest(public_input: Any) -> str | None:
+    """Returns a digest of what a draw uses beside the labels."""
+    if public_input is None:
+        return None
+    if hasattr(public_input, "digest"):  # too large for memory, perhaps
+        return str(public_input.digest())
+    return array_digest(np.asarray(public_input))
 
 
 def _apply(

@@ -27,6 +27,7 @@ PARTS = (
     "accounting",
     "data",
     "estimation",
+    "heads",
     "keras_layers",
     "mechanisms",
     "private_labels",

@@ -43,6 +43,7 @@ def import_in_new_process(module: str) -> tuple[float, set[str]]:
         "tf_labeldp.mechanisms",
         "tf_labeldp.estimation",
         "tf_labeldp.private_labels",
+        "tf_labeldp.heads",
     ],
 )
 def test_import_loads_no_tensorflow(module: str) -> None:

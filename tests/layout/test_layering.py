@@ -26,7 +26,7 @@ PARTS: dict[str, frozenset[str] | None] = {
     "data": frozenset({"numpy", "tensorflow"}),
     "gradients": frozenset({"numpy", "tensorflow"}),
     "training": frozenset({"numpy", "keras", "tensorflow"}),
-    "heads": frozenset({"numpy", "scipy", "keras"}),
+    "heads": frozenset({"numpy", "scipy", "sklearn", "keras"}),
     "cli": None,
 }
 ORDER = list(PARTS)

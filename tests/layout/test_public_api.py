@@ -24,7 +24,7 @@ PARTS = {
     "private_labels",
     "training",
 }
-FOUNDATION = PARTS - {"gradients", "heads"}
+FOUNDATION = PARTS - {"gradients"}
 
 
 def public_submodules(package: ModuleType) -> set[str]:

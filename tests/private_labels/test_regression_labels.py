@@ -153,7 +153,7 @@ def test_release_of_the_right_examples():
     """At epsilon 700 the noise is zero (with probability 1 - 1e-150): exact counts come out."""
     vault = make([0.0, 0.0, 90.0, 400.0], epsilon=2000.0)
     assert vault.release(counts(700.0)).tolist() == [2, 1, 1]
-    assert vault.release(counts(700.0), indices=[3, 0], groups=[1, 0]).tolist() == [
+    assert vault.release(counts(700.0), indices=[3, 0], public_input=[1, 0]).tolist() == [
         [1, 0, 0],
         [0, 0, 1],
     ]
@@ -178,7 +178,7 @@ def test_several_mechanisms_are_checked_together():
 def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
     first = make(epsilon=2.0, store=tmp_path / "store")
     draw = first.randomize(bins(1.0), key="draw")
-    histogram = first.release(counts(1.0), groups=np.arange(300) % 2, key="histogram")
+    histogram = first.release(counts(1.0), public_input=np.arange(300) % 2, key="histogram")
     again = make(epsilon=2.0, store=tmp_path / "store")
     assert again.guarantee() == first.guarantee()
 
@@ -187,7 +187,7 @@ def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.urandom", refuse)
     np.testing.assert_array_equal(again.randomize(bins(1.0), key="draw"), draw)
-    found = again.release(counts(1.0), groups=np.arange(300) % 2, key="histogram")
+    found = again.release(counts(1.0), public_input=np.arange(300) % 2, key="histogram")
     np.testing.assert_array_equal(found, histogram)
     assert found.dtype == histogram.dtype
     assert again.mechanism("draw") == bins(1.0) and again.mechanism("histogram") == counts(1.0)
@@ -199,9 +199,9 @@ def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
 
 def test_an_unnamed_release_again_needs_the_same_groups(tmp_path):
     groups = np.arange(300) % 2
-    make(store=tmp_path / "s").release(counts(), groups=groups)
-    with pytest.raises(LabelStoreError, match="other priors or groups"):
-        make(store=tmp_path / "s").release(counts(), groups=1 - groups)
+    make(store=tmp_path / "s").release(counts(), public_input=groups)
+    with pytest.raises(LabelStoreError, match="other priors or public input"):
+        make(store=tmp_path / "s").release(counts(), public_input=1 - groups)
 
 
 def test_the_store_of_other_numbers_or_another_range_is_refused(tmp_path):

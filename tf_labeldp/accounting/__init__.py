@@ -9,9 +9,11 @@ from tf_labeldp.accounting._budget import (
 from tf_labeldp.accounting._events import (
     compose_events,
     composed_epsilon,
+    gaussian_event,
     pure_dp_event,
     randomized_response_event,
 )
+from tf_labeldp.accounting._gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
 
 __all__ = [
@@ -22,6 +24,10 @@ __all__ = [
     "compose_charges",
     "compose_events",
     "composed_epsilon",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_event",
+    "gaussian_sigma",
     "pure_dp_event",
     "randomized_response_event",
 ]

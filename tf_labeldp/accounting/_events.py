@@ -1,6 +1,6 @@
 """Every translation from a mechanism to ``dp_accounting`` events, and their composition.
 
-This is the only file that builds or composes events, because two facts about
+This is the only file that builds or composes events, because three facts about
 ``dp_accounting`` 0.6.0 are easy to get wrong elsewhere:
 
 * its PLD accountant ignores the count of a repeated ``RandomizedResponseDpEvent``
@@ -9,7 +9,10 @@ This is the only file that builds or composes events, because two facts about
 * its PLD accountant refuses Laplace events under ``REPLACE_ONE``, so a pure epsilon-DP mechanism
   is carried by binary randomized response with the same epsilon, which dominates it
   (Kairouz, Oh and Viswanath 2015, "The composition theorem for differential privacy", Theorem 3.1
-  and its proof).
+  and its proof);
+* its PLD accountant takes the noise multiplier of a ``GaussianDpEvent`` to be relative to the
+  sensitivity of adding or removing, and doubles that sensitivity under ``REPLACE_ONE``; a noise
+  multiplier that is relative to the sensitivity under replacement is therefore doubled here.
 """
 
 from __future__ import annotations
@@ -66,6 +69,28 @@ def pure_dp_event(epsilon: float) -> DpEvent:
         2
     """
     return randomized_response_event(epsilon, 2)
+
+
+def gaussian_event(noise_ratio: float) -> DpEvent:
+    """Returns the event of one release with Gaussian noise.
+
+    Args:
+        noise_ratio: standard deviation of the noise, divided by the L2 sensitivity *under
+            replacement of one label*; above zero.
+
+    Returns:
+        ``dp_accounting.GaussianDpEvent`` with twice this noise multiplier, which an accountant
+        under ``REPLACE_ONE`` reads as ``noise_ratio`` for the distance of two neighbours.
+
+    Example:
+        >>> gaussian_event(3.0).noise_multiplier
+        6.0
+    """
+    import dp_accounting
+
+    return dp_accounting.GaussianDpEvent(
+        2.0 * _validate.positive_finite("noise_ratio", noise_ratio)
+    )
 
 
 def compose_events(events: Iterable[DpEvent]) -> DpEvent:

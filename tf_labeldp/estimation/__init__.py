@@ -7,12 +7,14 @@ from tf_labeldp.estimation._histogram import (
     histogram_prior,
     private_histogram,
 )
+from tf_labeldp.estimation._label_moments import LabelMomentMechanism
 from tf_labeldp.estimation._posterior_mean import posterior_mean
 from tf_labeldp.estimation._priors import prior_from_logits, sharpen_prior
 from tf_labeldp.estimation._rounding import RoundingGrid, rounding_grid
 
 __all__ = [
     "HistogramMechanism",
+    "LabelMomentMechanism",
     "RoundingGrid",
     "channel_inverse",
     "debiased_labels",

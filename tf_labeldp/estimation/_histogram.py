@@ -74,14 +74,14 @@ class HistogramMechanism(AggregateMechanism):
         return int(self.num_classes or 0) if self.values is None else len(self.values)
 
     def release(
-        self, labels: Any, groups: Any = None, *, rng: np.random.Generator | None = None
+        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """Returns the noisy counts of the labels.
 
         Args:
             labels: (n,); integers in 0..K-1, or numbers if the mechanism has ``values``.
-            groups: public integers (n,) in 0..G-1, the group of each label; None for one histogram
-                of all. G is the largest one plus one.
+            public_input: the group of each label, public integers (n,) in 0..G-1; None for one
+                histogram of all. G is the largest one plus one.
             rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
                 draws from the operating system's random bits and cannot be seeded.
 
@@ -93,7 +93,7 @@ class HistogramMechanism(AggregateMechanism):
             TypeError: labels, groups or ``rng`` of a wrong kind.
             ValueError: labels or groups out of range or of a wrong shape.
         """
-        return self.add_noise(self._count(labels, groups), rng=rng)
+        return self.add_noise(self._count(labels, public_input), rng=rng)
 
     def add_noise(self, counts: Any, *, rng: np.random.Generator | None = None) -> np.ndarray:
         """Returns exact counts with noise: ``release`` for counts that were collected in chunks.
@@ -191,7 +191,7 @@ def private_histogram(
                 "rng must be None with a PrivateLabels: it has its own source of random bits. Use "
                 "PrivateLabels(..., seed=...) for a repeatable run."
             )
-        return labels.release(mechanism, groups=groups, key=key)
+        return labels.release(mechanism, public_input=groups, key=key)
     if key is not None:
         raise ValueError(
             "key names a stored result of a PrivateLabels, but labels is an array. Leave key=None."

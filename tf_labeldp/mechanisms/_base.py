@@ -147,9 +147,16 @@ class AggregateMechanism(Mechanism):
 
     @abc.abstractmethod
     def release(
-        self, labels: Any, groups: Any = None, *, rng: np.random.Generator | None = None
+        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns the noisy statistic of labels (n,), by public groups (n,) if any are given."""
+        """Returns the noisy statistic of labels (n,).
+
+        Args:
+            labels: (n,), classes or numbers.
+            public_input: what else the statistic is made of, in the order of the labels: group
+                numbers (n,), features (n, d). Must not depend on the labels.
+            rng: a generator for repeatable (not private) runs.
+        """
 
 
 _Kind = TypeVar("_Kind", bound=Mechanism)

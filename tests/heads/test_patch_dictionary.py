@@ -1,0 +1,266 @@
+"""PatchDictionary: against a loop over patches, invariances, memory, and the exported model."""
+
+from __future__ import annotations
+
+import inspect
+import tracemalloc
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.heads import PatchDictionary, decorrelation_floor
+from tf_labeldp.heads._spherical_kmeans import spherical_kmeans, zca
+
+SHAPES = [(9, 12), (11, 8, 1), (10, 13, 3), (7, 7, 2)]
+
+
+def some_images(shape, n=40, seed=0, dtype="uint8"):
+    rng = np.random.default_rng(seed)
+    smooth = rng.normal(size=(n, *shape)).cumsum(axis=1).cumsum(axis=2)
+    scaled = (smooth - smooth.min()) / np.ptp(smooth)
+    return (255 * scaled).astype(dtype) if dtype == "uint8" else scaled.astype(dtype)
+
+
+def naive(images, model):
+    """One patch at a time, in float64, as the docstring of the layer says it."""
+    x = images[..., np.newaxis] if images.ndim == 3 else images
+    x = x.astype(np.float64)
+    rows = []
+    for image in x:
+        parts = []
+        for filters in model.filters_:
+            side, k = filters.patch_size, model.num_atoms
+            tops = range(0, image.shape[0] - side + 1, model.stride)
+            lefts = range(0, image.shape[1] - side + 1, model.stride)
+            cells = np.zeros((model.pooling, model.pooling, 2 * k))
+            counts = np.zeros((model.pooling, model.pooling, 1))
+            # A place is in cell c if floor(c m / p) <= place < floor((c + 1) m / p).
+            row_edges = [c * len(tops) // model.pooling for c in range(model.pooling + 1)]
+            column_edges = [c * len(lefts) // model.pooling for c in range(model.pooling + 1)]
+            for i, top in enumerate(tops):
+                for j, left in enumerate(lefts):
+                    patch = image[top : top + side, left : left + side].ravel()
+                    patch = (patch - patch.mean()) / np.sqrt(patch.var() + filters.contrast_floor)
+                    r = patch @ filters.weights.astype(np.float64) - filters.offsets
+                    a = max(c for c in range(model.pooling) if row_edges[c] <= i)
+                    b = max(c for c in range(model.pooling) if column_edges[c] <= j)
+                    t = model.threshold
+                    cells[a, b] += np.r_[np.maximum(0, r - t), np.maximum(0, -r - t)]
+                    counts[a, b] += 1
+            parts.append((cells / counts).ravel())
+        rows.append(np.concatenate(parts))
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_against_one_patch_at_a_time(shape, stride):
+    images = some_images(shape)
+    model = PatchDictionary(6, 3, pooling=2, stride=stride, threshold=0.3, decorrelate=None)
+    features = model.fit_transform(images)
+    expected = naive(images, model)
+    assert features.shape == (40, model.n_features_out_) == (40, 2 * 6 * 4)
+    np.testing.assert_allclose(features, expected - expected.mean(axis=0), atol=2e-5)
+
+
+def test_two_scales_against_one_patch_at_a_time():
+    images = some_images((9, 10, 2))
+    model = PatchDictionary(4, (3, 5), pooling=2, decorrelate=None)
+    features = model.fit_transform(images)
+    expected = naive(images, model)
+    assert features.shape == (40, 2 * 2 * 4 * 4)
+    np.testing.assert_allclose(features, expected - expected.mean(axis=0), atol=2e-5)
+
+
+def test_many_blocks_give_what_one_gives(monkeypatch):
+    images = some_images((12, 12))
+    model = PatchDictionary(5, 4, pooling=2).fit(images)
+    whole = model.transform(images)
+    monkeypatch.setattr("tf_labeldp.heads._patch_responses._BLOCK_BYTES", 20_000)
+    np.testing.assert_allclose(model.transform(images, batch_size=7), whole, atol=1e-5)
+
+
+def test_contrast_and_brightness_hardly_matter():
+    """Two numbers a patch are taken out: what is left differs by the contrast floor alone."""
+    images = some_images((12, 12), dtype="float64")
+    model = PatchDictionary(8, 5, pooling=2, contrast=1e-9).fit(images)
+    features = model.transform(images)
+    np.testing.assert_allclose(model.transform(0.4 * images + 3.0), features, atol=1e-3)
+    assert np.abs(model.transform(images[:, ::-1]) - features).max() > 0.05
+
+
+@pytest.mark.parametrize("scale", [1.0 / 255.0, 1e-6, 1e4])
+def test_the_unit_of_the_images_does_not_matter(scale):
+    images = some_images((12, 12)).astype("float32")
+    features = PatchDictionary(8, 5, pooling=2).fit_transform(images)
+    scaled = PatchDictionary(8, 5, pooling=2).fit_transform(images * np.float32(scale))
+    np.testing.assert_allclose(scaled, features, atol=2e-3)
+
+
+def test_constant_images_are_finite_and_all_alike():
+    images = some_images((12, 12))
+    model = PatchDictionary(8, 5, pooling=2).fit(images)
+    flat = model.transform(np.stack([np.full((12, 12), v, "uint8") for v in (0, 7, 255)]))
+    assert np.all(np.isfinite(flat))
+    np.testing.assert_allclose(flat, flat[:1].repeat(3, axis=0), atol=1e-5)
+
+
+def test_a_constant_image_among_others_in_fit():
+    images = some_images((12, 12))
+    images[::2] = 0
+    assert np.all(np.isfinite(PatchDictionary(8, 5, pooling=2).fit_transform(images)))
+
+
+def test_a_seed_repeats_and_another_differs():
+    images = some_images((12, 12))
+    make = lambda seed: PatchDictionary(8, 5, pooling=2, seed=seed).fit_transform(images)  # noqa: E731
+    np.testing.assert_array_equal(make(3), make(3))
+    assert np.abs(make(3) - make(4)).max() > 0.01
+
+
+def test_decorrelation_is_what_it_says():
+    """Centred, of mean squared norm one, and white but for the floor."""
+    images = some_images((12, 12), n=400)
+    plain = PatchDictionary(8, 5, pooling=2, decorrelate=None).fit_transform(images)
+    features = PatchDictionary(8, 5, pooling=2, decorrelate=0.05).fit_transform(images)
+    np.testing.assert_allclose(features.mean(axis=0), 0.0, atol=1e-4)
+    assert np.mean(np.sum(features**2, axis=1)) == pytest.approx(1.0, abs=1e-3)
+    before = np.linalg.eigvalsh(np.cov(plain.T.astype("float64"), bias=True))[::-1]
+    expected = before / (before + 0.05 * before[0])
+    after = np.linalg.eigvalsh(np.cov(features.T.astype("float64"), bias=True))[::-1]
+    np.testing.assert_allclose(after, expected / expected.sum(), atol=1e-4)
+
+
+def test_statistics_come_from_at_most_max_images():
+    images = some_images((12, 12), n=300)
+    model = PatchDictionary(4, 5, pooling=2, max_images=50).fit(images)
+    off = model.transform(images).mean(axis=0)
+    assert np.abs(off).max() > 1e-4  # the mean of 50 is not that of 300
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "arguments"),
+    [
+        ((12, 15), "uint8", {}),
+        ((12, 12, 3), "float32", {"stride": 2, "decorrelate": None}),
+        ((13, 12, 1), "uint8", {"patch_size": (3, 6), "threshold": 0.0}),
+    ],
+)
+def test_keras_model_takes_raw_images_and_loads(tmp_path, shape, dtype, arguments):
+    images = some_images(shape, n=60, dtype=dtype)
+    images[0] = 0
+    mapping = PatchDictionary(**{"num_atoms": 7, "patch_size": 5, "pooling": 2, **arguments})
+    features = mapping.fit_transform(images)
+    model = mapping.to_keras()
+    assert model.trainable_weights == []
+    np.testing.assert_allclose(model.predict(images, verbose=0), features, atol=1e-4)
+    model.save(tmp_path / "map.keras")
+    again = keras.models.load_model(tmp_path / "map.keras")
+    np.testing.assert_allclose(again.predict(images, verbose=0), features, atol=1e-4)
+
+
+def test_keras_model_of_wide_contrast_keeps_its_digits():
+    """Bright images of low contrast, where E[p^2] - E[p]^2 in float32 would be noise."""
+    images = 1000.0 + some_images((12, 12), dtype="float32")
+    mapping = PatchDictionary(8, 5, pooling=2)
+    features = mapping.fit_transform(images)
+    np.testing.assert_allclose(mapping.to_keras().predict(images, verbose=0), features, atol=5e-3)
+
+
+def test_memory_does_not_grow_with_the_patches():
+    """2,000 images of 28 x 28 have 190 MB of 7 x 7 patches and 390 MB of responses of 100 atoms."""
+    images = some_images((28, 28), n=2000)
+    model = PatchDictionary(100, 7, decorrelate=None, max_patches=20_000, max_images=200)
+    model.fit(images)
+    tracemalloc.start()
+    features = model.transform(images)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < features.nbytes + 80e6
+
+
+def test_kmeans_finds_planted_directions():
+    rng = np.random.default_rng(0)
+    planted = np.linalg.qr(rng.normal(size=(12, 12)))[0][:5]
+    rows = planted[rng.integers(5, size=4000)] * rng.choice([-1.0, 1.0], size=(4000, 1))
+    rows = (rows + 0.02 * rng.normal(size=rows.shape)).astype("float32")
+    atoms = spherical_kmeans(rows, 15, rng)
+    np.testing.assert_allclose(np.linalg.norm(atoms, axis=1), 1.0, atol=1e-5)
+    assert np.abs(planted @ atoms.T).max(axis=1).min() > 0.99
+
+
+def test_zca_whitens():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(5000, 4)) @ rng.normal(size=(4, 4)) + 3.0
+    mean, matrix = zca(rows, 1e-9)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-9)
+    np.testing.assert_allclose(np.cov(((rows - mean) @ matrix).T, bias=True), np.eye(4), atol=1e-6)
+
+
+def test_no_method_takes_labels():
+    for method in (PatchDictionary.fit, PatchDictionary.transform, PatchDictionary.fit_transform):
+        names = set(inspect.signature(method).parameters)
+        assert names <= {"self", "images", "batch_size"}
+    with pytest.raises(TypeError):
+        PatchDictionary().fit(some_images((12, 12)), np.zeros(40))
+
+
+def test_parameters_follow_scikit_learn():
+    base = pytest.importorskip("sklearn.base")
+    model = PatchDictionary(num_atoms=5, patch_size=(3, 5))
+    assert base.clone(model).get_params() == model.get_params()
+    assert model.set_params(pooling=2).pooling == 2
+    with pytest.raises(ValueError, match="no parameter 'labels'"):
+        model.set_params(labels=1)
+
+
+IMAGES = some_images((12, 12))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "images", "message"),
+    [
+        ({}, IMAGES.reshape(40, -1), r"\(n, h, w\).*got \(40, 144\)"),
+        ({}, IMAGES[:0], "no image"),
+        ({}, np.full((3, 12, 12), 5), "no contrast"),
+        ({}, np.full((3, 12, 12), np.nan), "finite"),
+        ({"patch_size": 11}, IMAGES, r"12 x 12 pixels.*2 x 2 places.*3 x 3 cells"),
+        ({"patch_size": 13}, IMAGES, "0 x 0 places"),
+        ({"patch_size": 1}, IMAGES, "at least 2"),
+        ({"patch_size": ()}, IMAGES, "got none"),
+        ({"patch_size": (3, 3)}, IMAGES, "must not repeat"),
+        ({"num_atoms": 0}, IMAGES, "num_atoms must be at least 1"),
+        ({"threshold": -0.1}, IMAGES, "threshold must be a finite number >= 0"),
+        ({"whitening": 0.0}, IMAGES, "whitening must be finite and above zero"),
+        ({"decorrelate": 0.0}, IMAGES, "decorrelate must be finite and above zero"),
+    ],
+)
+def test_bad_input_of_fit(arguments, images, message):
+    with pytest.raises(ValueError, match=message):
+        PatchDictionary(**{"num_atoms": 4, "patch_size": 5, **arguments}).fit(images)
+
+
+def test_text_is_no_image():
+    with pytest.raises(TypeError, match="images must be numbers"):
+        PatchDictionary().fit(np.full((3, 12, 12), "a"))
+
+
+def test_bad_input_of_transform():
+    with pytest.raises(ValueError, match="not fitted"):
+        PatchDictionary().transform(IMAGES)
+    model = PatchDictionary(4, 5, pooling=2).fit(IMAGES)
+    with pytest.raises(ValueError, match=r"shape \(m, 12, 12\) as in fit, got \(40, 12, 11\)"):
+        model.transform(IMAGES[:, :, :11])
+    broken = IMAGES.astype("float32")
+    broken[3, 4, 5] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        model.transform(broken)
+
+
+def test_the_floor_falls_with_the_budget():
+    assert decorrelation_floor(0.1, 60_000) == pytest.approx(0.02)
+    assert decorrelation_floor(1.0, 60_000) == pytest.approx(0.002)
+    assert decorrelation_floor(1e-3, 100) == 1.0
+    with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
+        decorrelation_floor(0.0, 100)

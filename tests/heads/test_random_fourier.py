@@ -1,0 +1,244 @@
+"""RandomFourierFeatures: the kernel within its bound, categories, and the exported model."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.heads import RandomFourierFeatures
+from tf_labeldp.heads._table_encoding import encode, learn_columns, read_table
+
+
+def some_table(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "age": rng.integers(17, 90, n),
+        "gain": rng.exponential(1e4, n),
+        "job": rng.choice(["clerk", "nurse", "smith"], n),
+        "zip": rng.integers(0, 60, n),
+    }
+
+
+class Frame:
+    """What is used of a data frame."""
+
+    def __init__(self, columns):
+        self._columns = columns
+        self.columns = list(columns)
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+
+class KernelTrials:
+    """Products of features of 30 rows less the exact kernel, for several seeds."""
+
+    def __init__(self, num_features, seeds):
+        rng = np.random.default_rng(0)
+        self.rows = rng.normal(size=(30, 4))
+        model = RandomFourierFeatures(num_features, bandwidth=1.7)
+        model.fit(self.rows)
+        z = encode(model.columns_, read_table(self.rows))
+        distance = ((z[:, np.newaxis] - z) ** 2).sum(axis=2)
+        self.kernel = np.exp(-distance / (2 * 1.7**2))
+        self.errors = []
+        for seed in range(seeds):
+            features = model.set_params(seed=seed).fit_transform(self.rows).astype("float64")
+            self.errors.append(features @ features.T - self.kernel)
+        self.errors = np.array(self.errors)
+
+
+def test_products_are_the_kernel_within_hoeffding_s_bound():
+    """Over 20 draws and 435 pairs, P(any off by more than t) <= 1e-6 by the union bound."""
+    num_features, pairs = 2000, 20 * 435
+    errors = KernelTrials(num_features, 20).errors
+    bound = math.sqrt(4 * math.log(2 * pairs / 1e-6) / num_features)
+    assert np.abs(errors).max() < bound
+    # From the other side: the error is noise of the known size and not zero, nor a bias.
+    kernel = KernelTrials(2, 1).kernel
+    variance = (1 + kernel**4 - 2 * kernel**2) / num_features  # of the mean of D/2 cosines
+    off = ~np.eye(30, dtype=bool)
+    ratio = (errors**2).mean(axis=0)[off].sum() / variance[off].sum()
+    assert 0.5 < ratio < 2.0
+
+
+def test_a_wrong_bandwidth_would_be_noticed():
+    errors = KernelTrials(2000, 20)
+    wrong = errors.errors + errors.kernel - errors.kernel ** (1.7**2 / 2.5**2)
+    assert np.abs(wrong).max() > math.sqrt(4 * math.log(2 * 20 * 435 / 1e-6) / 2000)
+
+
+@pytest.mark.parametrize("linear_weight", [0.0, 0.3])
+def test_rows_have_unit_norm(linear_weight):
+    features = RandomFourierFeatures(64, linear_weight=linear_weight).fit_transform(some_table())
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1.0, atol=1e-5)
+
+
+def test_linear_part_adds_the_cosine():
+    table = some_table()
+    plain = RandomFourierFeatures(64).fit_transform(table)
+    model = RandomFourierFeatures(64, linear_weight=0.3)
+    both = model.fit_transform(table)
+    z = encode(model.columns_, read_table(table))
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    np.testing.assert_allclose(both @ both.T, 0.7 * plain @ plain.T + 0.3 * z @ z.T, atol=1e-5)
+
+
+def test_median_bandwidth():
+    rows = np.random.default_rng(0).normal(size=(300, 5)) * [1, 10, 100, 1, 1]
+    model = RandomFourierFeatures(2).fit(rows)
+    z = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    distances = np.sqrt(((z[:, np.newaxis] - z) ** 2).sum(axis=2))[np.triu_indices(300, 1)]
+    assert model.bandwidth_ == pytest.approx(np.median(distances), rel=1e-4)
+
+
+def test_encoding():
+    table = {"x": np.array([1.0, 3.0]), "c": np.array(["b", "a"]), "flat": np.array([2.0, 2.0])}
+    columns = learn_columns(read_table(table), None, None)
+    np.testing.assert_array_equal(encode(columns, table), [[-1, 0, 0, 1, 0], [1, 0, 1, 0, 0]])
+    new = {"x": np.array([5.0]), "c": np.array(["zebra"]), "flat": np.array([2.5])}
+    np.testing.assert_array_equal(encode(columns, new), [[3, 1, 0, 0, 0.5]])
+
+
+@pytest.mark.parametrize("values", [["a", "b", "a"], [7, 9, 7], [True, False, True], [2.0, 3.0, 2]])
+def test_kinds_of_categories(values):
+    table = {"c": np.array(values)}
+    columns = learn_columns(read_table(table), ["c"], None)
+    rows = encode(columns, table)
+    assert rows.shape == (3, 3)
+    np.testing.assert_array_equal(rows[0], rows[2])
+    assert np.all(rows.sum(axis=1) == 1) and not np.array_equal(rows[0], rows[1])
+
+
+def test_hashed_categories_share_buckets():
+    table = some_table()
+    columns = learn_columns(read_table(table), ["zip", "job"], 10)
+    widths = {column.name: column.width for column in columns}
+    assert widths == {"age": 1, "gain": 1, "job": 4, "zip": 10}  # three jobs stay one-hot
+    rows = encode(columns, table)[:, -10:]
+    assert np.all(rows.sum(axis=1) == 1)
+    assert len(np.unique(rows.argmax(axis=1))) > 5
+    assert np.all(rows[table["zip"] == table["zip"][0]] == rows[0])
+
+
+def test_all_kinds_of_tables_give_the_same():
+    table = some_table()
+    expected = RandomFourierFeatures(32).fit_transform(table)
+    dtype = [(name, values.dtype) for name, values in table.items()]
+    structured = np.empty(200, dtype)
+    for name, values in table.items():
+        structured[name] = values
+    for other in (structured, Frame(table)):
+        np.testing.assert_array_equal(RandomFourierFeatures(32).fit_transform(other), expected)
+    objects = np.array(list(table.values()), dtype=object).T
+    by_place = RandomFourierFeatures(32, categorical=[2]).fit_transform(objects)
+    np.testing.assert_allclose(by_place, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"categorical": ["job", "zip"]}, {"categorical": ["job", "zip"], "hash_buckets": 8},
+     {"linear_weight": 0.4}, {"decorrelate": 0.05}],
+)  # fmt: skip
+def test_keras_model_takes_raw_columns_and_loads(tmp_path, arguments):
+    mapping = RandomFourierFeatures(40, **arguments).fit(some_table())
+    fresh = some_table(seed=1)
+    fresh["job"] = fresh["job"].astype(object)
+    fresh["job"][:3] = "pilot"
+    fresh["zip"][:2] = 99
+    expected = mapping.transform(fresh)
+    columns = {"age": "float32", "gain": "float32", "job": None, "zip": "float32"}
+    if "categorical" in arguments:
+        columns["zip"] = "int64"
+    model = mapping.to_keras()
+    batch = {
+        name: keras.ops.convert_to_tensor(
+            fresh[name].reshape(-1, 1) if kind is None else fresh[name].reshape(-1, 1).astype(kind)
+        )
+        for name, kind in columns.items()
+    }
+    np.testing.assert_allclose(model(batch), expected, atol=1e-4)
+    model.save(tmp_path / "map.keras")
+    again = keras.models.load_model(tmp_path / "map.keras")
+    np.testing.assert_allclose(again(batch), expected, atol=1e-4)
+
+
+def test_keras_model_of_a_matrix(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.normal(50, 10, 100), rng.integers(-1, 4, 100)])
+    mapping = RandomFourierFeatures(20, categorical=[1])
+    features = mapping.fit_transform(rows)
+    model = mapping.to_keras()
+    assert model.input_shape == (None, 2)
+    np.testing.assert_allclose(model.predict(rows, verbose=0), features, atol=1e-4)
+    model.save(tmp_path / "map.keras")
+    again = keras.models.load_model(tmp_path / "map.keras")
+    rows[0, 1] = 17  # unknown
+    np.testing.assert_allclose(again.predict(rows, verbose=0), mapping.transform(rows), atol=1e-4)
+
+
+def test_a_seed_repeats_and_batches_do_not_matter():
+    table = some_table()
+    first = RandomFourierFeatures(32, seed=5).fit_transform(table)
+    again = RandomFourierFeatures(32, seed=5).fit(table)
+    np.testing.assert_allclose(again.transform(table, batch_size=7), first, atol=1e-6)
+    assert np.abs(RandomFourierFeatures(32, seed=6).fit_transform(table) - first).max() > 0.01
+
+
+def test_no_method_takes_labels():
+    for name in ("fit", "transform", "fit_transform"):
+        parameters = inspect.signature(getattr(RandomFourierFeatures, name)).parameters
+        assert set(parameters) <= {"self", "table", "batch_size"}
+    with pytest.raises(TypeError):
+        RandomFourierFeatures().fit(some_table(), np.zeros(200))
+
+
+def test_parameters_follow_scikit_learn():
+    base = pytest.importorskip("sklearn.base")
+    model = RandomFourierFeatures(32, categorical=["job"])
+    assert base.clone(model).get_params() == model.get_params()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "table", "message"),
+    [
+        ({"num_features": 7}, some_table(), "even.*got 7"),
+        ({"bandwidth": "mean"}, some_table(), "'median' or a number"),
+        ({"bandwidth": 0.0}, some_table(), "bandwidth must be finite and above zero"),
+        ({"linear_weight": 1.0}, some_table(), r"linear_weight must be in \[0, 1\)"),
+        ({"hash_buckets": 1}, some_table(), "hash_buckets must be at least 2"),
+        ({"categorical": ["jab"]}, some_table(), r"lacks: 'jab'. It has 'age'"),
+        ({"categorical": ["gain"]}, some_table(), "'gain' is listed as categorical"),
+        ({}, {}, "no columns"),
+        ({}, {"a": np.zeros(3), "b": np.zeros(2)}, r"shape \(n,\)"),
+        ({}, {"a": np.zeros(0)}, "no rows"),
+        ({}, {"a": np.array([1.0, np.nan])}, "'a' must be finite, but 1 of 2"),
+    ],
+)
+def test_bad_input_of_fit(arguments, table, message):
+    with pytest.raises(ValueError, match=message):
+        RandomFourierFeatures(**arguments).fit(table)
+
+
+def test_wrong_kinds():
+    with pytest.raises(TypeError, match=r"got ndarray of shape \(3,\)"):
+        RandomFourierFeatures().fit(np.zeros(3))
+    with pytest.raises(TypeError, match="list of names"):
+        RandomFourierFeatures(categorical="job").fit(some_table())
+    with pytest.raises(TypeError, match="'job' must be numbers"):
+        RandomFourierFeatures(categorical=[]).fit(some_table())
+
+
+def test_bad_input_of_transform():
+    with pytest.raises(ValueError, match="not fitted"):
+        RandomFourierFeatures().transform(some_table())
+    model = RandomFourierFeatures(8).fit(some_table())
+    with pytest.raises(ValueError, match="lacks columns that fit saw: 'job'"):
+        model.transform({name: v for name, v in some_table().items() if name != "job"})
+    changed = {**some_table(), "job": np.arange(200)}
+    with pytest.raises(TypeError, match="in fit they were"):
+        model.transform(changed)

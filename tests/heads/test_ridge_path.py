@@ -1,0 +1,162 @@
+"""The numerics of the path: unbiased risk, standard errors, intercept, prior; by simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tf_labeldp.heads import _ridge_path
+
+SIGMA = 3.0
+REPEATS = 4000
+LIMIT = 5.2
+"""Standard errors of a mean beyond which it is wrong by chance with a probability of 2e-7."""
+
+
+def data(intercept, classes=4, n=300, d=6):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(n, d)) * np.geomspace(1.0, 0.05, d) + 0.05
+    if intercept:
+        rows = np.concatenate([rows, np.full((n, 1), 0.3)], axis=1)
+    labels = np.argmax(rows[:, :3] @ rng.normal(size=(3, classes)), axis=1)
+    return rows, np.eye(classes)[labels] - 1.0 / classes
+
+
+def problem(rows, moments, intercept):
+    gram = np.asfortranarray(rows.T @ rows)
+    return _ridge_path.decompose(gram, moments, SIGMA, centred=True, intercept=intercept)
+
+
+def releases(rows, codes, intercept):
+    rng = np.random.default_rng(1)
+    exact = rows.T @ codes
+    for _ in range(REPEATS):
+        yield problem(rows, exact + rng.normal(0, SIGMA, exact.shape), intercept)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_risk_is_unbiased_for_ridge_and_for_any_filter(intercept):
+    """The estimate less the true squared error, over releases: mean zero up to a constant.
+
+    The constant is ||Y||^2, of the codes less what the constant column takes. With the wrong number
+    of noisy directions, K instead of K - 1, the estimate is far off.
+    """
+    rows, codes = data(intercept)
+    features = rows[:, :-1] if intercept else rows
+    if intercept:  # the spectrum is that of rows and codes without their means
+        features, codes_left = features - features.mean(0), codes - codes.mean(0)
+    else:
+        codes_left = codes
+    energy = np.square(codes_left).sum()
+    gaps, wrong = [], []
+    for one in releases(rows, codes, intercept):
+        spectrum = one.spectrum
+        for chosen in (
+            _ridge_path.ridge_filter(spectrum, 5.0),
+            spectrum.values / (spectrum.values**2 + 40.0),
+        ):
+            weights = spectrum.coefficients(chosen)
+            true = np.square(features @ weights - codes_left).sum() - energy
+            gaps.append(spectrum.risk(chosen) - true)
+            wrong.append(gaps[-1] + 2.0 * (chosen @ spectrum.noise))
+    for which in range(2):
+        gap = np.array(gaps[which::2])
+        assert abs(gap.mean()) < LIMIT * gap.std() / np.sqrt(REPEATS)
+        gap = np.array(wrong[which::2])
+        assert abs(gap.mean()) > LIMIT * gap.std() / np.sqrt(REPEATS)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_standard_errors_are_those_of_the_releases(intercept):
+    rows, codes = data(intercept)
+    found, stated = [], None
+    for one in releases(rows, codes, intercept):
+        chosen = _ridge_path.ridge_filter(one.spectrum, 2.0)
+        found.append(one.solve(chosen)[0])
+        stated = one.coefficient_stddev(chosen)
+    # A standard deviation from m normal numbers has a relative standard error of 1 / sqrt(2 m).
+    spread = np.std(found, axis=0).mean(axis=1)
+    np.testing.assert_allclose(spread, stated, rtol=LIMIT / np.sqrt(2 * REPEATS))
+
+
+def test_without_noise_it_is_ridge_with_a_free_intercept():
+    rows, codes = data(intercept=True)
+    gram = np.asfortranarray(rows.T @ rows)
+    expected = np.linalg.solve(gram + np.diag([7.0] * 6 + [0.0]), rows.T @ codes)
+    one = _ridge_path.decompose(gram, rows.T @ codes, 1e-9, centred=True, intercept=True)
+    weights, last = one.solve(_ridge_path.ridge_filter(one.spectrum, 7.0))
+    np.testing.assert_allclose(weights, expected[:-1], atol=1e-9)
+    np.testing.assert_allclose(last, expected[-1], atol=1e-6)
+
+
+def test_the_rows_of_the_coefficients_sum_to_zero():
+    rows, codes = data(intercept=True)
+    one = next(iter(releases(rows, codes, True)))
+    weights, last = one.solve(_ridge_path.ridge_filter(one.spectrum, 7.0))
+    np.testing.assert_allclose(weights.sum(axis=1), 0.0, atol=1e-12)
+    assert last.sum() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_path_finds_the_least_risk():
+    rows, codes = data(intercept=False)
+    one = next(iter(releases(rows, codes, False))).spectrum
+    penalties, risks = _ridge_path.risk_path(one)
+    assert penalties.shape == risks.shape == (121,)
+    assert np.all(np.diff(penalties) > 0)
+    best = _ridge_path.least_risk(one, penalties)
+
+    def guarded(penalty):
+        chosen = _ridge_path.ridge_filter(one, penalty)
+        return one.risk(chosen) + one.risk_stddev(chosen) / 3
+
+    assert guarded(best) <= min(guarded(p) for p in np.geomspace(penalties[0], penalties[-1], 999))
+
+
+def test_the_risk_keeps_away_from_directions_without_data():
+    """With features that are always zero, small penalties must not win by the noise on them."""
+    rng = np.random.default_rng(2)
+    rows = np.concatenate([data(False)[0], np.zeros((300, 40))], axis=1)
+    codes = data(False)[1]
+    for _ in range(50):
+        moments = rows.T @ codes + rng.normal(0, SIGMA, (46, 4))
+        one = problem(rows, moments, False).spectrum
+        best = _ridge_path.least_risk(one, _ridge_path.risk_path(one)[0])
+        chosen = _ridge_path.ridge_filter(one, best)
+        assert np.square(rows @ one.coefficients(chosen) - codes).sum() < np.square(codes).sum()
+
+
+def test_the_prior_is_found_from_releases_that_follow_it():
+    """t and s from 2,000 directions times 9 columns: within a few per cent, and not elsewhere."""
+    rng = np.random.default_rng(3)
+    d, k, t, s = 2000, 9, 0.3, 0.7
+    values = np.sort(rng.gamma(0.5, 40.0, d))
+    stddev = np.sqrt(t**2 * values**2 + s**2 * values + SIGMA**2)
+    moments = rng.normal(size=(d, k)) * stddev[:, None]
+    noise = np.full(d, SIGMA**2)
+    one = _ridge_path.Spectrum(values, np.eye(d), moments, noise, k)
+    t2, s2 = _ridge_path.prior_variances(one, label_variance=4.0)
+    assert np.sqrt(t2) == pytest.approx(t, rel=0.05)
+    assert np.sqrt(s2) == pytest.approx(s, rel=0.15)
+    np.testing.assert_allclose(
+        _ridge_path.bayes_filter(one, t2, s2), t2 * values / (t2 * values**2 + s2 * values + 9.0)
+    )
+
+
+def test_residuals_do_not_pass_for_all_of_a_signal_where_eigenvalues_are_alike():
+    values, noise = np.full(8, 500.0), np.full(8, 9.0)
+    moments = np.random.default_rng(5).normal(size=(8, 1)) * 0.5 * 500.0
+    one = _ridge_path.Spectrum(values, np.eye(8), moments, noise, 1)
+    t2, s2 = _ridge_path.prior_variances(one, label_variance=1.0)
+    assert s2 <= 1.0 + 1e-9
+    assert np.all(_ridge_path.bayes_filter(one, t2, s2) * values > 0.9)  # hardly shrunk
+
+
+def test_pure_noise_is_told_from_a_signal():
+    rows, codes = data(intercept=False)
+    rng = np.random.default_rng(4)
+    deviations = []
+    for _ in range(300):
+        one = problem(rows, rng.normal(0, SIGMA, (6, 4)), False)
+        deviations.append(_ridge_path.signal_test(one.spectrum)[1])
+    assert abs(np.mean(deviations)) < LIMIT / np.sqrt(300)
+    assert _ridge_path.signal_test(problem(rows, rows.T @ codes, False).spectrum)[1] > 5

@@ -1,0 +1,41 @@
+"""What scikit-learn expects of an estimator, without importing it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, TypeVar
+
+_Self = TypeVar("_Self", bound="Estimator")
+
+
+class Estimator:
+    """Parameters by the names of ``__init__``'s arguments; fitted values end in ``_``."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Returns the constructor's arguments by name.
+
+        Args:
+            deep: for scikit-learn's sake; there are no estimators inside.
+        """
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in names if name != "self"}
+
+    def set_params(self: _Self, **params: Any) -> _Self:
+        """Sets arguments of the constructor by name; the next ``fit`` uses them."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(
+                    f"{type(self).__name__} has no parameter {name!r}; it has {sorted(known)}."
+                )
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self).__init__).parameters
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if defaults[name].default is inspect.Parameter.empty or value != defaults[name].default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
