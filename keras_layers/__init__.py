@@ -9,8 +9,8 @@ this package registers every class with Keras: a saved `.keras` file then loads 
 - `lipschitz_factor`: by how much debiasing RRTop-k enlarges a loss's Lipschitz constant.
 - `ForwardCorrectedLoss`: cross-entropy of the model's distribution passed through the channel.
 - `Mixup`, and its stateless parts `mixup` and `symmetric_beta`.
-- `PatchFeatures` and `FourierFeatures`: fixed, label-free features of images and of numbers, as
-  `tf_labeldp.heads` fits them.
+- `PatchFeatures`, `FourierFeatures` and `NeighbourFeatures`: fixed, label-free features of images,
+  of numbers and of other features, as `tf_labeldp.heads` fits them.
 
 All of them work on labels that are already private (or need no protection): what they compute is
 post-processing and spends no privacy budget. None of them makes a label private.
@@ -20,6 +20,7 @@ from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._fourier_features import FourierFeatures
 from ._label_weighted_loss import LabelWeightedLoss, lipschitz_factor
 from ._mixup import Mixup, mixup, symmetric_beta
+from ._neighbour_features import NeighbourFeatures
 from ._patch_features import PatchFeatures
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "FourierFeatures",
     "LabelWeightedLoss",
     "Mixup",
+    "NeighbourFeatures",
     "PatchFeatures",
     "lipschitz_factor",
     "mixup",

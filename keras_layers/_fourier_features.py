@@ -59,11 +59,13 @@ class FourierFeatures(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights."""
+        # A layer that does not cast its inputs still has its weights cast, unless they say so too.
         self.frequencies = self.add_weight(
             shape=(int(input_shape[-1]), self.num_features // 2),
             initializer=keras.initializers.RandomNormal(1.0),
             name="frequencies",
             dtype="float32",
+            autocast=False,
             trainable=False,
         )
         super().build(input_shape)

@@ -69,7 +69,8 @@ class PatchFeatures(keras.layers.Layer):
         positive sides of all filters and then the negative ones.
 
     Raises:
-        ValueError: If built for images that are too small, or of unknown size.
+        ValueError: If an argument is out of its range, or the layer is built for images that are
+            too small, or of unknown size.
 
     Example:
         >>> import numpy as np
@@ -93,6 +94,20 @@ class PatchFeatures(keras.layers.Layer):
     ) -> None:
         """See the class."""
         super().__init__(autocast=False, trainable=False, **kwargs)
+        counts = {
+            "num_atoms": num_atoms,
+            "patch_size": patch_size,
+            "pooling": pooling,
+            "stride": stride,
+        }
+        for argument, value in counts.items():
+            if value < 1:
+                raise ValueError(f"`{argument}` must be at least 1. Received: {argument}={value}.")
+        if not (threshold >= 0.0 and contrast_floor > 0.0):
+            raise ValueError(
+                "`threshold` must be at least zero and `contrast_floor` above it. Received: "
+                f"threshold={threshold}, contrast_floor={contrast_floor}."
+            )
         self.num_atoms = num_atoms
         self.patch_size = patch_size
         self.pooling = pooling
@@ -113,14 +128,20 @@ class PatchFeatures(keras.layers.Layer):
         )
         self._pool = pooling_matrix(rows, columns, self.pooling)
         length = self.patch_size**2 * channels
+        # A layer that does not cast its inputs still has its weights cast, unless they say so too.
         self.filters = self.add_weight(
-            shape=(length, self.num_atoms), name="filters", dtype="float32", trainable=False
+            shape=(length, self.num_atoms),
+            name="filters",
+            dtype="float32",
+            autocast=False,
+            trainable=False,
         )
         self.offsets = self.add_weight(
             shape=(self.num_atoms,),
             initializer="zeros",
             name="offsets",
             dtype="float32",
+            autocast=False,
             trainable=False,
         )
         super().build(input_shape)

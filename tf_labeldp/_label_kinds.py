@@ -118,20 +118,24 @@ class NumericLabels(LabelKind):
 
     def check(self, mechanism: LabelMechanism) -> None:
         """Raises if the mechanism is for classes, or for another range."""
-        found = checked_mechanism(mechanism, RegressionMechanism).label_range()
-        if found[0] > self.low or found[1] < self.high:
-            raise ValueError(
-                f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
-                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
-            )
+        self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
 
     def check_release(self, mechanism: AggregateMechanism) -> None:
-        """Raises if the mechanism is for classes."""
+        """Raises if the mechanism is for classes, or for another range."""
         if mechanism.num_classes is not None:
             raise ValueError(
                 f"the mechanism is for {mechanism.num_classes} classes, the labels are numbers in "
                 f"[{self.low:g}, {self.high:g}]. Give it the values to count at, for example "
                 "values=rounding_grid(low, high, max_values).values."
+            )
+        self._check_range(mechanism.label_range())
+
+    def _check_range(self, found: tuple[float, float] | None) -> None:
+        # Whether a mechanism of a narrower range refuses would tell of the labels.
+        if found is not None and (found[0] > self.low or found[1] < self.high):
+            raise ValueError(
+                f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
+                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
             )
 
     def any_labels(self, size: int) -> np.ndarray:

@@ -237,7 +237,8 @@ class PrivateLabels:
             indices: the examples it is made of, as for ``randomize``; each is charged.
             public_input: what else the statistic is made of, in the order of ``indices``: group
                 numbers (m,), features (m, d), as the mechanism says. An object with ``digest()``
-                is passed on as it is, and is known by that digest.
+                and ``matches(digest)`` is passed on as it is, and is known by these. A stored
+                release is given again only for the public input that it was made with.
             key: a name for this release, as for ``randomize``.
 
         Returns:
@@ -278,7 +279,9 @@ class PrivateLabels:
             name = f"{_UNNAMED}{self._unnamed_draws}" if key is None else str(key)
             if name in self._draws:
                 draw = self._draws[name]
-                self._check_same(draw, mechanism, rows, digest, strict)
+                strictly = strict or isinstance(mechanism, AggregateMechanism)
+                same = not strictly or _same_input(draw.priors_digest, public_input, digest)
+                self._check_same(draw, mechanism, rows, same)
             else:
                 draw = self._new_draw(name, mechanism, rows, public_input, digest)
             if strict:
@@ -445,15 +448,14 @@ class PrivateLabels:
         draw: Draw,
         mechanism: Mechanism,
         rows: np.ndarray,
-        digest: str | None,
-        strict: bool,
+        same_input: bool,
     ) -> None:
         differing = [
             name
             for name, same in (
                 ("mechanism", draw.mechanism == serialize(mechanism)),
                 ("indices", np.array_equal(draw.indices, rows)),
-                ("priors or public input", not strict or draw.priors_digest == digest),
+                ("priors or public input", same_input),
             )
             if not same
         ]
@@ -533,6 +535,13 @@ def _public_digest(public_input: Any) -> str | None:
     if hasattr(public_input, "digest"):  # too large for memory, perhaps
         return str(public_input.digest())
     return array_digest(np.asarray(public_input))
+
+
+def _same_input(known: str | None, public_input: Any, digest: str | None) -> bool:
+    """Returns whether a stored draw was made with this public input."""
+    if known is not None and hasattr(public_input, "matches"):
+        return bool(public_input.matches(known))
+    return known == digest
 
 
 def _apply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import math
 
 import numpy as np
@@ -34,6 +35,8 @@ GRID = [
     for epsilon in (1e-4, 1e-2, 0.5, 1.0, 8.0, 100.0)
     for delta in (1e-15, 1e-10, 1e-5, 1e-2, 0.5)
 ]
+# Here the Mills ratios of the formula agree in most of their digits.
+TINY = [(1e-6, 1e-15), (1e-8, 1e-20), (1e-10, 1e-30), (1e-12, 1e-15), (1e-15, 1e-20)]
 
 
 def exact_delta(epsilon: float, u: float) -> float:
@@ -66,12 +69,22 @@ def test_epsilon_of_the_oracles(sigma, epsilon):
     assert gaussian_epsilon(sigma, 1e-5, math.sqrt(2)) == pytest.approx(epsilon, rel=1e-7)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), GRID)
+@pytest.mark.parametrize(("epsilon", "delta"), GRID + TINY)
 def test_sigma_is_never_too_small_and_hardly_too_large(epsilon, delta):
     sigma = gaussian_sigma(epsilon, delta, 1.0)
     assert exact_delta(epsilon, 1.0 / sigma) <= delta
     # The root is less than one part in 1e9 below.
     assert exact_delta(epsilon, 1.0 / (sigma * (1.0 - 1e-9))) > delta
+
+
+@pytest.mark.parametrize("epsilon", [1e15, 1e20, 1e42, 1e60])
+@pytest.mark.parametrize("delta", [1e-5, 0.5, 1.0 - 1e-12])
+def test_sigma_is_never_too_small_at_an_absurd_epsilon(epsilon, delta):
+    """Delta is at most Phi(-a), and a, a difference of huge numbers, is computed exactly."""
+    sigma = fractions.Fraction(gaussian_sigma(epsilon, delta, 1.0))
+    a = fractions.Fraction(epsilon) * sigma - 1 / (2 * sigma)
+    assert special.ndtr(-float(a)) <= delta
+    assert 2.0 * epsilon * float(sigma) ** 2 < 1.0 + 2e-7  # the root is at one but for delta
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID)

@@ -290,3 +290,33 @@ def test_labels_outside_are_never_shown():
 def test_an_epsilon_at_which_nothing_is_left_is_refused():
     with pytest.raises(ValueError, match="leaves the 64-bit integers"):
         mechanism(epsilon=1e-9, delta=1e-12).release([0, 1], [[1.0], [1.0]])
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.7e308, 1.7e308), (0.0, 5e-324)])
+def test_a_range_that_doubles_cannot_halve_is_refused(low, high):
+    """Its codes would be NaN at some labels and not at others, which no noise hides."""
+    with pytest.raises(ValueError, match="beyond the doubles"):
+        LabelMomentMechanism(1.0, 1e-5, low=low, high=high)
+
+
+@pytest.mark.parametrize("high", [50.0, 99.0])
+def test_a_vault_refuses_a_narrower_range_whatever_its_labels(high):
+    """Else whether the release fails would tell whether a label is beyond, at any epsilon."""
+    for last in (40.0, 100.0):
+        vault = PrivateLabels([1.0, last], low=0, high=100, budget=PrivacyBudget(1.0, 1e-5))
+        with pytest.raises(ValueError, match="the mechanism is for labels in"):
+            vault.release(LabelMomentMechanism(0.01, 1e-9, low=0, high=high), None, np.eye(2))
+        assert vault.guarantee().epsilon == 0.0
+        wider = LabelMomentMechanism(0.5, 1e-5, low=-1.0, high=100.0)
+        assert vault.release(wider, None, np.eye(2)).shape == (2, 1)
+
+
+def test_norms_are_not_computed_in_the_type_of_the_blocks():
+    """16 squared is 0 in eight bits."""
+
+    class Blocks:
+        def blocks(self):
+            yield np.array([[16], [0]], np.uint8)
+
+    with pytest.raises(ValueError, match="1 are not, the first at row 0"):
+        mechanism("binary").release([1, 0], Blocks())

@@ -16,13 +16,15 @@ def test_the_python_blocks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in blocks:  # the second goes on from the first
+    for block in blocks:  # they go on from one another
         exec(compile(block, str(README), "exec"), names)
     shown = capsys.readouterr().out
     assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
+    assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0  # the head on digits
+    assert "(1, 1e-05)-label-DP" in shown
     for vault in ("labels", "amounts"):
         assert names[vault].guarantee().is_private  # type: ignore[attr-defined]
 

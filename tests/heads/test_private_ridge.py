@@ -1,4 +1,4 @@
-"""The estimator: fit from every source, predictions, calibration, guarantee, bad input."""
+"""Ridge: against its closed form, its penalties, labels of every kind, and what heads share."""
 
 from __future__ import annotations
 
@@ -9,265 +9,338 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.heads import PrivateRidge
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, RandomFourierFeatures
+from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
 
-N, D = 6000, 8
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(N, D)).astype(np.float32) + 0.2
-DIRECTIONS = RNG.normal(size=(D, 3))
-Y = np.argmax(X @ DIRECTIONS + RNG.normal(size=(N, 3)), axis=1)
-NUMBERS = np.clip(20 + 8 * X[:, 0] + RNG.normal(size=N), 0, 50)
+HEADS = [PrivateRidge, PrivateLogisticRegression]
+TINY = PrivacyBudget(1.0, 1e-6)
 
 
-def head(epsilon=1.0, delta=1e-6, seed=0, **arguments):
-    arguments = arguments or {"num_classes": 3}
-    return PrivateRidge(epsilon, delta, seed=seed, **arguments)
+def head(epsilon=1.0, delta=1e-6, seed=0, kind=PrivateRidge, **arguments):
+    return kind(epsilon, delta, seed=seed, **(arguments or {"num_classes": 3}))
 
 
-def test_three_classes():
-    one = head().fit(X, Y)
-    best = head(1e4, penalty=1e-3, num_classes=3).fit(X, Y)
-    assert one.score(X, Y) > best.score(X, Y) - 0.03 > 0.6
-    assert one.coef_.shape == (3, D) and one.intercept_.shape == (3,)
-    assert one.n_features_in_ == D and one.classes_.tolist() == [0, 1, 2]
-    assert one.decision_function(X).shape == one.predict_proba(X).shape == (N, 3)
-    np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0)
-    np.testing.assert_array_equal(one.predict_proba(X).argmax(axis=1), one.predict(X))
-    assert one.coef_stddev_.shape == (D,) and np.all(one.coef_stddev_ > 0)
+def test_three_classes(examples):
+    x, y = examples.features, examples.classes
+    one = head().fit(x, y)
+    best = head(1e4, penalty=1e-3, num_classes=3).fit(x, y)
+    assert one.score(x, y) > best.score(x, y) - 0.05
+    assert best.score(x, y) > 0.65
+    assert one.coef_.shape == (3, 8) and one.intercept_.shape == (3,)
+    assert one.n_features_in_ == 8 and one.classes_.tolist() == [0, 1, 2]
+    assert one.decision_function(x).shape == one.predict_proba(x).shape == (3000, 3)
+    np.testing.assert_allclose(one.predict_proba(x).sum(axis=1), 1.0)
+    np.testing.assert_array_equal(one.predict_proba(x).argmax(axis=1), one.predict(x))
+    assert one.coef_stddev_.shape == (8,) and np.all(one.coef_stddev_ > 0)
     assert all(values.shape == (121,) for values in one.risk_path_)
 
 
-def test_at_a_huge_epsilon_it_is_ridge_on_unit_rows():
-    rows = X.astype(float) - X.mean(axis=0, dtype=float)
+@pytest.mark.parametrize("spread", [False, True], ids=["plain", "spread"])
+def test_at_a_huge_epsilon_it_is_ridge_on_unit_rows(spread, examples):
+    x = examples.features
+    penalty = 50.0
+    one = head(1e5, penalty=penalty, spread=spread, num_classes=3).fit(x, examples.classes)
+    rows = x.astype(float) - x.mean(axis=0, dtype=float)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    codes = np.eye(3)[Y] - 1 / 3
+    if spread:
+        rows = rows @ one._scaling.spread
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    codes = np.eye(3)[examples.classes] - 1 / 3
     centred, mean = rows - rows.mean(axis=0), codes.mean(axis=0)
     # The head's rows are 1 / sqrt(1 + 0.2^2) long, before the constant column.
-    penalty = 50.0
-    gram = centred.T @ centred + 1.04 * penalty * np.eye(D)
+    gram = centred.T @ centred + 1.04 * penalty * np.eye(8)
     weights = np.linalg.solve(gram, centred.T @ codes)
-    one = head(1e5, penalty=penalty, num_classes=3).fit(X, Y)
-    np.testing.assert_allclose(one.coef_, weights.T, atol=1e-3)
-    np.testing.assert_allclose(one.intercept_, mean - rows.mean(axis=0) @ weights, atol=1e-3)
+    intercept = mean - rows.mean(axis=0) @ weights
+    np.testing.assert_allclose(one.intercept_, intercept, atol=1e-3)
+    np.testing.assert_allclose(one.decision_function(x), rows @ weights + intercept, atol=2e-3)
+    in_features = one._scaling.spread @ weights if spread else weights
+    np.testing.assert_allclose(one.coef_, in_features.T, atol=1e-3 * np.abs(in_features).max())
 
 
-def test_two_classes_with_names():
-    names = np.array(["no", "yes"])[(X[:, 0] > 0.2).astype(int)]
-    one = head(classes=["no", "yes"]).fit(X, names)
-    assert one.score(X, names) > 0.9
-    assert one.coef_.shape == (1, D) and one.decision_function(X).shape == (N,)
-    assert set(one.predict(X)) == {"no", "yes"}
-    assert one.predict_proba(X).shape == (N, 2)
-    assert np.all((one.predict_proba(X)[:, 1] > 0.5) == (one.predict(X) == "yes"))
+@pytest.mark.parametrize("kind", HEADS)
+def test_two_classes_with_names(kind, examples):
+    x = examples.features
+    names = np.array(["no", "yes"])[(x[:, 0] > 0.2).astype(int)]
+    one = head(kind=kind, classes=["no", "yes"]).fit(x, names)
+    assert one.score(x, names) > 0.9
+    assert one.coef_.shape == (1, 8) and one.decision_function(x).shape == (3000,)
+    assert set(one.predict(x)) == {"no", "yes"}
+    assert one.predict_proba(x).shape == (3000, 2)
+    assert np.all((one.predict_proba(x)[:, 1] > 0.5) == (one.predict(x) == "yes"))
 
 
-def test_numbers_in_their_range():
-    one = head(low=0.0, high=50.0).fit(X, NUMBERS)
-    assert one.score(X, NUMBERS) > 0.5  # rows of unit norm have lost their lengths
-    predicted = one.predict(X)
-    assert predicted.shape == (N,) and predicted.min() >= 0.0 and predicted.max() <= 50.0
-    assert predicted.mean() == pytest.approx(NUMBERS.mean(), abs=1.0)
+def test_numbers_in_their_range(examples):
+    one = head(low=0.0, high=50.0).fit(examples.features, examples.numbers)
+    assert one.score(examples.features, examples.numbers) > 0.5  # lengths of rows are lost
+    predicted = one.predict(examples.features)
+    assert predicted.shape == (3000,) and predicted.min() >= 0.0 and predicted.max() <= 50.0
+    assert predicted.mean() == pytest.approx(examples.numbers.mean(), abs=1.5)
     with pytest.raises(TypeError, match="no class probabilities"):
-        one.predict_proba(X)
+        one.predict_proba(examples.features)
 
 
-def test_rows_of_labels():
-    rows = np.column_stack([X[:, 0] > 0.2, X[:, 1] > 0.2]).astype(int)
-    one = head(num_labels=2).fit(X, rows)
-    assert one.predict(X).shape == one.predict_proba(X).shape == (N, 2)
-    assert np.mean(one.predict(X) == rows) > 0.9
+@pytest.mark.parametrize("kind", HEADS)
+def test_rows_of_labels(kind, examples):
+    x = examples.features
+    rows = np.column_stack([x[:, 0] > 0.2, x[:, 1] > 0.2]).astype(int)
+    one = head(kind=kind, num_labels=2).fit(x, rows)
+    assert one.predict(x).shape == one.predict_proba(x).shape == (3000, 2)
+    assert np.mean(one.predict(x) == rows) > 0.9
+    np.testing.assert_array_equal(one.predict_proba(x) > 0.5, one.predict(x) == 1)
     assert "whole row of labels" in str(one.guarantee())
     assert (one.guarantee().epsilon, one.guarantee().delta) == (1.0, 1e-6)
 
 
-@pytest.mark.parametrize("penalty", ["risk", "bayes", 30.0])
-def test_penalties_report_what_was_chosen(penalty):
-    one = head(num_classes=3, penalty=penalty).fit(X, Y)
-    assert (one.penalty_ is None) == (penalty == "bayes") == (one.prior_ is not None)
-    assert one.score(X, Y) > 0.6
+@pytest.mark.parametrize("penalty", ["auto", "risk", "bayes", 30.0])
+def test_penalties_report_what_was_chosen(penalty, examples):
+    one = head(num_classes=3, penalty=penalty).fit(examples.features, examples.classes)
+    bayes = penalty in ("auto", "bayes")
+    assert (one.penalty_ is None) == bayes == (one.prior_ is not None)
+    assert one.score(examples.features, examples.classes) > 0.6
     assert math.isfinite(one.risk_) and one.risk_ < 0.0
     if penalty == 30.0:
         assert one.penalty_ == 30.0
 
 
-def test_probabilities_are_calibrated():
-    """Mean confidence and accuracy agree: within 0.03, of which 0.018 is three standard errors."""
-    one = head().fit(X, Y)
-    probabilities = one.predict_proba(X)
-    assert probabilities.max(axis=1).mean() == pytest.approx(one.score(X, Y), abs=0.03)
+def test_probabilities_are_calibrated(examples):
+    """Mean confidence and accuracy agree within 0.03, of which 0.025 is three standard errors."""
+    x, y = examples.features, examples.classes
+    one = head(2.0).fit(x, y)
+    probabilities = one.predict_proba(x)
+    assert probabilities.max(axis=1).mean() == pytest.approx(one.score(x, y), abs=0.03)
     # Twice as sharp or half as sharp would not be.
     for factor in (0.5, 2.0):
         powered = probabilities**factor
         powered /= powered.sum(axis=1, keepdims=True)
-        assert abs(powered.max(axis=1).mean() - one.score(X, Y)) > 0.05
+        assert abs(powered.max(axis=1).mean() - one.score(x, y)) > 0.05
 
 
-def test_the_standard_errors_are_those_of_many_fits():
+def test_the_standard_errors_are_those_of_many_fits(examples):
     few = slice(0, 600)
-    fits = [head(num_classes=3, penalty=9.0, seed=s).fit(X[few], Y[few]) for s in range(120)]
+    fits = [
+        head(num_classes=3, penalty=9.0, seed=s).fit(examples.features[few], examples.classes[few])
+        for s in range(120)
+    ]
     spread = np.std([one.coef_ for one in fits], axis=0)
     stated = np.broadcast_to(fits[0].coef_stddev_, spread.shape)
     # Each ratio has a relative standard error of 1 / sqrt(240); 24 of them within 5.2 of these.
     np.testing.assert_allclose(spread, stated, rtol=5.2 / math.sqrt(240))
 
 
-def test_pure_noise():
-    one = head(20.0, 0.0, num_classes=3, noise="laplace").fit(X, Y)
-    assert one.guarantee().delta == 0.0 and one.score(X, Y) > 0.6
+@pytest.mark.parametrize("kind", HEADS)
+def test_little_budget_goes_to_few_directions(kind):
+    """Ten directions of falling variance: the smaller epsilon, the fewer of them get a share."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1000, 10)) * np.geomspace(1.0, 1e-3, 10)
+    y = (x[:, 0] > 0).astype(int)
+    found = []
+    for epsilon in (0.1, 2.0, 50.0):
+        one = kind(epsilon, 1e-6, num_classes=2, penalty=16.0, seed=0).fit(x, y)
+        found.append(one.num_directions_)
+        assert one.coef_.shape == (1, 10)
+    assert found[0] < found[1] < found[2] <= 10
+    plain = kind(0.1, 1e-6, num_classes=2, penalty=16.0, seed=0, spread=False)
+    assert plain.fit(x, y).num_directions_ == 10
 
 
-def test_guarantee_of_an_own_vault():
-    statement = PrivateRidge(0.5, 1e-6, num_classes=3).fit(X, Y).guarantee()
-    assert (statement.epsilon, statement.delta, statement.is_private) == (0.5, 1e-6, True)
-    assert not head().fit(X, Y).guarantee().is_private
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_can_be_repeated_with_a_seed_alone(kind, examples):
+    x, y = examples.features[:500], examples.classes[:500]
+    one, again, other = (head(20.0, seed=s, kind=kind).fit(x, y) for s in (4, 4, 5))
+    np.testing.assert_array_equal(one.coef_, again.coef_)
+    assert np.any(one.coef_ != other.coef_)
+    private = [head(20.0, seed=None, kind=kind).fit(x, y) for _ in range(2)]
+    assert np.any(private[0].coef_ != private[1].coef_)
+    np.testing.assert_array_equal(one.predict_proba(x), again.predict_proba(x))
 
 
-def test_a_vault_is_charged_once(tmp_path):
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_vault_is_charged_once_and_goes_on_after_a_restart(kind, examples, tmp_path):
+    x, y = examples.features[:1500], examples.classes[:1500]
+
     def vault():
-        budget = PrivacyBudget(1.0, 1e-6)
-        return PrivateLabels(Y, num_classes=3, budget=budget, store=tmp_path / "store")
+        return PrivateLabels(y, num_classes=3, budget=TINY, store=tmp_path / "store")
 
     labels = vault()
-    one = PrivateRidge(1.0, 1e-6, key="head").fit(X, labels)
+    one = kind(1.0, 1e-6, key="head").fit(x, labels)
     assert one.guarantee() == labels.guarantee()
-    assert labels.guarantee().epsilon == 1.0
-    again = PrivateRidge(1.0, 1e-6, key="head").fit(X, vault())  # from the store, at no cost
+    assert (labels.guarantee().epsilon, labels.guarantee().delta) == (1.0, 1e-6)
+    restarted = vault()
+    again = kind(1.0, 1e-6, key="head").fit(x, restarted)  # from the store, at no cost
     np.testing.assert_array_equal(again.coef_, one.coef_)
-    PrivateRidge(1.0, 1e-6, key="head", penalty="risk").fit(X, labels)  # post-processing
+    # Another penalty, and the other head, are post-processing of the same release.
+    other = kind(1.0, 1e-6, key="head", penalty=64.0).fit(x, restarted)
+    assert np.any(other.coef_ != one.coef_)
+    for another in HEADS:
+        another(1.0, 1e-6, key="head").fit(x, restarted)
+    assert restarted.guarantee() == labels.guarantee()
     with pytest.raises(BudgetExceededError):
-        PrivateRidge(1.0, 1e-6).fit(X, labels)
+        kind(1.0, 1e-6).fit(x, labels)
 
 
-def test_a_vault_of_numbers_and_of_names():
-    numbers = PrivateLabels(NUMBERS, low=0.0, high=50.0, budget=PrivacyBudget(1.0, 1e-6), seed=1)
-    assert PrivateRidge(1.0, 1e-6).fit(X, numbers).predict(X).max() <= 50.0
-    names = PrivateLabels(
-        np.array(list("abc"))[Y], classes=list("abc"), budget=PrivacyBudget(1.0, 1e-6), seed=1
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_stored_release_is_not_taken_for_that_of_other_rows(kind, examples, tmp_path):
+    """Moments of other rows, or of the same ones scaled otherwise, would fit nothing."""
+    x, y = examples.features[:500], examples.classes[:500]
+    vault = PrivateLabels(y, num_classes=3, budget=PrivacyBudget(20.0, 1e-4), store=tmp_path / "s")
+    arguments = {"key": "head", "penalty": 8.0}
+    kind(20.0, 1e-4, **arguments).fit(x, vault)
+    for features, other in ((x[::-1], {}), (x, {"spread": False}), (x, {"intercept": False})):
+        with pytest.raises(LabelStoreError, match="made with other priors or public input"):
+            kind(20.0, 1e-4, **arguments, **other).fit(features, vault)
+    one = kind(20.0, 1e-4, **arguments).fit(x.astype(np.float64), vault)
+    assert one.guarantee().epsilon == vault.guarantee().epsilon == 20.0
+
+
+def test_a_vault_of_numbers_and_of_names(examples):
+    numbers = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=TINY, seed=1)
+    assert (
+        PrivateRidge(1.0, 1e-6).fit(examples.features, numbers).predict(examples.features).max()
+        <= 50.0
     )
-    assert set(PrivateRidge(1.0, 1e-6).fit(X, names).predict(X)) == set("abc")
+    for kind in HEADS:
+        names = PrivateLabels(
+            np.array(list("abc"))[examples.classes], classes=list("abc"), budget=TINY, seed=1
+        )
+        one = kind(1.0, 1e-6).fit(examples.features, names)
+        assert set(one.predict(examples.features)) == set("abc")
 
 
-def test_fit_from_a_data_set_gives_the_same_head():
-    import tensorflow as tf
-
-    pairs = tf.data.Dataset.from_tensor_slices((X, Y)).batch(64)
-    alone = tf.data.Dataset.from_tensor_slices(X).batch(100)
-    expected = head().fit(X, Y)
-    for one in (head().fit(pairs), head().fit(alone, Y)):
-        np.testing.assert_allclose(one.coef_, expected.coef_, atol=1e-10)
-    with pytest.raises(ValueError, match="labels were given too"):
-        head().fit(pairs, Y)
-    with pytest.raises(ValueError, match="labels are missing"):
-        head().fit(alone)
-
-
-def test_a_shuffled_data_set_is_refused_and_nothing_is_charged():
-    import tensorflow as tf
-
-    shuffled = tf.data.Dataset.from_tensor_slices(X).shuffle(N).batch(500)
-    labels = PrivateLabels(Y, num_classes=3, budget=PrivacyBudget(1.0, 1e-6))
-    with pytest.raises(ValueError, match="must not be shuffled"):
-        PrivateRidge(1.0, 1e-6).fit(shuffled, labels)
-    assert labels.guarantee().epsilon == 0.0
-
-
-def test_scikit_learns_conventions():
+@pytest.mark.parametrize("kind", HEADS)
+def test_scikit_learns_conventions(kind, examples):
     from sklearn.base import clone, is_classifier, is_regressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    one = head()
+    x, y = examples.features, examples.classes
+    one = head(kind=kind)
     assert clone(one).get_params() == one.get_params()
-    assert not hasattr(clone(one.fit(X, Y)), "coef_")
+    assert not hasattr(clone(one.fit(x, y)), "coef_")
     assert one.set_params(epsilon=2.0) is one and one.epsilon == 2.0
     with pytest.raises(ValueError, match="no parameter 'alpha'"):
         one.set_params(alpha=1)
-    assert is_classifier(one) and is_regressor(head(low=0.0, high=1.0))
-    assert repr(head()) == "PrivateRidge(epsilon=1.0, delta=1e-06, num_classes=3, seed=0)"
-    pipeline = make_pipeline(StandardScaler(), head()).fit(X, Y)
-    assert pipeline.score(X, Y) > 0.6
-    assert pipeline.predict_proba(X).shape == (N, 3)
+    assert is_classifier(one) and is_regressor(PrivateRidge(1.0, 1e-6, low=0.0, high=1.0))
+    assert repr(head(kind=kind)) == (
+        f"{kind.__name__}(epsilon=1.0, delta=1e-06, num_classes=3, seed=0)"
+    )
+    pipeline = make_pipeline(StandardScaler(), head(5.0, kind=kind)).fit(x, y)
+    assert pipeline.score(x, y) > 0.6
+    assert pipeline.predict_proba(x).shape == (3000, 3)
+    assert clone(pipeline).set_params(**{f"{kind.__name__.lower()}__epsilon": 3.0})
 
 
-KINDS = {
-    "classes": ({"num_classes": 3}, Y),
-    "binary": ({"num_classes": 2}, (Y > 0).astype(int)),
-    "numbers": ({"low": 10.0, "high": 30.0}, np.clip(NUMBERS, 10, 30)),
-    "rows": ({"num_labels": 3}, np.eye(3)[Y]),
-}
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_clone_keeps_the_encoder_as_it_is(kind, examples):
+    """scikit-learn would clone the feature map as well, and so unfit it."""
+    from sklearn.base import clone
+
+    encoder = RandomFourierFeatures(num_features=10).fit(examples.features)
+    one = clone(head(20.0, kind=kind, num_classes=3, encoder=encoder))
+    assert one.encoder is encoder
+    one.fit(examples.features, examples.classes)
+    assert clone(one).fit(examples.features, examples.classes).coef_.shape == one.coef_.shape
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("center", [False, True])
-def test_the_keras_model_says_the_same_and_saves(kind, center, tmp_path):
-    import keras
-
-    arguments, labels = KINDS[kind]
-    one = head(**arguments, center=center).fit(X, labels)
-    model = one.to_keras()
-    model.save(tmp_path / "head.keras")
-    loaded = keras.models.load_model(tmp_path / "head.keras")
-    expected = one.predict(X)[:, None] if kind == "numbers" else one.predict_proba(X)
-    for found in (model, loaded):
-        np.testing.assert_allclose(found.predict(X, verbose=0), expected, atol=2e-5, rtol=1e-5)
-    assert model.trainable_weights == []
-
-
-def test_an_encoder_is_put_in_front(tmp_path):
-    import keras
-
-    images = RNG.random((600, 4, 4)).astype(np.float32)
-    encoder = keras.Sequential([keras.Input((4, 4)), keras.layers.Flatten()])
-    one = head(50.0, 1e-3, num_classes=3).fit(encoder.predict(images, verbose=0), Y[:600])
-    model = one.to_keras(encoder)
-    model.save(tmp_path / "model.keras")
-    found = keras.models.load_model(tmp_path / "model.keras").predict(images, verbose=0)
-    np.testing.assert_allclose(found, one.predict_proba(images.reshape(600, -1)), atol=1e-5)
-    with pytest.raises(ValueError, match="fitted on 16 features"):
-        one.to_keras(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
-
-
-def test_a_signal_that_is_gone_is_told():
-    with pytest.warns(UserWarning, match=r"nothing but noise .* epsilon=0\.0001: its signal-to-"):
-        head(1e-4, num_classes=3).fit(X, Y)
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_signal_that_is_gone_is_told(kind, examples):
+    x, y = examples.features, examples.classes
+    message = r"nothing but noise .* epsilon=0\.0001: its signal-to-"
+    with pytest.warns(UserWarning, match=message) as caught:
+        one = head(1e-4, kind=kind).fit(x, y)
+    assert caught[0].filename == __file__
+    assert np.all(np.isfinite(one.predict_proba(x)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        head(1.0, num_classes=3).fit(X, Y)
+        head(1.0, kind=kind).fit(x, y)
 
 
+@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize(
-    ("arguments", "labels", "error", "message"),
+    ("arguments", "label_kind", "message"),
     [
-        ({"num_classes": 3, "delta": 0.0}, Y, ValueError, "gaussian noise needs delta above zero"),
-        ({"num_classes": 2}, Y, ValueError, r"labels must lie in 0\.\.1, but \d+ of 6000 do not"),
-        ({"low": 0.0, "high": 1.0}, NUMBERS, ValueError, r"labels must lie in \[0, 1\], but \d+"),
-        ({"num_classes": 3}, Y[:-1], ValueError, "6000 rows of features and 5999 labels"),
-        ({"seed": 0}, Y, ValueError, "exactly one of num_classes"),
-        ({"num_classes": 3, "penalty": "cv"}, Y, ValueError, "penalty must be 'bayes', 'risk'"),
-        ({"num_classes": 3, "penalty": -1.0}, Y, ValueError, "penalty must be finite and above"),
-        ({"num_classes": 3, "max_bytes": 1e6}, Y, ValueError, "at most 0 fit in max_bytes"),
+        ({"delta": 0.0}, "classes", "gaussian noise needs delta above zero"),
+        ({"noise": "laplace"}, "classes", "laplace noise needs delta equal to zero"),
+        ({"epsilon": 0.0}, "classes", "epsilon must be finite and above zero"),
+        ({"num_classes": 2}, "classes", r"labels must lie in 0\.\.1, but \d+ of 3000 do not"),
+        ({"num_classes": None}, "classes", "exactly one of num_classes"),
+        ({"low": 0.0, "high": 2.0}, "classes", "together with low and|for class"),
+        ({"num_labels": 3}, "rows", "num_classes or classes together with num_labels"),
+        ({"penalty": "cv"}, "classes", "penalty must be 'auto'"),
+        ({"penalty": -1.0}, "classes", "penalty must be finite and above"),
+        ({"max_bytes": 0.0}, "classes", "max_bytes must be finite and above"),
+        ({"max_bytes": 4e3}, "classes", r"8 features need .* at most 7 fit in max_bytes"),
+        ({"num_classes": None, "num_labels": 3}, "classes", r"must have shape \(n, 3\)"),
+        ({"num_classes": None, "num_labels": 2}, "rows", r"must have shape \(n, 2\)"),
     ],
 )
-def test_bad_input(arguments, labels, error, message):
-    with pytest.raises(error, match=message):
-        PrivateRidge(**{"epsilon": 1.0, "delta": 1e-6, **arguments}).fit(X, labels)
+def test_bad_input(arguments, label_kind, message, kind, examples):
+    settings = {"epsilon": 1.0, "delta": 1e-6, "num_classes": 3, **arguments}
+    with pytest.raises(ValueError, match=message):
+        kind(**settings).fit(examples.features, examples.kinds[label_kind][1])
 
 
-def test_bad_input_with_a_vault():
-    vault = PrivateLabels(Y, num_classes=3, budget=PrivacyBudget(1.0, 1e-6))
+def test_labels_outside_of_their_range_are_refused_and_not_shown(examples):
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 1\], but \d+") as caught:
+        head(low=0.0, high=1.0).fit(examples.features, np.full(3000, 123.456))
+    assert "123" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_number_of_labels_is_that_of_rows(kind, examples):
+    with pytest.raises(ValueError, match="3000 rows of features and 2999 labels"):
+        head(kind=kind).fit(examples.features, examples.classes[:-1])
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_bad_input_with_a_vault_costs_nothing(kind, examples):
+    x = examples.features
+    vault = PrivateLabels(examples.classes, num_classes=3, budget=TINY)
     with pytest.raises(ValueError, match="num_classes is not that of the PrivateLabels"):
-        PrivateRidge(1.0, 1e-6, num_classes=4).fit(X, vault)
+        kind(1.0, 1e-6, num_classes=4).fit(x, vault)
     with pytest.raises(ValueError, match="seed must be None with a PrivateLabels"):
-        PrivateRidge(1.0, 1e-6, seed=1).fit(X, vault)
+        kind(1.0, 1e-6, seed=1).fit(x, vault)
     with pytest.raises(TypeError, match="one label an example, not rows"):
-        PrivateRidge(1.0, 1e-6, num_labels=3).fit(X, vault)
+        kind(1.0, 1e-6, num_labels=3).fit(x, vault)
+    for bad in (np.where(np.arange(3000)[:, None] == 7, np.nan, x), np.ones((3000, 2)), 0 * x):
+        with pytest.raises(ValueError, match="features"):
+            kind(1.0, 1e-6).fit(bad, vault)
+    with pytest.raises(BudgetExceededError):  # before the features are read
+        kind(1.1, 1e-6).fit(np.full((3000, 2), np.nan), vault)
     assert vault.guarantee().epsilon == 0.0
 
 
-def test_prediction_needs_a_fit_and_the_same_features():
+@pytest.mark.parametrize("kind", HEADS)
+def test_prediction_needs_a_fit_and_the_same_features(kind, examples):
+    x = examples.features
     with pytest.raises(ValueError, match="not fitted"):
-        head().predict(X)
+        head(kind=kind).predict(x)
+    with pytest.raises(ValueError, match="not fitted"):
+        head(kind=kind).guarantee()
+    one = head(kind=kind).fit(x, examples.classes)
     with pytest.raises(ValueError, match="7 columns, the head was fitted on 8"):
-        head().fit(X, Y).predict(X[:, :7])
-    assert np.all(np.isfinite(head().fit(X, Y).decision_function(np.zeros((2, D)))))
+        one.predict(x[:, :7])
+    with pytest.raises(ValueError, match=r"1 row\(s\) hold NaN"):
+        one.predict(np.where(np.arange(3000)[:, None] == 7, np.nan, x))
+    assert np.all(np.isfinite(one.decision_function(np.zeros((2, 8)))))
+    assert one.predict(x[:0]).shape == (0,) and one.predict_proba(x[:0]).shape == (0, 3)
+    for labels in (examples.classes[:, None], examples.classes[:-1], 1):
+        with pytest.raises(ValueError, match=r"labels must have shape \(3000,\)"):
+            one.score(x, labels)
+
+
+def test_repr_shows_what_differs_from_the_default():
+    shown = repr(PrivateRidge(1.0, classes=np.array(["no", "yes"]), center=True, seed=3))
+    assert shown == "PrivateRidge(epsilon=1.0, classes=array(['no', 'yes'], dtype='<U3'), seed=3)"
+
+
+def test_a_delta_above_one_over_n_is_told(examples):
+    with pytest.warns(UserWarning, match=r"delta=0\.001 is above 1/n = 0\.00033"):
+        PrivateRidge(5.0, 1e-3, num_classes=3, seed=0).fit(examples.features, examples.classes)
+
+
+def test_a_vault_of_numbers_makes_a_regressor(examples):
+    from sklearn.base import is_classifier, is_regressor
+
+    vault = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=PrivacyBudget(5.0, 1e-6))
+    head = PrivateRidge(5.0, 1e-6).fit(examples.features, vault)
+    assert is_regressor(head) and not is_classifier(head)

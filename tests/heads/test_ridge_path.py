@@ -73,10 +73,40 @@ def test_the_standard_errors_are_those_of_the_releases(intercept):
     for one in releases(rows, codes, intercept):
         chosen = _ridge_path.ridge_filter(one.spectrum, 2.0)
         found.append(one.solve(chosen)[0])
-        stated = one.coefficient_stddev(chosen)
+        stated = one.coefficient_stddev(chosen, None)
     # A standard deviation from m normal numbers has a relative standard error of 1 / sqrt(2 m).
     spread = np.std(found, axis=0).mean(axis=1)
     np.testing.assert_allclose(spread, stated, rtol=LIMIT / np.sqrt(2 * REPEATS))
+
+
+def test_the_standard_errors_of_mapped_coefficients():
+    """Those of S W for a map S: its rows mix the errors of W, whose covariance is not diagonal."""
+    rows, codes = data(intercept=True)
+    map_ = np.random.default_rng(7).normal(size=(9, 6))
+    found, stated = [], None
+    for one in releases(rows, codes, intercept=True):
+        chosen = _ridge_path.ridge_filter(one.spectrum, 2.0)
+        found.append(map_ @ one.solve(chosen)[0])
+        stated = one.coefficient_stddev(chosen, map_)
+    spread = np.std(found, axis=0).mean(axis=1)
+    np.testing.assert_allclose(spread, stated, rtol=LIMIT / np.sqrt(2 * REPEATS))
+
+
+def test_the_cross_moment_is_that_of_releases_that_follow_the_prior():
+    """The estimate of ``tr(W^T B)`` against B itself, with t and s known: unbiased."""
+    rng = np.random.default_rng(8)
+    d, k, t, s = 40, 3, 0.3, 0.7
+    values, noise = np.sort(rng.gamma(0.5, 40.0, d)), np.full(d, SIGMA**2)
+    gaps = []
+    for _ in range(REPEATS // 4):
+        signal = rng.normal(size=(d, k)) * np.sqrt(t**2 * values**2 + s**2 * values)[:, None]
+        moments = signal + rng.normal(0.0, SIGMA, (d, k))
+        spectrum = _ridge_path.Spectrum(values, np.eye(d), moments, noise, k)
+        one = _ridge_path.Problem(spectrum, SIGMA, np.zeros(d), 0.0, np.zeros(k))
+        chosen = _ridge_path.bayes_filter(spectrum, t**2, s**2)
+        true = float((spectrum.coefficients(chosen) * signal).sum())
+        gaps.append(one.cross_moment(chosen, t**2, s**2) - true)
+    assert abs(np.mean(gaps)) < LIMIT * np.std(gaps) / np.sqrt(len(gaps))
 
 
 def test_without_noise_it_is_ridge_with_a_free_intercept():

@@ -26,7 +26,7 @@ PARTS: dict[str, frozenset[str] | None] = {
     "data": frozenset({"numpy", "tensorflow"}),
     "gradients": frozenset({"numpy", "tensorflow"}),
     "training": frozenset({"numpy", "keras", "tensorflow"}),
-    "heads": frozenset({"numpy", "scipy", "sklearn", "keras"}),
+    "heads": frozenset({"numpy", "scipy", "sklearn", "keras", "threadpoolctl"}),
     "cli": None,
 }
 ORDER = list(PARTS)
@@ -35,6 +35,7 @@ HELPERS = {
     "_label_kinds": "private_labels",
     "_label_randomizer": "private_labels",
     "_label_store": "private_labels",
+    "_trained_models": "private_labels",
 }
 # These are outside the order: the lazy front, and the building blocks that know Keras alone.
 THIRD_PARTY_OUTSIDE = {

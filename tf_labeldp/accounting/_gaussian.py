@@ -17,11 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from tf_labeldp import _validate
 
 _MARGIN = 1e-10
 """Added to a root, relatively: more than the rounding errors of the formula move it, so that the
-noise is never too small (tests hold both sides at epsilon 1e-4..100, delta 1e-15..0.5)."""
+noise is never too small (tests hold both sides at epsilon 1e-15..1e60, delta 1e-30..0.5)."""
+_NARROW = 1e-3
+"""Below this u, ``m(a) - m(b)`` cancels, and is integrated: Simpson's error is u^4 / 2880."""
 
 
 def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float:
@@ -54,8 +58,11 @@ def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float
     target = math.log(_checked_delta(delta))
     sensitivity = _validate.positive_finite("l2_sensitivity", l2_sensitivity)
     # delta grows with u = S / sigma; the largest u that is private lies in the bracket.
+    log_root = 0.5 * math.log(epsilon)
     log_u = _last_true(
-        lambda value: _log_delta(epsilon, math.exp(value)) <= target, math.log(epsilon) - 50, 50.0
+        lambda value: _log_delta(epsilon, math.exp(value)) <= target,
+        min(log_root, 2.0 * log_root) - 50.0,
+        max(log_root, 0.0) + 50.0,
     )
     return sensitivity / math.exp(log_u) * (1.0 + _MARGIN)
 
@@ -123,13 +130,19 @@ def _log_delta(epsilon: float, u: float) -> float:
     a, b = epsilon / u - 0.5 * u, epsilon / u + 0.5 * u
     if a > 1e6:  # delta < e^(-5e11)
         return -math.inf
-    if a < -8.0:
-        # phi(a) m(a) is one but for 1e-15, and the Mills ratio itself would overflow.
-        log_second = epsilon + float(special.log_ndtr(-b))
-        return math.log(max(float(special.ndtr(-a)) - math.exp(log_second), 1e-320))
     # sqrt(pi / 2) erfcx(x / sqrt(2)) is the Mills ratio; with phi's constant, a factor 1/2 is left.
     root = math.sqrt(0.5)
-    gap = float(special.erfcx(a * root) - special.erfcx(b * root))
+    if a < -8.0:
+        # phi(a) m(a) is one but for 1e-15, and the Mills ratio itself would overflow.
+        second = 0.5 * math.exp(-0.5 * min(a * a, 1e4)) * float(special.erfcx(b * root))
+        return math.log(max(float(special.ndtr(-a)) - second, 1e-320))
+    if u < _NARROW:
+        # The derivative of erfcx(x / sqrt(2)) is x erfcx(x / sqrt(2)) - sqrt(2 / pi).
+        x = np.array([a, epsilon / u, b])
+        slopes = math.sqrt(2.0 / math.pi) - x * special.erfcx(x * root)
+        gap = u / 6.0 * float(slopes @ (1.0, 4.0, 1.0))
+    else:
+        gap = float(special.erfcx(a * root) - special.erfcx(b * root))
     return -0.5 * a * a + math.log(0.5 * gap) if gap > 0.0 else -math.inf
 
 

@@ -9,6 +9,7 @@ from tf_labeldp.estimation._histogram import (
 )
 from tf_labeldp.estimation._label_moments import LabelMomentMechanism
 from tf_labeldp.estimation._posterior_mean import posterior_mean
+from tf_labeldp.estimation._posterior_probabilities import posterior_probabilities
 from tf_labeldp.estimation._priors import prior_from_logits, sharpen_prior
 from tf_labeldp.estimation._rounding import RoundingGrid, rounding_grid
 
@@ -21,6 +22,7 @@ __all__ = [
     "debiased_targets",
     "histogram_prior",
     "posterior_mean",
+    "posterior_probabilities",
     "prior_from_logits",
     "private_histogram",
     "rounding_grid",

@@ -42,7 +42,7 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
     if 2.0 * apart > _MARGIN * min(epsilon, 1.0):
         raise ValueError(
             f"the grid for exact sums is too coarse for {num_entries} entries at epsilon="
-            f"{epsilon:g}: release fewer entries, or the moments of fewer rows."
+            f"{epsilon:g}: use another epsilon, fewer entries, or the moments of fewer rows."
         )
     return _checked(sigma, epsilon)
 

@@ -112,6 +112,11 @@ class LabelMomentMechanism(AggregateMechanism):
             self._set("num_labels", number)
         if has_range:
             low, high = _validate.number_range(self.low, self.high)
+            if not 0.0 < 0.5 * (high - low) < math.inf:  # else codes are NaN at some labels
+                raise ValueError(
+                    f"the range from low={low:g} to high={high:g} is beyond the doubles. Use "
+                    "labels of another unit."
+                )
             self._set("low", low)
             self._set("high", high)
         self._set("max_norm", _validate.positive_finite("max_norm", self.max_norm))
@@ -123,6 +128,10 @@ class LabelMomentMechanism(AggregateMechanism):
         if self.noise == "laplace":
             return pure_dp_event(self.epsilon)
         return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Returns (low, high); None for classes and for rows of labels."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def num_columns(self) -> int:
@@ -297,7 +306,8 @@ class _Grid:
 def _blocks(features: Any) -> Iterator[np.ndarray]:
     """Yields features as ``float64`` (m, d), in order."""
     if hasattr(features, "blocks"):
-        yield from features.blocks()
+        for block in features.blocks():  # squares of small integers would overflow
+            yield np.asarray(block, dtype=np.float64)
         return
     array = np.asarray(features)
     if array.ndim != 2 or array.dtype.kind not in "biuf" or array.shape[1] == 0:

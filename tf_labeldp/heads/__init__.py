@@ -1,8 +1,21 @@
 """One-release heads, and feature maps without labels; loads neither TensorFlow nor Keras."""
 
-from tf_labeldp.heads._decorrelation import decorrelation_floor
+from tf_labeldp.heads._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.heads._patch_dictionary import PatchDictionary
+from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer, HeadRandomizedLabels
+from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegression
 from tf_labeldp.heads._private_ridge import PrivateRidge
 from tf_labeldp.heads._random_fourier import RandomFourierFeatures
+from tf_labeldp.heads._teacher import TeacherLabels, teacher_labels
 
-__all__ = ["PatchDictionary", "PrivateRidge", "RandomFourierFeatures", "decorrelation_floor"]
+__all__ = [
+    "HeadPriorRandomizer",
+    "HeadRandomizedLabels",
+    "NeighbourSmoothing",
+    "PatchDictionary",
+    "PrivateLogisticRegression",
+    "PrivateRidge",
+    "RandomFourierFeatures",
+    "TeacherLabels",
+    "teacher_labels",
+]

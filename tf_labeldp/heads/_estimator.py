@@ -31,11 +31,16 @@ class Estimator:
             setattr(self, name, value)
         return self
 
+    def __sklearn_clone__(self: _Self) -> _Self:
+        # scikit-learn would clone an encoder too: unfitted, or a Keras model that no one knows to
+        # have seen labels.
+        return type(self)(**self.get_params())
+
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self).__init__).parameters
         shown = [
             f"{name}={value!r}"
             for name, value in self.get_params().items()
-            if defaults[name].default is inspect.Parameter.empty or value != defaults[name].default
+            if value is not defaults[name].default and repr(value) != repr(defaults[name].default)
         ]
         return f"{type(self).__name__}({', '.join(shown)})"

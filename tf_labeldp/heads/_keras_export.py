@@ -6,49 +6,88 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp.heads._public_rows import Scaling
+
 
 def export_head(
     weights: np.ndarray,
     bias: np.ndarray,
     *,
     activation: str,
-    mean: np.ndarray,
-    scale: float,
+    scaling: Scaling,
     clip_to: tuple[float, float] | None,
     encoder: Any,
 ) -> Any:
     """Returns a ``keras.Model`` that scales rows to unit norm and applies fixed weights.
 
     Args:
-        weights: (d, C), for rows of unit norm.
+        weights: (D, C), for scaled rows without the constant column.
         bias: (C,).
         activation: ``"softmax"``, ``"sigmoid"`` or ``"linear"``.
-        mean: (d,), subtracted from every row first.
-        scale: a public size of a row; rows are divided by it, so that tiny numbers do not meet the
-            small constant in Keras's normalisation.
+        scaling: of the rows.
         clip_to: the range of a regression label, or None.
-        encoder: a Keras model whose outputs (m, d) are the features, or None.
+        encoder: a Keras model whose outputs (m, d) are the features, something with ``to_keras()``
+            that returns one, or None.
     """
     import keras
 
-    inputs = keras.Input((weights.shape[0],), name="features") if encoder is None else None
-    if encoder is not None:
-        shape = tuple(encoder.output_shape)
-        if len(shape) != 2 or shape[1] != weights.shape[0]:
-            raise ValueError(
-                f"the encoder gives outputs of shape {shape}, the head was fitted on "
-                f"{weights.shape[0]} features. Pass the encoder that made them, flattened."
-            )
-        inputs = keras.Input(tuple(encoder.input_shape[1:]), dtype=encoder.inputs[0].dtype)
-    rows = inputs if encoder is None else encoder(inputs)
-    offset = (-mean / scale).tolist() if np.any(mean) else 0.0
-    rows = keras.layers.Rescaling(1.0 / scale, offset, name="public_center_and_scale")(rows)
-    rows = keras.layers.UnitNormalization(axis=-1, name="unit_rows")(rows)
+    width = scaling.mean.size
+    single = "float32"  # whatever the dtype policy: half precision ends at 65,504
+    inputs, rows = with_encoder(encoder, width)
+    layers = keras.layers
+    # Divided by a size of theirs, tiny numbers do not meet the constant in Keras's normalisation.
+    scale = scaling.size
+    offset = (-scaling.mean / scale).tolist() if np.any(scaling.mean) else 0.0
+    rows = layers.Rescaling(1.0 / scale, offset, dtype=single, name="public_center_and_scale")(rows)
+    rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_rows")(rows)
+    if scaling.spread is not None:
+        spread = layers.Dense(
+            scaling.spread.shape[1], use_bias=False, trainable=False, dtype=single, name="spread"
+        )
+        rows = spread(rows)
+        spread.set_weights([scaling.spread])
+        rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_spread_rows")(rows)
     shift = 0.0 if clip_to is None else clip_to[0]
-    dense = keras.layers.Dense(weights.shape[1], activation, trainable=False, name="private_ridge")
+    dense = layers.Dense(weights.shape[1], activation, trainable=False, dtype=single, name="head")
     outputs = dense(rows)
     dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
     if clip_to is not None:
-        outputs = keras.layers.ReLU(max_value=clip_to[1] - clip_to[0], name="clip")(outputs)
-        outputs = keras.layers.Rescaling(1.0, offset=shift, name="label_range")(outputs)
-    return keras.Model(inputs, outputs, name="private_ridge_head")
+        outputs = layers.ReLU(max_value=clip_to[1] - clip_to[0], dtype=single, name="clip")(outputs)
+        outputs = layers.Rescaling(1.0, offset=shift, dtype=single, name="label_range")(outputs)
+    return keras.Model(inputs, outputs, name="one_release_head")
+
+
+def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
+    """Returns new inputs like those of an encoder, and its outputs (m, width) for them.
+
+    Without an encoder both are the features.
+    """
+    import keras
+
+    if encoder is None:
+        features = keras.Input((width,), name="features")
+        return features, features
+    model = encoder.to_keras() if hasattr(encoder, "to_keras") else encoder
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"the encoder is {type(encoder).__name__}, which has no Keras model. Pass "
+            "to_keras(encoder=...) a Keras model that computes the same features."
+        )
+    try:
+        # A Sequential model has ``inputs``, but ``input`` only once another has called it.
+        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        shape = tuple(model.output_shape)
+    except AttributeError:
+        raise TypeError(
+            f"the encoder is a {type(model).__name__}, whose inputs Keras does not know. Wrap it: "
+            "keras.Model(inputs, encoder(inputs)) with inputs = keras.Input(...)."
+        ) from None
+    if len(shape) != 2 or shape[1] != width:
+        raise ValueError(
+            f"the encoder gives outputs of shape {shape}, the head was fitted on "
+            f"{width} features. Pass the encoder that made them, flattened."
+        )
+    inputs = keras.tree.map_structure(
+        lambda one: keras.Input(tuple(one.shape[1:]), dtype=one.dtype, name=one.name), given
+    )
+    return inputs, model(inputs)

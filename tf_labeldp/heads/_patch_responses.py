@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Iterator
+from concurrent import futures
 
 import numpy as np
 
 from tf_labeldp.heads._spherical_kmeans import spherical_kmeans, zca
 
-_BLOCK_BYTES = 2**24
-"""Memory of one block's responses: products large enough for several threads, and no larger."""
+_BLOCK_BYTES = 2**21
+"""Memory of one block's responses: what stays in the cache of a core between the steps."""
+_SHARE = 512
+"""Images that a thread takes at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +53,6 @@ def learn_filters(
     patches -= patches.mean(axis=1, keepdims=True)
     variance = np.einsum("ij,ij->i", patches, patches) / patches.shape[1]
     mean_variance = float(variance.mean(dtype=np.float64))
-    if not np.isfinite(mean_variance):
-        raise ValueError(
-            "images must be finite, but some pixels are NaN, infinite or have squares that "
-            "overflow. Fill them in, or leave these images out."
-        )
     if mean_variance == 0.0:
         raise ValueError(
             f"images have no contrast: every patch of {patch_size} x {patch_size} pixels that was "
@@ -72,10 +73,26 @@ def learn_filters(
     )
 
 
+def pooling_matrix(rows: int, columns: int, cells: int) -> np.ndarray:
+    """Returns ``float32`` (rows * columns, cells^2), whose columns average over grid cells."""
+    sides = []
+    for size in (rows, columns):
+        edges = np.arange(cells + 1) * size // cells
+        cell_of = np.searchsorted(edges, np.arange(size), side="right") - 1
+        one_hot = (cell_of[:, np.newaxis] == np.arange(cells)).astype(np.float64)
+        sides.append(one_hot / one_hot.sum(axis=0))
+    return np.einsum("ia,jb->ijab", *sides).reshape(rows * columns, -1).astype(np.float32)
+
+
 def pooled_responses(
-    images: np.ndarray, filters: Filters, pool: np.ndarray, stride: int, threshold: float
-) -> np.ndarray:
-    """Returns ``float32`` (n, cells * 2 * num_atoms), as the layer ``PatchFeatures`` does.
+    images: np.ndarray,
+    filters: Filters,
+    pool: np.ndarray,
+    stride: int,
+    threshold: float,
+    out: np.ndarray,
+) -> None:
+    """Fills ``out``, ``float32`` (n, cells * 2 * num_atoms), as the layer ``PatchFeatures`` does.
 
     Args:
         images: (n, h, w, c).
@@ -83,12 +100,63 @@ def pooled_responses(
         pool: (positions, cells), columns of sum one.
         stride: step between patches.
         threshold: of the responses, both sides.
+        out: may be some columns of a wider array.
     """
+    cells, num_atoms = pool.shape[1], len(filters.offsets)
+    rows = out.reshape(len(images), cells, 2, num_atoms)  # a view, as only one axis is split
+
+    def fill(start: int) -> None:
+        part = slice(start, start + _SHARE)
+        _fill(images[part], filters, pool, stride, threshold, rows[part])
+
+    with one_blas_thread(), futures.ThreadPoolExecutor(_cores()) as threads:
+        for _ in threads.map(fill, range(0, len(images), _SHARE)):
+            pass  # raises what a thread has raised
+
+
+def count_too_large(images: np.ndarray) -> int:
+    """Returns how many images have no finite sum of squares in float32."""
+    bad = 0
+    for start in range(0, len(images), 1024):
+        with np.errstate(over="ignore"):
+            part = images[start : start + 1024].astype(np.float32).reshape(-1, images[0].size)
+            bad += int(np.count_nonzero(~np.isfinite(np.einsum("ij,ij->i", part, part))))
+    return bad
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Keeps the linear algebra of this process on the calling threads.
+
+    Products here are small: several threads for one of them wait for each other longer than they
+    compute, above all when the cores have other work (a factor of five to twenty was seen).
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _fill(
+    images: np.ndarray,
+    filters: Filters,
+    pool: np.ndarray,
+    stride: int,
+    threshold: float,
+    out: np.ndarray,
+) -> None:
+    """Fills ``out`` (n, cells, 2, num_atoms), some images at a time."""
     positions, cells = pool.shape
     num_atoms = len(filters.offsets)
-    out = np.empty((len(images), cells, 2, num_atoms), np.float32)
     block = max(1, _BLOCK_BYTES // (4 * positions * max(num_atoms, len(filters.weights))))
-    block = min(block, max(1, len(images)))
+    block = min(block, len(images))
     # Reused by all blocks: fresh memory costs more here than the arithmetic.
     buffers = [
         np.empty(len(filters.weights) * block * positions, np.float32),
@@ -113,7 +181,6 @@ def pooled_responses(
             pooled = (values.reshape(-1, positions) @ pool).reshape(num_atoms, len(part), cells)
             pooled = np.abs(pooled - bound[:, :, np.newaxis])
             out[start : start + len(part), :, side] = pooled.transpose(1, 2, 0)
-    return out.reshape(len(images), -1)
 
 
 def _normalised_patches(images: np.ndarray, filters: Filters, stride: int, out: np.ndarray) -> None:

@@ -6,9 +6,9 @@ Softmax of ``beta * s`` for scores s = x W has the log-likelihood, summed over t
 
 the labels enter through ``tr(W^T B)`` alone (the scores of a row sum to zero, so centring the codes
 changes nothing), and that number can be estimated from the release and the known noise
-(``_ridge_path.Problem.cross_moment``). So the sharpness beta of greatest likelihood, which
-temperature scaling (Guo et al. 2017) finds from held-out labels, is found from the release. The
-sum over examples is public; it is taken over a public sample of rows.
+(``_ridge_path.Problem.cross_moment``, ``_logistic``). So the sharpness beta of greatest likelihood,
+which temperature scaling (Guo et al. 2017) finds from held-out labels, is found from the release.
+The sum over examples is public; it is taken over a public sample of rows.
 """
 
 from __future__ import annotations
@@ -43,4 +43,34 @@ def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
     largest = _LARGEST / size
     if slope(largest) >= 0.0:  # the true class agrees more often than the best class: noise
         return largest
-    return float(optimize.brentq(slope, 0.0, largest, xtol=1e-10 * largest, rtol=1e-10))
+    return float(optimize.brentq(slope, 0.0, largest, xtol=1e-7 * largest, rtol=1e-6))
+
+
+def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> float:
+    """Returns the mean of what the agreement can be, given a noisy estimate of it.
+
+    The score of the true class is at most the largest score of its row, so the agreement has a
+    ceiling; an estimate near it or above, taken as it is, would make probabilities of 0 and 1. The
+    mean of a normal law around the estimate, cut off at the ceiling, is below it.
+
+    Args:
+        scores: of some examples, (m, K).
+        agreement: unbiased estimate of the mean score of the true class.
+        error: its standard deviation.
+    """
+    from scipy import stats
+
+    ceiling = float(scores.max(axis=1).mean(dtype=np.float64))
+    if error <= 0.0:
+        return min(agreement, ceiling)
+    place = (ceiling - agreement) / error
+    below = agreement - error * float(np.exp(stats.norm.logpdf(place) - stats.norm.logcdf(place)))
+    return min(below, ceiling)  # rounding, where the estimate is far above
+
+
+def log_loss(scores: np.ndarray, agreement: float, sharpness: float) -> float:
+    """Returns the mean log-loss of softmax of sharpened scores; arguments as above."""
+    from scipy import special
+
+    sharpened = sharpness * scores.astype(np.float64)
+    return float(special.logsumexp(sharpened, axis=1).mean()) - sharpness * agreement

@@ -9,28 +9,31 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.heads._decorrelation import Moments, affine_map
 from tf_labeldp.heads._estimator import Estimator
 from tf_labeldp.heads._table_encoding import encode, learn_columns, read_table
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
 """Rows in the sample for the median distance; their distances are a 2048 x 2048 matrix."""
+_BLOCK = 4096
+"""Rows whose features are computed at a time."""
 
 
 class RandomFourierFeatures(Estimator):
-    """Maps a table to features whose products are a Gaussian kernel.
+    """Maps a table to random features of a Gaussian kernel, beside the columns themselves.
 
     Numeric columns are standardised, categorical ones become one-hot (with one more place for
-    categories that ``fit`` did not see) or are hashed. Features are cosines and sines of random
-    projections of that, scaled so that every row has unit norm. Nothing of it needs a label, and
-    none can be given.
+    categories that ``fit`` did not see) or are hashed. A missing text is a category of its own
+    (``None`` is ``"None"``, NaN is ``"nan"``); a missing number is refused. Features are cosines
+    and sines of random projections of that, for what is not linear, and the encoded row scaled to
+    unit norm, for what is. Every row has unit norm. Nothing of it needs a label, and none is
+    looked at.
 
     Privacy: no label is seen, so fitting and using it costs no budget, as long as the table is
     public and the arguments are chosen without the private labels.
 
-    Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007). The product
-    of two rows is off the kernel by at most t with probability at least
+    Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007). Without a
+    linear part, the product of two rows is off the kernel by at most t with probability at least
     ``1 - 2 exp(-num_features * t**2 / 4)`` (Hoeffding's inequality over num_features / 2
     frequencies).
 
@@ -39,18 +42,17 @@ class RandomFourierFeatures(Estimator):
         bandwidth: of the kernel ``exp(-|x - y|^2 / (2 bandwidth^2))`` on encoded rows, or
             ``"median"`` for the median distance between rows of a sample.
         categorical: names, or places in a 2-D array, of categorical columns; None takes all that
-            are not numbers.
+            are not numbers, so all of an array of objects.
         hash_buckets: columns of more categories than this are hashed into so many buckets; None
             for none.
-        linear_weight: in [0, 1); above zero, encoded rows of unit norm are appended with this share
-            of the squared norm.
-        decorrelate: as in ``PatchDictionary``; None leaves the features as they are, of unit norm.
+        linear_weight: in [0, 1), the share of the encoded row in the squared norm; zero leaves it
+            out.
         seed: of the frequencies and of the sample. It concerns no privacy.
 
     Attributes:
         columns_: how each column is encoded.
         bandwidth_: the bandwidth.
-        n_features_out_: num_features, and with a linear part the encoded columns.
+        n_features_out_: num_features, and unless linear_weight is zero the encoded columns.
 
     Raises:
         TypeError: ``fit`` on something that is no table, or text in a numeric column.
@@ -61,7 +63,7 @@ class RandomFourierFeatures(Estimator):
         >>> table = {"age": np.array([20.0, 30.0, 60.0]), "job": np.array(["a", "b", "a"])}
         >>> features = RandomFourierFeatures(num_features=100).fit_transform(table)
         >>> features.shape, np.linalg.norm(features, axis=1).round(4).tolist()
-        ((3, 100), [1.0, 1.0, 1.0])
+        ((3, 104), [1.0, 1.0, 1.0])
     """
 
     def __init__(
@@ -70,8 +72,7 @@ class RandomFourierFeatures(Estimator):
         bandwidth: float | str = "median",
         categorical: Sequence[str | int] | None = None,
         hash_buckets: int | None = None,
-        linear_weight: float = 0.0,
-        decorrelate: float | None = None,
+        linear_weight: float = 0.5,
         seed: int | None = 0,
     ) -> None:
         self.num_features = num_features
@@ -79,19 +80,20 @@ class RandomFourierFeatures(Estimator):
         self.categorical = categorical
         self.hash_buckets = hash_buckets
         self.linear_weight = linear_weight
-        self.decorrelate = decorrelate
         self.seed = seed
 
-    def fit(self: _Self, table: Any) -> _Self:
+    def fit(self: _Self, table: Any, labels: Any = None) -> _Self:
         """Learns the encoding and the bandwidth, and draws the frequencies.
 
         Args:
             table: public columns (n,) as a dict, structured array or data frame, or an array
                 (n, p).
+            labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
         """
+        del labels
         self._check_arguments()
         columns = read_table(table)
         size = len(next(iter(columns.values())))
@@ -111,46 +113,41 @@ class RandomFourierFeatures(Estimator):
         draws = rng.normal(size=(width, self.num_features // 2))
         self._frequencies = (draws / self.bandwidth_).astype(np.float32)
         self.n_features_out_ = self.num_features + (width if self.linear_weight else 0)
-        self._matrix: np.ndarray | None = None
-        self._offset: np.ndarray | None = None
-        if self.decorrelate is not None:
-            moments = Moments()
-            for start in range(0, size, 4096):
-                moments.add(self._features(_rows(columns, slice(start, start + 4096))))
-            mean, covariance = moments.mean_and_covariance()
-            self._matrix, self._offset = affine_map(mean, covariance, self.decorrelate)
         return self
 
-    def transform(self, table: Any, batch_size: int = 4096) -> np.ndarray:
+    def transform(self, table: Any) -> np.ndarray:
         """Returns the features of a table with the columns of ``fit``.
 
         Args:
-            table: as in ``fit``; columns that ``fit`` did not see are ignored.
-            batch_size: rows at a time; changes memory and speed alone.
+            table: as in ``fit``; named columns that ``fit`` did not see are ignored.
 
         Returns:
             ``float32`` (m, n_features_out_).
 
         Raises:
+            TypeError: a column of another kind than in ``fit``.
             ValueError: not fitted, columns missing, numbers not finite.
         """
         self._check_fitted()
-        step = _validate.integer_at_least("batch_size", batch_size, 1)
         columns = read_table(table)
         missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
         if missing:
             raise ValueError(f"the table lacks columns that fit saw: {', '.join(missing)}.")
+        if 0 in columns and len(columns) > len(self.columns_):
+            raise ValueError(
+                f"the table has {len(columns)} columns, in fit it had {len(self.columns_)}. Give "
+                "the same ones, or use names: then others are ignored."
+            )
         size = len(next(iter(columns.values())))
         out = np.empty((size, self.n_features_out_), np.float32)
-        for start in range(0, size, step):
-            rows = self._features(_rows(columns, slice(start, start + step)))
-            if self._matrix is not None:
-                rows = rows @ self._matrix + self._offset
-            out[start : start + step] = rows
+        for start in range(0, size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            out[part] = self._features(_rows(columns, part))
         return out
 
-    def fit_transform(self, table: Any) -> np.ndarray:
-        """Fits and returns the features of the same table."""
+    def fit_transform(self, table: Any, labels: Any = None) -> np.ndarray:
+        """Fits and returns the features of the same table; labels are not looked at."""
+        del labels
         return self.fit(table).transform(table)
 
     def to_keras(self) -> Any:
@@ -186,16 +183,10 @@ class RandomFourierFeatures(Estimator):
         layer = FourierFeatures(self.num_features, self.linear_weight, name="fourier")
         outputs = layer(rows)
         layer.set_weights([self._frequencies])
-        if self._matrix is not None:
-            dense = keras.layers.Dense(
-                self.n_features_out_, trainable=False, dtype="float32", name="decorrelate"
-            )
-            outputs = dense(outputs)
-            dense.set_weights([self._matrix, self._offset])
         return keras.Model(inputs, outputs, name="random_fourier_features")
 
     def _features(self, table: dict[str | int, np.ndarray]) -> np.ndarray:
-        """Returns the features before decorrelation, as the layer ``FourierFeatures`` does."""
+        """Returns the features, as the layer ``FourierFeatures`` does."""
         rows = encode(self.columns_, table)
         phases = rows @ self._frequencies
         gain = np.float32(math.sqrt(2.0 * (1.0 - self.linear_weight) / self.num_features))
@@ -222,8 +213,6 @@ class RandomFourierFeatures(Estimator):
             raise TypeError("categorical must be a list of names, got a single text.")
         if self.hash_buckets is not None:
             _validate.integer_at_least("hash_buckets", self.hash_buckets, 2)
-        if self.decorrelate is not None:
-            _validate.positive_finite("decorrelate", self.decorrelate)
         _validate.probability_below_one("linear_weight", self.linear_weight)
 
     def _check_fitted(self) -> None:

@@ -122,7 +122,7 @@ class Problem:
         James and Stein: for classes of about the same size it is mostly noise.
         """
         weights = self.spectrum.coefficients(filter_)
-        return weights, self._kept() * self.last - self.column @ weights
+        return weights, self.kept() * self.last - self.column @ weights
 
     def cross_moment(self, filter_: np.ndarray, t2: float, s2: float) -> float:
         """Returns an estimate of ``tr(W^T B)``, intercept and all: of the scores with the labels.
@@ -134,25 +134,44 @@ class Problem:
         spectrum = self.spectrum
         signal = t2 * spectrum.values**2 + s2 * spectrum.values
         value = float((filter_ * signal / (signal + spectrum.noise)) @ spectrum.energies)
-        return value + self.count * self._kept() ** 2 * float(self.last @ self.last)
+        return value + self.count * self.kept() ** 2 * float(self.last @ self.last)
+
+    def cross_moment_error(self, filter_: np.ndarray) -> float:
+        """Returns about the standard deviation of that estimate, given the filter.
+
+        Of ``tr(W^T N)``, to first order: noise on W itself is as large again as what it is on.
+        """
+        spectrum = self.spectrum
+        noise = filter_**2 * spectrum.noise
+        variance = float(noise @ (spectrum.energies + spectrum.k_eff * spectrum.noise))
+        kept = self.kept() * self.sigma
+        return math.sqrt(variance + kept**2 * (float(self.last @ self.last) + self._noise()))
 
     def _noise(self) -> float:
         """The mean energy of the noise in ``last``."""
         return self.spectrum.k_eff * (self.sigma / self.count) ** 2 if self.count else 0.0
 
-    def _kept(self) -> float:
+    def kept(self) -> float:
+        """Returns the part of ``last`` that is kept."""
         size = float(self.last @ self.last)
         return max(0.0, 1.0 - self._noise() / size) if size > 0.0 else 0.0
 
-    def coefficient_stddev(self, filter_: np.ndarray) -> np.ndarray:
-        """Returns the standard deviation (d,) that the noise of the release gives each row of W.
+    def coefficient_stddev(self, filter_: np.ndarray, spread: np.ndarray | None) -> np.ndarray:
+        """Returns the standard deviation that the noise of the release gives each row of S W.
 
         Given the filter: ``Cov(M N) = sigma^2 M (I + g g^T) M``; a column of P keeps
         ``k_eff / C`` of it.
+
+        Args:
+            filter_: f (d,).
+            spread: S (D, d), from features to these columns; None for the identity.
         """
-        vectors = self.spectrum.vectors
-        along = vectors @ (filter_ * (vectors.T @ self.column))
-        variances = np.square(vectors) @ np.square(filter_) + np.square(along)
+        filtered = self.spectrum.vectors * filter_
+        along = filtered @ (self.spectrum.vectors.T @ self.column)
+        vectors = filtered
+        if spread is not None:
+            vectors, along = spread @ filtered, spread @ along
+        variances = np.square(vectors).sum(axis=1) + np.square(along)
         kept = self.spectrum.k_eff / self.spectrum.moments.shape[1]
         return self.sigma * np.sqrt(variances * kept)
 
@@ -184,7 +203,8 @@ def decompose(
             part = slice(start, start + 1024)
             gram[part] -= np.outer(count * column[part], column)
         moments = moments - np.outer(column, count * last)
-    values, vectors = linalg.eigh(gram, lower=False, driver="evd", overwrite_a=True)
+    driver = "evd" if width > 1 else "ev"  # some versions of SciPy fail at 1 x 1
+    values, vectors = linalg.eigh(gram, lower=False, driver=driver, overwrite_a=True)
     noise = sigma**2 * (1.0 + np.square(vectors.T @ column))
     spectrum = Spectrum(np.maximum(values, 0.0), vectors, vectors.T @ moments, noise, k_eff)
     return Problem(spectrum, sigma, column, count, last)

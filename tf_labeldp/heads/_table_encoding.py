@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+_MOST_CATEGORIES = 10_000
+"""Such a column is an identifier or free text rather than a choice."""
+
 
 def read_table(table: Any) -> dict[str | int, np.ndarray]:
     """Returns a table's columns, each of shape (n,), by name, or by place for a 2-D array.
@@ -95,6 +98,12 @@ class CategoricalColumn:
         """Returns the column with the categories of public values; many ones are hashed."""
         vocabulary = np.unique(_categories(name, values))
         hashed = buckets is not None and len(vocabulary) > buckets
+        if not hashed and len(vocabulary) > _MOST_CATEGORIES:
+            raise ValueError(
+                f"column {name!r} has {len(vocabulary)} categories, more than the "
+                f"{_MOST_CATEGORIES} that can be one-hot. Set hash_buckets, leave the column out, "
+                "or give it as numbers."
+            )
         return cls(name, vocabulary, buckets if hashed else None)
 
     @property
@@ -226,6 +235,11 @@ def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
                 "it numeric, or give its categories as integers or text."
             )
         return whole
+    if values.dtype.kind not in "OUS":
+        raise TypeError(
+            f"column {name!r} must be numbers or text, got dtype {values.dtype}. Convert it, for "
+            "example dates to days since one of them."
+        )
     return values.astype(str)
 
 

@@ -145,6 +145,10 @@ class AggregateMechanism(Mechanism):
 
     num_classes: int | None
 
+    def label_range(self) -> tuple[float, float] | None:
+        """Returns the range outside of which it refuses numbers; None for none."""
+        return None
+
     @abc.abstractmethod
     def release(
         self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None

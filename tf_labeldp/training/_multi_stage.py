@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp import _validate
+from tf_labeldp import _trained_models, _validate
 from tf_labeldp._label_store import array_digest, publish
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRWithPrior
 from tf_labeldp.private_labels import PrivateLabels
@@ -294,6 +294,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             self._labels.num_classes,
             returns_logits(self.model, self._from_logits),
         )
+        _trained_models.remember(self.model, self._labels)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Changes the stage where one begins; goes on in it where a run resumes inside it."""

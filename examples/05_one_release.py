@@ -1,0 +1,60 @@
+"""One private release: a classifier that sees the labels once. Copy this file and change step 1.
+
+    python examples/05_one_release.py [FOLDER]
+
+The folder (default: one-release-output) gets two sub-folders: `private` with the label store, which
+stays with the labels, and `publish` with the model and its statement. Run it again with the same
+folder: the stored release is used, nothing is drawn and nothing is spent a second time.
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import tf_labeldp as ldp
+
+folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "one-release-output")
+private, publish = folder / "private", folder / "publish"
+publish.mkdir(parents=True, exist_ok=True)
+
+# 1. Your data: public images (n, height, width[, channels]) and private labels 0..K-1, one example
+#    a person. For a table of columns, RandomFourierFeatures takes the place of PatchDictionary.
+digits = load_digits()
+x_train, x_test = digits.images[:1400], digits.images[1400:]
+y_test = digits.target[1400:]  # must be public, as they are used outside the vault
+
+# 2. The vault: the only holder of the true training labels.
+labels = ldp.PrivateLabels(
+    digits.target[:1400],
+    num_classes=10,
+    budget=ldp.PrivacyBudget(epsilon=1.0, delta=1e-5),
+    store=private / "label-store",
+)
+
+# 3. Features that are learnt from the images alone: no label, no budget. Smoothing them over the
+#    graph of nearest neighbours makes more of a small epsilon where classes form clusters (without
+#    it: about 90 %); the saved model then holds features of the training images.
+patches = ldp.heads.PatchDictionary(num_atoms=50, patch_size=3, pooling=3).fit(x_train)
+encoder = ldp.heads.NeighbourSmoothing(patches).fit(x_train)
+
+# 4. One release of the labels' moments with the features, and logistic regression from it.
+head = ldp.heads.PrivateLogisticRegression(
+    epsilon=1.0, delta=1e-5, encoder=encoder, key="head"
+).fit(x_train, labels)
+print(f"{head.num_directions_} of {head.n_features_in_} directions got a share of the release")
+print(f"signal to noise in the release: {head.signal_to_noise_:.1f}")
+print(f"test accuracy: {head.score(x_test, y_test):.1%}")
+
+# 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
+print(labels.guarantee())
+(publish / "privacy.json").write_text(labels.guarantee().to_json())
+
+# 6. An ordinary Keras model from raw images to class probabilities: save it, load it (in another
+#    process after `import tf_labeldp.keras_layers`), predict.
+head.to_keras().save(publish / "model.keras")
+loaded = keras.models.load_model(publish / "model.keras")
+probabilities = loaded.predict(x_test.astype("float32"), verbose=0)
+print(f"test accuracy of the saved model: {np.mean(probabilities.argmax(axis=1) == y_test):.1%}")

@@ -1,0 +1,173 @@
+"""One private release against training on randomized labels: accuracy at equal epsilon.
+
+Methods: the heads on the patch dictionary or on Fourier features (``ridge``, ``logistic``), the
+same on features smoothed over their neighbours (``smooth ...``), a CNN taught by the head
+(``teacher``), the head as prior of RRWithPrior and a CNN on its labels (``head + draw``), and a CNN
+on labels of randomized response (``RR``) and of two-stage training (``LP-2ST``).
+
+Epsilon is for the replacement of one label, delta = 1/n (0 for RR and LP-2ST). Labels of these data
+sets are public; draws are seeded so that the table can be made again, and protect nobody. Seeds
+are of the noise; the features are the same for all. Every figure is a line in a JSON file, so a
+benchmark that is stopped goes on where it was.
+
+    python tests/benchmarks/bench_one_release.py --plot one_release.png
+    python tests/benchmarks/bench_one_release.py --data adult --methods ridge logistic
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import _one_release_report as report
+import numpy as np
+from bench_feature_maps import read_adult
+
+from tf_labeldp.cli import _datasets
+from tf_labeldp.heads import (
+    NeighbourSmoothing,
+    PatchDictionary,
+    PrivateLogisticRegression,
+    PrivateRidge,
+    RandomFourierFeatures,
+)
+
+HEADS = {"ridge": PrivateRidge, "logistic": PrivateLogisticRegression}
+HEAD_METHODS = ("ridge", "logistic", "smooth ridge", "smooth logistic")
+DEEP_METHODS = ("teacher", "head + draw", "RR", "LP-2ST")
+
+
+class Features:
+    """The features of a data set's training and test examples, made when first asked for."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.name = name
+        self.data = _datasets.load(name, folder)
+        self._inputs: tuple[Any, Any] = (self.data.x_train, self.data.x_test)
+        if name == "adult":  # the columns as they are, not the numbers that networks need
+            path = pathlib.Path(folder) / name
+            self._inputs = tuple(read_adult(path, part)[0] for part in ("data", "test"))
+        self._made: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
+        self._read: dict[bool, tuple[float, Any]] = {}
+
+    def get(self, smooth: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns features of training and of test examples."""
+        if smooth not in self._made:
+            start = time.perf_counter()
+            if smooth:
+                train, test = self.get(False)
+                graph = NeighbourSmoothing()
+                self._made[True] = graph.fit_transform(train), graph.transform(test)
+            else:
+                images = self.data.x_train.ndim > 2
+                mapping: Any = PatchDictionary() if images else RandomFourierFeatures()
+                train, test = self._inputs
+                mapping.fit(train)
+                self._made[False] = mapping.transform(train), mapping.transform(test)
+            seconds = time.perf_counter() - start
+            print(f"{self.name}: {'smoothed ' * smooth}features in {seconds:.0f} s", flush=True)
+        return self._made[smooth]
+
+    def read(self, smooth: bool, epsilon: float) -> Any:
+        """Returns scaling, rows, scan and labels for a release: the same for all heads and seeds.
+
+        The head's own steps, taken apart so that the public part is not repeated for each seed.
+        """
+        if self._read.get(smooth, (None, None))[0] != epsilon:
+            y = self.data.y_train
+            head = PrivateLogisticRegression(
+                epsilon, 1.0 / len(y), num_classes=self.data.num_classes, seed=0
+            )
+            found = head._read(self.get(smooth)[0], y)
+            self._read[smooth] = epsilon, (head._scaling, *found)
+        return self._read[smooth][1]
+
+
+def head_results(
+    features: Features, method: str, epsilon: float, seeds: list[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (seed, log-probabilities on the test set); the public passes are made once."""
+    data, n = features.data, len(features.data.y_train)
+    smooth = method.startswith("smooth")
+    scaling, rows, scan, source = features.read(smooth, epsilon)
+    mechanism = source.mechanism(scan.max_l1)
+    for seed in seeds:
+        moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
+        head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes, seed=seed)
+        head._scaling = scaling
+        copied = dataclasses.replace(
+            scan, gram=scan.gram.copy(order="F"), sample=scan.sample.copy()
+        )
+        head._finish(copied, moments, mechanism, source)
+        yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
+
+
+def deep_result(features: Features, method: str, epsilon: float, seed: int) -> np.ndarray:
+    """Returns logits on the test set."""
+    import _one_release_deep as deep
+
+    data = features.data
+    if method in ("RR", "LP-2ST"):
+        return deep.stages_logits(data, epsilon, seed, two_stages=method == "LP-2ST")
+    train, _ = features.get(data.x_train.ndim > 2)
+    targets = deep.targets(data, train, epsilon, seed, draw=method == "head + draw")
+    return deep.student_logits(data, targets, seed)
+
+
+def main() -> None:
+    """Runs what is missing, prints the table and draws the plot."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", nargs="+", default=["mnist", "fashion_mnist", "adult"])
+    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+    parser.add_argument("--methods", nargs="+", default=[*HEAD_METHODS, *DEEP_METHODS])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=list(report.EPSILONS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--results", type=pathlib.Path, default=pathlib.Path("bench_one_release.jsonl")
+    )
+    parser.add_argument("--plot", type=pathlib.Path, help="PNG file to draw the results into")
+    args = parser.parse_args()
+
+    results = report.read(args.results)
+    done = {report.key(result) for result in results}
+    for name in args.data:
+        features: Features | None = None
+        for epsilon in args.epsilons:
+            for method in args.methods:
+                seeds = [s for s in range(args.seeds) if (name, method, epsilon, s) not in done]
+                if not seeds:
+                    continue
+                if features is None:
+                    features = Features(name, args.data_dir)
+                start = time.perf_counter()
+                if method in HEAD_METHODS:
+                    found = head_results(features, method, epsilon, seeds)
+                else:
+                    found = ((seed, deep_result(features, method, epsilon, seed)) for seed in seeds)
+                for seed, logits in found:
+                    result = {
+                        "data": name,
+                        "method": method,
+                        "epsilon": epsilon,
+                        "seed": seed,
+                        "seconds": round(time.perf_counter() - start, 1),
+                        **report.scores(logits, features.data.y_test),
+                    }
+                    results.append(result)
+                    with args.results.open("a") as file:
+                        file.write(json.dumps(result) + "\n")
+                    print(result, flush=True)
+                    start = time.perf_counter()
+    print(report.table(results, args.data))
+    if args.plot is not None:
+        report.plot(results, args.data, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Posterior probabilities: against enumeration of every channel, calibration, bad input."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tf_labeldp.estimation import _posterior_probabilities, posterior_probabilities
+from tf_labeldp.mechanisms import (
+    ClassificationMechanism,
+    LaplaceMechanism,
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+)
+
+K = 4
+RNG = np.random.default_rng(61)
+PRIORS = np.concatenate(
+    [
+        RNG.dirichlet(np.full(K, 0.4), size=60),
+        [[0.25] * 4, [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.4, 0.2, 0.2, 0.2]],
+    ]
+)
+MECHANISMS = {
+    "rr": RandomizedResponse(0.8, K),
+    "top-1": RRTopK(0.8, K, 1),
+    "top-2": RRTopK(0.8, K, 2),
+    "top-4": RRTopK(0.8, K, 4),
+    "prior-small": RRWithPrior(0.05, K),
+    "prior": RRWithPrior(1.5, K),
+    "prior-large": RRWithPrior(6.0, K),
+    "prior-huge": RRWithPrior(900.0, K),
+}
+
+
+def by_hand(mechanism, noisy, prior):
+    """Bayes' rule in plain Python, from the channel of this prior."""
+    matrix = mechanism.transition_matrix(prior if mechanism.uses_priors else None)
+    joint = [prior[label] * matrix[label, noisy] for label in range(K)]
+    return [one / sum(joint) for one in joint] if sum(joint) > 0 else list(prior)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_equals_bayes_rule_by_enumeration(name):
+    mechanism = MECHANISMS[name]
+    rows = np.repeat(PRIORS, K, axis=0)
+    noisy = np.tile(np.arange(K), len(PRIORS))
+    found = posterior_probabilities(mechanism, noisy, rows)
+    expected = [by_hand(mechanism, z, row) for z, row in zip(noisy, rows, strict=True)]
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-300)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-14)
+    other = RandomizedResponse(2.9, K)
+    assert np.abs(posterior_probabilities(other, noisy, rows) - found).max() > 0.1
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_one_prior_for_all_labels(name):
+    noisy = np.arange(K)
+    for prior in PRIORS[::9]:
+        shared = posterior_probabilities(MECHANISMS[name], noisy, prior)
+        rows = posterior_probabilities(MECHANISMS[name], noisy, np.tile(prior, (K, 1)))
+        np.testing.assert_array_equal(shared, rows)
+
+
+def test_randomized_response_under_a_uniform_prior_is_its_channel():
+    mechanism = RandomizedResponse(1.0, K)
+    found = posterior_probabilities(mechanism, np.arange(K), np.full(K, 0.25))
+    np.testing.assert_allclose(found, mechanism.transition_matrix(), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "noisy", "prior"),
+    [
+        (RRTopK(1.0, K, 2), 3, [0.4, 0.3, 0.2, 0.1]),  # outside of the set
+        (RRTopK(1.0, K, 1), 0, [0.4, 0.3, 0.2, 0.1]),  # always the same
+        (RRWithPrior(1e-3, K), 0, [0.7, 0.1, 0.1, 0.1]),  # likewise, k* = 1
+        (RandomizedResponse(800.0, K), 0, [0.0, 0.5, 0.3, 0.2]),  # a class of no probability
+    ],
+)
+def test_where_the_label_says_nothing_the_prior_stays(mechanism, noisy, prior):
+    np.testing.assert_allclose(
+        posterior_probabilities(mechanism, [noisy], prior)[0], prior, rtol=1e-14
+    )
+
+
+@pytest.mark.parametrize("name", ["rr", "top-2", "prior"])
+def test_probabilities_are_those_of_the_true_labels(name):
+    """Of the labels that have posterior p for their class, a share p is of that class."""
+    mechanism = MECHANISMS[name]
+    rng = np.random.default_rng(62)
+    rows = rng.dirichlet(np.full(K, 0.7), size=40_000)
+    true = (rows.cumsum(axis=1) < rng.random((len(rows), 1))).sum(axis=1)
+    noisy = mechanism.randomize(true, rows if mechanism.uses_priors else None, rng=rng)
+    posterior = posterior_probabilities(mechanism, noisy, rows)
+    hits = np.eye(K)[true]
+
+    def deviations(probabilities):
+        bins = np.minimum((probabilities * 5).astype(int), 4)
+        scores = []
+        for value in range(5):
+            here = bins == value
+            p = probabilities[here]
+            scores.append(np.sum(hits[here] - p) / math.sqrt(max(np.sum(p * (1 - p)), 1e-9)))
+        return np.abs(scores).max()
+
+    assert deviations(posterior) < 5.5  # of five normal scores: 2e-7
+    assert deviations(rows) < 5.5  # the prior is right too, and says less
+    wrong = posterior_probabilities(RandomizedResponse(2.5, K), noisy, rows)
+    assert deviations(wrong) > 8.0
+    picked = np.arange(len(true)), true
+    assert np.log(posterior[picked]).mean() > np.log(rows[picked]).mean() + 0.02
+
+
+@pytest.mark.parametrize("cells", [1, 12, 1000])
+@pytest.mark.parametrize("name", ["rr", "prior"])
+def test_chunks_change_nothing(monkeypatch, cells, name):
+    noisy = np.arange(len(PRIORS)) % K
+    whole = posterior_probabilities(MECHANISMS[name], noisy, PRIORS)
+    monkeypatch.setattr(_posterior_probabilities, "_CHUNK_CELLS", cells)
+    np.testing.assert_array_equal(posterior_probabilities(MECHANISMS[name], noisy, PRIORS), whole)
+
+
+def test_no_labels():
+    assert posterior_probabilities(MECHANISMS["prior"], np.zeros(0, int), PRIORS[0]).shape == (0, K)
+
+
+class UnknownByPrior(ClassificationMechanism):
+    """A channel that depends on the prior in a way of its own."""
+
+    uses_priors = True
+
+    def randomize(self, labels, priors=None, *, rng=None):
+        raise NotImplementedError
+
+    def transition_matrix(self, prior=None):
+        raise NotImplementedError
+
+
+BAD = {
+    "number-mechanism": ({"mechanism": LaplaceMechanism(1.0, 0, 1)}, TypeError, "for classes"),
+    "unknown": ({"mechanism": UnknownByPrior(1.0, K)}, ValueError, "channel of UnknownByPrior"),
+    "class": ({"noisy": [0, 4]}, ValueError, "noisy_labels must lie in"),
+    "number": ({"noisy": [0.5, 1.0]}, TypeError, "noisy_labels must be integers"),
+    "rows": ({"priors": PRIORS[:3]}, ValueError, r"priors must have shape \(4,\) or \(2, 4\)"),
+    "classes": ({"priors": [0.5, 0.5]}, ValueError, r"priors must have shape \(4,\)"),
+    "sum": ({"priors": PRIORS[:2] * 2}, ValueError, "priors must sum to one"),
+    "nan": ({"priors": [np.nan] * 4}, ValueError, "priors must be finite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case):
+    changed, error, message = BAD[case]
+    arguments = {"mechanism": RRWithPrior(1.0, K), "noisy": [0, 3], "priors": PRIORS[:2], **changed}
+    with pytest.raises(error, match=message):
+        posterior_probabilities(arguments["mechanism"], arguments["noisy"], arguments["priors"])

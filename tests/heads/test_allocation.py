@@ -1,0 +1,129 @@
+"""Where a release is spent: water-filling against a numerical optimum, and its limits."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from tf_labeldp.heads import _allocation
+
+SPECTRA = {
+    "two": [3.0, 1.0],
+    "equal": [2.0, 2.0, 2.0, 2.0],
+    "geometric": np.geomspace(1.0, 1e-4, 12).tolist(),
+    "with-ties-and-zeros": [0.0, 5.0, 5.0, 0.1, 0.0, 1.0],
+    "one": [7.0],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def remaining_error(shares, eigenvalues, noise_to_signal):
+    """``sum_j c_j^2 v_j / (c_j^2 + v_j)`` with ``c_j^2 = l_j / sum l``, ``v_j = noise / p_j``."""
+    c2 = np.asarray(eigenvalues) / np.sum(eigenvalues)
+    return float(np.sum(c2 * noise_to_signal / (c2 * shares + noise_to_signal)))
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-4, 0.03, 0.4, 5.0, 1e6])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_shares_are_those_of_the_least_error(name, noise):
+    """No better than any other division: a numerical optimum, and 200 random ones."""
+    eigenvalues = np.array(SPECTRA[name])
+    shares = _allocation.spread_shares(eigenvalues, noise)
+    assert shares.shape == eigenvalues.shape
+    assert shares.sum() == pytest.approx(1.0, abs=1e-12)
+    assert np.all(shares >= 0.0)
+    least = remaining_error(shares, eigenvalues, noise)
+    start = np.full(eigenvalues.size, 1.0 / eigenvalues.size)
+    # In units of the error to be won, which is small when there is hardly any noise, or all noise.
+    scale = max(abs(least - remaining_error(0.0 * start, eigenvalues, noise)), 1e-300)
+    found = optimize.minimize(
+        lambda p: (remaining_error(p, eigenvalues, noise) - least) / scale,
+        start,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * eigenvalues.size,
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1.0},
+        options={"maxiter": 500, "ftol": 1e-12},
+    )
+    assert found.fun >= -1e-7
+    if 1e-3 < noise < 1.0:  # elsewhere the error is flat, and only its value tells
+        assert found.fun < 1e-4
+        np.testing.assert_allclose(found.x / found.x.sum(), shares, atol=0.02)
+    for other in np.random.default_rng(0).dirichlet(np.full(eigenvalues.size, 0.5), size=200):
+        assert remaining_error(other, eigenvalues, noise) >= least * (1.0 - 1e-12)
+
+
+def test_the_level_is_the_same_over_all_directions_under_water():
+    eigenvalues, noise = np.array([4.0, 3.0, 2.0, 0.02]), 0.05
+    shares = _allocation.spread_shares(eigenvalues, noise)
+    levels = shares + noise * eigenvalues.sum() / eigenvalues
+    assert shares[3] == 0.0 and np.all(shares[:3] > 0.0)
+    np.testing.assert_allclose(levels[:3], levels[0])
+    assert levels[3] > levels[0]
+
+
+def test_hardly_any_noise_whitens_what_is_there():
+    shares = _allocation.spread_shares(np.array([1e4, 1.0, 0.0, 1e-3]), 1e-14)
+    np.testing.assert_allclose(shares, [1 / 3, 1 / 3, 0.0, 1 / 3], atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [1e3, 1e15, 1e17, 1e200, 1e308])
+def test_where_noise_is_all_the_strongest_direction_gets_it(noise):
+    shares = _allocation.spread_shares(np.array([1.0, 0.0, 2.0, 1e-300]), noise)
+    assert shares.tolist() == [0.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("noise", [1e-12, 1.0, 1e18])
+def test_equal_eigenvalues_get_equal_shares(noise):
+    shares = _allocation.spread_shares(np.full(5, 0.3), noise)
+    np.testing.assert_allclose(shares, 0.2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("noise", [1e-14, 1e-3])
+def test_the_map_gives_each_direction_its_share(noise):
+    """Of the mean squared length of the mapped rows; the map has no null directions."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 6)) * [3.0, 1.0, 0.5, 0.2, 0.1, 0.05]
+    rows[:, 5] = rows[:, 0] - rows[:, 1]  # five directions
+    rows -= rows.mean(axis=0)
+    covariance = rows.T @ rows / len(rows)
+    values = np.linalg.eigvalsh(covariance)
+    map_ = _allocation.spread_map(np.asfortranarray(covariance), noise)
+    expected = _allocation.spread_shares(np.where(values > 1e-9, values, 0.0), noise)
+    expected = expected[expected > 0.0]
+    assert map_.dtype == np.float32 and map_.shape == (6, expected.size)
+    assert expected.size == 5 if noise == 1e-14 else expected.size < 5
+    mapped = rows @ map_.astype(np.float64)
+    np.testing.assert_allclose(mapped.T @ mapped / len(rows), np.diag(expected), atol=1e-5)
+
+
+def test_rounding_gets_no_share_at_any_budget():
+    """A null direction of rows in single precision has an eigenvalue of about 1e-15."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(500, 8)).astype(np.float32)
+    rows[:, 7] = 1.0 - rows[:, :7].sum(axis=1)  # like one-hot columns: their sum says nothing
+    rows = (rows - rows.mean(axis=0)).astype(np.float64)
+    covariance = np.asfortranarray(rows.T @ rows / len(rows))
+    assert 0.0 < abs(np.linalg.eigvalsh(covariance)[0]) < 1e-12
+    assert _allocation.spread_map(covariance, 1e-30).shape == (8, 7)
+
+
+def test_no_map_for_no_noise_known_or_no_variance():
+    assert _allocation.spread_map(np.eye(3, order="F"), None) is None
+    assert _allocation.spread_map(np.zeros((3, 3), order="F"), 0.1) is None
+
+
+def test_the_signs_of_the_directions_are_fixed():
+    """Those of an eigensolver are not; a stored release is of use for the same ones alone."""
+    rows = np.random.default_rng(2).normal(size=(100, 5)) * [5.0, 4.0, 3.0, 2.0, 1.0]
+    map_ = _allocation.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
+    largest = np.abs(map_).argmax(axis=0)
+    assert np.all(map_[largest, np.arange(map_.shape[1])] > 0.0)

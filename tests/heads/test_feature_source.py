@@ -1,0 +1,240 @@
+"""Where features come from: arrays, data sets, encoders; the same head whichever way."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import sparse
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.heads import (
+    PatchDictionary,
+    PrivateLogisticRegression,
+    PrivateRidge,
+    RandomFourierFeatures,
+    _feature_source,
+    _one_release_head,
+)
+from tf_labeldp.heads._feature_source import FeatureSource
+from tf_labeldp.private_labels import PrivateLabels
+
+HEADS = [PrivateRidge, PrivateLogisticRegression]
+N = 400
+RNG = np.random.default_rng(3)
+LABELS = RNG.integers(0, 2, N)
+IMAGES = RNG.random((N, 8, 8)).astype(np.float32)
+IMAGES[:, :4] += 0.5 * LABELS[:, None, None]
+TABLE = {
+    "age": RNG.normal(40.0, 10.0, N) + 20.0 * LABELS,
+    "job": np.where(RNG.random(N) < 0.2 + 0.5 * LABELS, "smith", "baker"),
+}
+
+
+class Flatten:
+    """A plain callable: not a feature map, not a Keras model."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, images):
+        self.calls += 1
+        return np.reshape(images, (len(images), -1))
+
+
+def encoder_and_inputs(kind):
+    if kind == "patches":
+        encoder = PatchDictionary(patch_size=3, num_atoms=6, pooling=2, max_patches=2000, seed=0)
+        return encoder.fit(IMAGES), IMAGES
+    if kind == "fourier":
+        return RandomFourierFeatures(num_features=20).fit(TABLE), TABLE
+    if kind == "keras":
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Flatten(), keras.layers.Dense(12, "tanh")]
+        return keras.Sequential([keras.Input((8, 8)), *layers]), IMAGES
+    return Flatten(), IMAGES
+
+
+ENCODERS = ["patches", "fourier", "keras", "function"]
+
+
+def head(kind=PrivateRidge, epsilon=20.0, **arguments):
+    return kind(epsilon, 1e-4, num_classes=2, seed=0, **arguments)
+
+
+def features_by_hand(encoder, raw):
+    if hasattr(encoder, "transform"):
+        return encoder.transform(raw)
+    return encoder.predict(raw, verbose=0) if hasattr(encoder, "predict") else encoder(raw)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_in_the_head_is_one_before_it(name, kind):
+    encoder, raw = encoder_and_inputs(name)
+    features = features_by_hand(encoder, raw)
+    inside = head(kind, encoder=encoder).fit(raw, LABELS)
+    before = head(kind).fit(features, LABELS)
+    np.testing.assert_allclose(inside.predict_proba(raw), before.predict_proba(features), atol=1e-5)
+    assert inside.n_features_in_ == features.shape[1]
+    assert inside.score(raw, LABELS) > 0.8
+    assert inside.predict(raw).shape == inside.decision_function(raw).shape == (N,)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_data_sets_of_raw_inputs_give_the_same_head(name):
+    encoder, raw = encoder_and_inputs(name)
+    expected = head(encoder=encoder).fit(raw, LABELS)
+    alone = tf.data.Dataset.from_tensor_slices(raw).batch(200)
+    pairs = tf.data.Dataset.from_tensor_slices((raw, LABELS)).batch(100)
+    for one in (
+        head(encoder=encoder).fit(alone, LABELS),
+        head(encoder=encoder).fit(pairs),
+    ):
+        np.testing.assert_allclose(one.coef_, expected.coef_, atol=1e-4)
+        np.testing.assert_allclose(one.predict_proba(raw), expected.predict_proba(raw), atol=1e-4)
+
+
+def test_features_that_are_not_kept_are_made_again():
+    """The same to the last bit, and with the same digest."""
+    kept, again = Flatten(), Flatten()
+    one = FeatureSource(IMAGES, kept)
+    other = FeatureSource(IMAGES, again, max_bytes=1000.0)
+    before = kept.calls, again.calls
+    found = []
+    for source in (one, other):
+        digest = _feature_source.new_digest()
+        blocks = np.concatenate(list(source.blocks(None, digest)))
+        list(source.blocks(None))
+        found.append((blocks, digest.hexdigest()))
+    assert kept.calls == before[0] and again.calls > before[1] + 1
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_little_memory_gives_the_same_head(kind):
+    """Bit for bit where no sample of rows is asked for the mean and the directions."""
+    ample, little = 8e9, 4e5
+    assert 0.25 * little < 4.0 * IMAGES.size < 0.25 * ample
+    plain = {"center": False, "spread": False, "penalty": 8.0}
+    one, other = (
+        head(kind, encoder=Flatten(), max_bytes=size, **plain).fit(IMAGES, LABELS)
+        for size in (ample, little)
+    )
+    if kind is PrivateRidge:
+        np.testing.assert_array_equal(one.coef_, other.coef_)
+    else:  # the likelihood is summed over a sample too
+        scores = one.decision_function(IMAGES), other.decision_function(IMAGES)
+        assert np.corrcoef(*scores)[0, 1] > 0.99
+    spread = head(kind, encoder=Flatten(), max_bytes=little).fit(IMAGES, LABELS)
+    assert spread.score(IMAGES, LABELS) > 0.9
+
+
+def test_predictions_are_made_in_blocks(monkeypatch):
+    """Features of all rows at once may be far more than there is memory."""
+    seen = []
+
+    def flatten(images):
+        seen.append(len(images))
+        return images.reshape(len(images), 64)
+
+    one = head(encoder=flatten).fit(IMAGES, LABELS)
+    seen.clear()
+    whole = one.predict_proba(IMAGES)
+    monkeypatch.setattr(_one_release_head, "_PREDICT_ROWS", 150)
+    np.testing.assert_allclose(one.predict_proba(IMAGES), whole, atol=1e-12)
+    assert seen == [400, 150, 150, 100]
+    assert one.predict_proba(IMAGES[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("max_bytes", [2e9, 1000.0])
+def test_the_digest_knows_the_encoder(max_bytes):
+    """Without the mean and the spread, nothing else of a release's name would."""
+    digests = set()
+    for encode in (Flatten(), lambda images: 2.0 * np.reshape(images, (len(images), -1)) ** 2):
+        digest = _feature_source.new_digest()
+        list(FeatureSource(IMAGES, encode, max_bytes).blocks(None, digest))
+        digests.add(digest.hexdigest())
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_fit_from_a_data_set_of_features(kind):
+    x = IMAGES.reshape(N, -1)
+    pairs = tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(64)
+    alone = tf.data.Dataset.from_tensor_slices(x).batch(100)
+    expected = head(kind).fit(x, LABELS)
+    for one in (head(kind).fit(pairs), head(kind).fit(alone, LABELS)):
+        np.testing.assert_array_equal(one.coef_, expected.coef_)
+    with pytest.raises(ValueError, match="labels were given too"):
+        head(kind).fit(pairs, LABELS)
+    with pytest.raises(ValueError, match="labels are missing"):
+        head(kind).fit(alone)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("changes", ["order", "values"])
+def test_a_data_set_that_is_not_the_same_twice_is_refused_and_nothing_is_charged(kind, changes):
+    changing = tf.data.Dataset.from_tensor_slices(IMAGES.reshape(N, -1))
+    if changes == "order":
+        changing = changing.shuffle(N).batch(100)
+    else:
+        generator = tf.random.Generator.from_seed(1)
+        changing = changing.batch(100).map(lambda x: x + generator.normal(tf.shape(x)))
+    labels = PrivateLabels(LABELS, num_classes=2, budget=PrivacyBudget(1.0, 1e-4))
+    with pytest.raises(ValueError, match="must not be shuffled"):
+        kind(1.0, 1e-4).fit(changing, labels)
+    assert labels.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    ("features", "error", "message"),
+    [
+        (np.ones(5), ValueError, r"features must have shape \(n, d\), got \(5,\). Give one exam"),
+        (sparse.eye_array(3), TypeError, r"got a sparse \w+. Pass .toarray\(\)"),
+        (object(), TypeError, "got object. A data set is for fit"),
+        (np.ones((5, 28, 28)), ValueError, "Flatten images"),
+        (np.ones((5, 0)), ValueError, r"features must have shape \(n, d\), got \(5, 0\)"),
+        (np.array([["a", "b"]]), TypeError, "features must be numbers, got dtype <U1"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused(features, error, message):
+    with pytest.raises(error, match=message):
+        FeatureSource(features)
+
+
+@pytest.mark.parametrize("encoder", [None, Flatten()])
+def test_no_rows_are_refused(encoder):
+    shape = (0, 3) if encoder is None else (0, 8, 8)
+    with pytest.raises(ValueError, match="features hold no rows"):
+        head(encoder=encoder).fit(np.ones(shape), np.zeros(0, int))
+
+
+def test_encoders_that_give_no_table_are_refused():
+    with pytest.raises(ValueError, match=r"the encoder gave an array of shape \(1, 8, 8\)"):
+        head(encoder=lambda images: images).fit(IMAGES, LABELS)
+    with pytest.raises(ValueError, match="dtype <U1; a head needs numbers"):
+        head(encoder=lambda images: np.full((len(images), 2), "a")).fit(IMAGES, LABELS)
+    for encoder, given in [("pca", "'pca'"), (PatchDictionary, "the class PatchDictionary")]:
+        with pytest.raises(TypeError, match=f"an encoder must be a fitted .* got {given}"):
+            head(encoder=encoder).fit(IMAGES, LABELS)
+
+
+def test_bad_data_sets_are_refused():
+    x = IMAGES.reshape(N, -1)
+    three = tf.data.Dataset.from_tensor_slices((x, LABELS, LABELS)).batch(64)
+    with pytest.raises(ValueError, match="got 3 parts"):
+        head().fit(three)
+    ragged = tf.data.Dataset.from_generator(
+        lambda: iter([np.ones((4, 2)), np.ones((4, 3))]),
+        output_signature=tf.TensorSpec((None, None), tf.float32),
+    )
+    with pytest.raises(ValueError, match="batches have 2 and 3 features"):
+        head().fit(ragged, np.zeros(8, int))
+    uneven = tf.data.Dataset.from_tensors((x[:10], LABELS[:9]))
+    with pytest.raises(ValueError, match="another number of labels than of rows"):
+        head().fit(uneven)
+    with pytest.raises(ValueError, match="features hold no rows"):
+        head().fit(tf.data.Dataset.from_tensor_slices(x[:0]).batch(4), LABELS)

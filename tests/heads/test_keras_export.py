@@ -1,0 +1,182 @@
+"""A fitted head as a Keras model: the same outputs, from features and from raw inputs; saved."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.heads import (
+    PatchDictionary,
+    PrivateLogisticRegression,
+    PrivateRidge,
+    RandomFourierFeatures,
+)
+
+HEADS = [PrivateRidge, PrivateLogisticRegression]
+CASES = [
+    (kind, labels)
+    for kind in HEADS
+    for labels in ("classes", "binary", "numbers", "rows")
+    if (kind, labels) != (PrivateLogisticRegression, "numbers")
+]
+
+
+def saved_and_loaded(model, folder):
+    model.save(folder / "head.keras")
+    return keras.models.load_model(folder / "head.keras")
+
+
+def outputs(one, raw, kind):
+    return one.predict(raw)[:, np.newaxis] if kind == "numbers" else one.predict_proba(raw)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["spread", "plain"])
+@pytest.mark.parametrize(("head", "kind"), CASES)
+def test_the_model_says_what_the_head_says(head, kind, plain, examples, tmp_path):
+    arguments, labels = examples.kinds[kind]
+    settings = {"spread": False, "center": False, "intercept": False} if plain else {}
+    one = head(5.0, 1e-5, seed=0, **arguments, **settings).fit(examples.features, labels)
+    model = one.to_keras()
+    assert model.trainable_weights == []
+    some = examples.features[:100]
+    expected = outputs(one, some, kind)
+    for found in (model, saved_and_loaded(model, tmp_path)):
+        np.testing.assert_allclose(found(some), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers", "rows"])
+def test_the_head_is_made_of_keras_layers_alone(kind, examples):
+    """So its file loads without this package."""
+    arguments, labels = examples.kinds[kind]
+    model = PrivateRidge(5.0, 1e-5, seed=0, **arguments).fit(examples.features, labels).to_keras()
+    config = keras.saving.serialize_keras_object(model)
+    layers = [config, *config["config"]["layers"]]
+    assert {layer["module"].split(".")[0] for layer in layers} == {"keras"}
+    assert all(layer["registered_name"] in (None, "Functional") for layer in layers)
+
+
+def test_a_row_equal_to_the_mean_gets_the_intercept_in_the_model_too(examples):
+    one = PrivateRidge(5.0, 1e-5, num_classes=3, seed=0).fit(examples.features, examples.classes)
+    mean = examples.features.mean(axis=0, dtype=np.float64)[np.newaxis]
+    np.testing.assert_array_equal(one.decision_function(mean)[0], one.intercept_)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_features_makes_no_difference(unit, examples):
+    one = PrivateRidge(5.0, 1e-5, num_classes=3, seed=0)
+    one.fit(examples.features * unit, examples.classes)
+    some = (examples.features[:50] * unit).astype(np.float32)
+    np.testing.assert_allclose(one.to_keras()(some), one.predict_proba(some), atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_half_precision_policies_keep_the_digits(kind, examples):
+    """In half precision numbers end at 65,504."""
+    arguments, labels = examples.kinds[kind]
+    if kind == "numbers":
+        arguments, labels = {"low": 1e5, "high": 3e5}, 1e4 * labels
+    one = PrivateRidge(5.0, 1e-5, seed=0, **arguments).fit(examples.features, labels)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        found = one.to_keras()(examples.features[:50])
+    finally:
+        keras.config.set_dtype_policy(before)
+    np.testing.assert_allclose(found, outputs(one, examples.features[:50], kind), 1e-5, 2e-5)
+
+
+IMAGES = np.random.default_rng(1).random((300, 8, 8)).astype(np.float32)
+IMAGE_LABELS = np.arange(300) % 2
+IMAGES[:, :4] += 0.6 * IMAGE_LABELS[:, None, None]
+
+
+def keras_encoder(kind):
+    layers = [keras.layers.Flatten(), keras.layers.Dense(9, "tanh")]
+    if kind == "sequential":
+        return keras.Sequential([keras.Input((8, 8)), *layers])
+    if kind == "built-on-first-call":
+        return keras.Sequential(layers)
+    inputs = keras.Input((8, 8), name="pixels")
+    return keras.Model(inputs, layers[1](layers[0](inputs)))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["sequential", "built-on-first-call", "functional"])
+def test_a_keras_encoder_is_put_in_front(kind, head, tmp_path):
+    encoder = keras_encoder(kind)
+    one = head(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder).fit(IMAGES, IMAGE_LABELS)
+    model = one.to_keras()
+    for found in (model, saved_and_loaded(model, tmp_path)):
+        np.testing.assert_allclose(found(IMAGES), one.predict_proba(IMAGES), atol=2e-5)
+    features = encoder.predict(IMAGES, verbose=0)
+    before = head(20.0, 1e-4, num_classes=2, seed=0).fit(features, IMAGE_LABELS)
+    np.testing.assert_allclose(before.to_keras(encoder)(IMAGES), model(IMAGES), atol=2e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_feature_map_of_images_is_put_in_front(head, tmp_path):
+    encoder = PatchDictionary(patch_size=3, num_atoms=5, pooling=2, max_patches=2000, seed=0)
+    one = head(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder.fit(IMAGES))
+    one.fit(IMAGES, IMAGE_LABELS)
+    assert one.score(IMAGES, IMAGE_LABELS) > 0.8
+    model = one.to_keras()
+    expected = one.predict_proba(IMAGES)
+    for found in (model, saved_and_loaded(model, tmp_path)):
+        shape = (300, *found.input_shape[1:])
+        np.testing.assert_allclose(found(IMAGES.reshape(shape)), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_feature_map_of_a_table_is_put_in_front(head, tmp_path):
+    """The model takes a dict of columns (m, 1)."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 2, 300)
+    table = {
+        "age": (rng.normal(40.0, 10.0, 300) + 15.0 * labels).astype(np.float32),
+        "rooms": rng.integers(1, 9, 300),
+        "job": np.where(rng.random(300) < 0.2 + 0.5 * labels, "smith", "baker"),
+    }
+    encoder = RandomFourierFeatures(num_features=20).fit(table)
+    one = head(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder).fit(table, labels)
+    columns = {name: keras.ops.convert_to_tensor(v[:, None]) for name, v in table.items()}
+    model = one.to_keras()
+    assert set(model.input) == set(table)
+    expected = one.predict_proba(table)
+    for found in (model, saved_and_loaded(model, tmp_path)):
+        np.testing.assert_allclose(found(columns), expected, atol=1e-4)
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return keras.ops.reshape(x, (-1, 64))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (lambda images: images.reshape(len(images), -1), "the encoder is function, which has no"),
+        (Subclassed(), "the encoder is a Subclassed, whose inputs Keras does not know. Wrap it"),
+    ],
+    ids=["function", "subclassed"],
+)
+def test_an_encoder_that_cannot_be_exported_says_what_to_do(encoder, message):
+    one = PrivateRidge(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder)
+    one.fit(IMAGES, IMAGE_LABELS)
+    with pytest.raises(TypeError, match=message):
+        one.to_keras()
+    flat = keras.Sequential([keras.Input((8, 8)), keras.layers.Flatten()])
+    np.testing.assert_allclose(one.to_keras(flat)(IMAGES), one.predict_proba(IMAGES), atol=2e-5)
+
+
+def test_an_encoder_of_other_features_is_refused(examples):
+    one = PrivateRidge(5.0, 1e-5, num_classes=3, seed=0).fit(examples.features, examples.classes)
+    with pytest.raises(ValueError, match=r"outputs of shape \(None, 3\), .* fitted on 8 features"):
+        one.to_keras(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+    with pytest.raises(ValueError, match=r"outputs of shape \(None, 2, 4\).*flattened"):
+        one.to_keras(keras.Sequential([keras.Input((8,)), keras.layers.Reshape((2, 4))]))
+
+
+def test_an_unfitted_head_has_no_model():
+    with pytest.raises(ValueError, match="not fitted"):
+        PrivateRidge(1.0, 1e-5, num_classes=3).to_keras()

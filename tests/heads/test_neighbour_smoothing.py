@@ -1,0 +1,200 @@
+"""Smoothed features: against dense linear algebra, new examples, no labels, a better release."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tf_labeldp import PrivateLabels, _trained_models
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.heads import (
+    NeighbourSmoothing,
+    PrivateRidge,
+    RandomFourierFeatures,
+    _nearest_neighbours,
+)
+from tf_labeldp.heads._nearest_neighbours import nearest_neighbours
+
+RNG = np.random.default_rng(81)
+CENTRES = 1.6 * RNG.normal(size=(6, 12))
+CLUSTER = RNG.integers(0, 6, size=1500)
+X = (CENTRES[CLUSTER] + RNG.normal(size=(1500, 12))).astype(np.float32)
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("block", [7, 512])
+@pytest.mark.parametrize(("size", "num"), [(11, 10), (40, 10), (333, 10), (333, 1), (700, 3)])
+def test_neighbours_equal_a_full_sort(monkeypatch, block, size, num):
+    monkeypatch.setattr(_nearest_neighbours, "_BLOCK", block)
+    rows, queries = unit(X[:size, :5]), unit(X[-50:, :5])
+    for asked in (rows, queries):
+        products = (asked @ rows.T).astype(np.float64)
+        if asked is rows:
+            np.fill_diagonal(products, -2.0)
+        expected = np.sort(products, axis=1)[:, -num:]
+        found = nearest_neighbours(asked, rows, num)
+        assert found.shape == (len(asked), num)
+        assert all(len(set(row)) == num for row in found.tolist())
+        values = np.sort(np.take_along_axis(products, found, axis=1), axis=1)
+        np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+def test_equal_rows_are_no_neighbours():
+    rows = np.repeat(unit(X[:30]), 4, axis=0)
+    found = nearest_neighbours(rows, rows, 8)
+    assert not np.any(found // 4 == np.arange(120)[:, np.newaxis] // 4)
+    same = nearest_neighbours(rows[:1], np.repeat(rows[:1], 20, axis=0), 8)
+    assert same.min() >= 0 and same.max() < 20
+
+
+@pytest.mark.parametrize("strength", [0.5, 0.8])
+def test_it_is_the_fixed_point(strength):
+    one = NeighbourSmoothing(strength=strength)
+    smooth = one.fit_transform(X)
+    start = NeighbourSmoothing(strength=0.0).fit_transform(X)
+    lengths = np.linalg.norm(start, axis=1)
+    centred = np.linalg.norm(X - X.mean(axis=0), axis=1)
+    np.testing.assert_allclose(lengths, centred, rtol=1e-3)  # principal components: a rotation
+    keys = unit(start * start.var(axis=0) ** -0.25)
+    step = np.zeros((1500, 1500))
+    np.put_along_axis(step, nearest_neighbours(keys, keys, 10), 0.1, axis=1)
+    expected = np.linalg.solve(np.eye(1500) - strength * step, (1 - strength) * start)
+    difference = np.linalg.norm(smooth - expected) / np.linalg.norm(expected)
+    assert difference < 0.02
+    assert np.linalg.norm(start - expected) / np.linalg.norm(expected) > 0.2
+
+
+def test_old_examples_stay_and_new_ones_follow_their_neighbours():
+    one = NeighbourSmoothing()
+    smooth = one.fit_transform(X)
+    assert smooth.dtype == np.float32 and smooth.shape == (1500, one.n_features_out_)
+    difference = np.linalg.norm(one.transform(X) - smooth) / np.linalg.norm(smooth)
+    assert difference < 0.01
+    rng = np.random.default_rng(82)
+    new = (CENTRES[CLUSTER] + rng.normal(size=X.shape)).astype(np.float32)
+    means = np.stack([smooth[CLUSTER == c].mean(axis=0) for c in range(6)])
+    plain = NeighbourSmoothing(strength=0.0).fit(X)
+
+    def spread(rows):  # within clusters, relative to between
+        own = np.stack([rows[CLUSTER == c].mean(axis=0) for c in range(6)])
+        return np.mean((rows - own[CLUSTER]) ** 2) / np.mean(own**2)
+
+    assert spread(one.transform(new)) < 0.5 * spread(plain.transform(new))
+    nearest = np.linalg.norm(one.transform(new)[:, np.newaxis] - means, axis=2).argmin(axis=1)
+    assert np.mean(nearest == CLUSTER) > 0.9
+
+
+def test_a_release_of_smooth_features_tells_more():
+    y = CLUSTER % 3
+    scores = {}
+    for strength in (0.0, 0.8):
+        features = NeighbourSmoothing(strength=strength).fit_transform(X)
+        heads = [
+            PrivateRidge(0.05, 1e-5, num_classes=3, seed=seed).fit(features, y) for seed in range(8)
+        ]
+        scores[strength] = np.mean([head.score(features, y) for head in heads])
+    assert scores[0.8] > scores[0.0] + 0.02
+
+
+def test_an_encoder_in_front_and_behind():
+    def squares(raw):
+        return np.asarray(raw["x"] if isinstance(raw, dict) else raw) ** 2
+
+    plain = NeighbourSmoothing().fit(X**2)
+    for inputs in (X, {"x": X}):
+        one = NeighbourSmoothing(encoder=squares).fit(inputs)
+        np.testing.assert_allclose(one.transform(inputs), plain.transform(X**2), atol=1e-4)
+    head = PrivateRidge(5.0, 1e-5, num_classes=6, encoder=NeighbourSmoothing().fit(X), seed=0)
+    assert head.fit(X, CLUSTER).score(X, CLUSTER) > 0.9
+
+
+def test_scikit_learn_s_pipelines_and_clones():
+    """A pipeline passes the labels to each step; scikit-learn would unfit a cloned encoder."""
+    from sklearn.base import clone
+    from sklearn.pipeline import make_pipeline
+
+    encoder = RandomFourierFeatures(num_features=10).fit(X)
+    assert clone(NeighbourSmoothing(encoder)).encoder is encoder
+    steps = [RandomFourierFeatures(num_features=40), NeighbourSmoothing()]
+    labels = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(20.0, 1e-6))
+    pipeline = make_pipeline(*steps, PrivateRidge(20.0, 1e-6))
+    assert clone(pipeline).fit(X, labels).score(X, CLUSTER) > 0.8
+
+
+def test_an_encoder_that_was_trained_on_private_labels_is_refused():
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(4)])
+    vault = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(1.0))
+    assert NeighbourSmoothing(encoder=model).fit_transform(X).shape == (1500, 4)
+    _trained_models.remember(model, vault)
+    with pytest.raises(ValueError, match="trained on labels of a PrivateLabels"):
+        NeighbourSmoothing(encoder=model).fit(X)
+
+
+def test_fewer_components_and_directions_without_variance():
+    assert NeighbourSmoothing(num_components=3).fit_transform(X).shape == (1500, 3)
+    wide = np.hstack([X, X[:, :2], np.ones((1500, 4), np.float32)])
+    assert NeighbourSmoothing().fit_transform(wide).shape == (1500, 12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "inputs", "error", "message"),
+    [
+        ({"num_neighbours": 0}, X, ValueError, "num_neighbours must be at least 1"),
+        ({"strength": 1.0}, X, ValueError, "strength must be in"),
+        ({"num_components": 0}, X, ValueError, "num_components must be at least 1"),
+        ({}, X[:10], ValueError, "10 rows for 10 neighbours"),
+        ({}, X[:, 0], ValueError, r"features must have shape \(n, d\)"),
+        ({}, X.astype(str), TypeError, "features must be numbers"),
+        ({}, np.where(X > 3, np.nan, X), ValueError, "NaN or infinity"),
+        ({}, np.ones((50, 3)), ValueError, "all rows are equal"),
+    ],
+)
+def test_bad_input(arguments, inputs, error, message):
+    with pytest.raises(error, match=message):
+        NeighbourSmoothing(**arguments).fit(inputs)
+
+
+def test_bad_transform():
+    with pytest.raises(ValueError, match="not fitted"):
+        NeighbourSmoothing().transform(X)
+    with pytest.raises(ValueError, match="there are 11 features, in fit there were 12"):
+        NeighbourSmoothing().fit(X).transform(X[:, :11])
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.8])
+def test_the_keras_model_says_the_same_and_saves(strength, tmp_path):
+    import keras
+
+    one = NeighbourSmoothing(strength=strength).fit(X)
+    model = one.to_keras()
+    model.save(tmp_path / "smooth.keras")
+    loaded = keras.saving.load_model(tmp_path / "smooth.keras")
+    fresh = (X[:300] + RNG.normal(size=(300, 12))).astype(np.float32)
+    for inputs in (X[:300], fresh):
+        expected = one.transform(inputs)
+        for found in (model.predict(inputs, verbose=0), loaded.predict(inputs, verbose=0)):
+            apart = np.abs(found - expected).max(axis=1)
+            # Rounding may swap two neighbours that are equally near, and rarely does.
+            assert np.mean(apart > 1e-3) < 0.01
+    assert model.trainable_weights == []
+
+
+def test_a_head_exports_it_on_raw_inputs():
+    import keras
+
+    images = X.reshape(-1, 3, 4)
+    encoder = keras.Sequential([keras.Input((3, 4)), keras.layers.Flatten()])
+    smooth = NeighbourSmoothing(encoder).fit(images)
+    head = PrivateRidge(5.0, 1e-5, num_classes=6, encoder=smooth, seed=0).fit(images, CLUSTER)
+    found = head.to_keras().predict(images, verbose=0)
+    apart = np.abs(found - head.predict_proba(images)).max(axis=1)
+    assert np.mean(apart > 1e-3) < 0.01
+    function = NeighbourSmoothing(lambda rows: rows.reshape(-1, 12)).fit(images)
+    with pytest.raises(TypeError, match="function, which has no Keras model"):
+        function.to_keras()
+    with pytest.raises(ValueError, match="not fitted"):
+        NeighbourSmoothing().to_keras()

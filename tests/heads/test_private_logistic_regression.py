@@ -1,0 +1,186 @@
+"""Logistic regression from one release: against scikit-learn, its choices, its probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.private_labels import PrivateLabels
+
+
+def head(epsilon=1.0, delta=1e-6, seed=0, **arguments):
+    return PrivateLogisticRegression(epsilon, delta, seed=seed, **({"num_classes": 3} | arguments))
+
+
+def scikit_learns(one, examples, labels, penalty):
+    """scikit-learn's scores on the same scaled rows, with a free intercept."""
+    from sklearn.linear_model import LogisticRegression
+
+    rows = one._scaling.rows(examples.features)[:, :-1]
+    model = LogisticRegression(C=1.0 / penalty, tol=1e-8, max_iter=2000)
+    scores = model.fit(rows, labels).decision_function(rows)
+    return scores
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["plain", "spread"])
+@pytest.mark.parametrize("kind", ["classes", "binary", "rows"])
+def test_at_a_huge_epsilon_it_is_logistic_regression_on_unit_rows(kind, spread, examples):
+    """Scores within 1 % of their size; with half or twice the penalty they are further off.
+
+    At a huge budget the penalty of the Bayes filter is ``s^2 / t^2`` in all directions, which
+    PrivateRidge reports, times the curvature at zero and the multiple. Rows of labels are as many
+    separate fits.
+    """
+    arguments, labels = examples.kinds[kind]
+    settings = {"seed": 0, "spread": spread, **arguments}
+    multiple = 5e4
+    one = PrivateLogisticRegression(1e5, 1e-6, penalty=multiple, **settings)
+    one.fit(examples.features, labels)
+    prior = PrivateRidge(1e5, 1e-6, **settings).fit(examples.features, labels).prior_
+    curvature = 1.0 / 3.0 if kind == "classes" else 0.25
+    penalty = multiple * curvature
+    penalty *= (prior["residual_stddev"] / prior["coefficient_stddev"]) ** 2
+    found = one.decision_function(examples.features)
+    if kind != "classes":
+        found = 2.0 * found  # halves of log-odds
+
+    def distance(penalty):
+        if kind == "rows":
+            parts = [scikit_learns(one, examples, column, penalty) for column in labels.T]
+            expected = np.stack(parts, axis=1)
+        else:
+            expected = scikit_learns(one, examples, labels, penalty)
+        return np.abs(found - expected).max() / np.abs(expected).max()
+
+    assert distance(penalty) < 0.01
+    assert min(distance(0.5 * penalty), distance(2.0 * penalty)) > 0.03
+
+
+def test_three_classes(examples):
+    x, y = examples.features, examples.classes
+    one = head().fit(x, y)
+    best = head(1e5).fit(x, y)
+    assert best.score(x, y) > 0.65
+    assert one.score(x, y) > best.score(x, y) - 0.05
+    assert one.coef_.shape == (3, 8) and one.intercept_.shape == (3,)
+    assert one.decision_function(x).shape == one.predict_proba(x).shape == (3000, 3)
+    np.testing.assert_allclose(one.predict_proba(x).sum(axis=1), 1.0)
+    np.testing.assert_array_equal(one.predict_proba(x).argmax(axis=1), one.predict(x))
+    np.testing.assert_allclose(one.coef_.sum(axis=0), 0.0, atol=1e-6)
+
+
+def test_the_chosen_multiple_is_a_local_minimum_of_what_was_tried(examples):
+    for epsilon in (0.3, 3.0):
+        one = head(epsilon).fit(examples.features, examples.classes)
+        multiples, estimates = one.risk_path_
+        place = int(np.flatnonzero(multiples == one.penalty_)[0])
+        assert np.all(np.diff(multiples) > 0) and np.all(np.log2(multiples) % 1 == 0)
+        assert one.risk_ == estimates[place]
+        neighbours = estimates[max(place - 1, 0) : place + 2]
+        assert np.all(estimates[place] <= neighbours)
+        assert 0 < place < len(multiples) - 1 or multiples[place] in (0.25, 4096.0)
+
+
+def test_a_given_multiple_is_kept(examples):
+    one = head(penalty=16.0).fit(examples.features, examples.classes)
+    assert one.penalty_ == 16.0
+    assert one.risk_path_[0].tolist() == [16.0] and one.risk_path_[1].tolist() == [one.risk_]
+    # The larger multiple shrinks more; the release is the same one.
+    strong = head(penalty=256.0).fit(examples.features, examples.classes)
+    assert np.linalg.norm(strong.coef_) < np.linalg.norm(one.coef_)
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary", "rows"])
+def test_probabilities_are_calibrated(kind, examples):
+    """Mean confidence and the share of right predictions agree within 0.03; twice as sharp not."""
+    arguments, labels = examples.kinds[kind]
+    one = PrivateLogisticRegression(2.0, 1e-6, seed=0, **arguments)
+    one.fit(examples.features, labels)
+    right = np.mean(one.predict(examples.features) == labels)
+    probabilities = one.predict_proba(examples.features)
+    if kind == "rows":
+        probabilities = np.stack([1.0 - probabilities, probabilities], axis=-1)
+    assert probabilities.max(axis=-1).mean() == pytest.approx(right, abs=0.03)
+    for factor in (0.5, 2.0):
+        powered = probabilities**factor
+        powered /= powered.sum(axis=-1, keepdims=True)
+        assert abs(powered.max(axis=-1).mean() - right) > 0.03
+
+
+def test_the_estimated_log_loss_is_that_of_the_training_set(examples):
+    x, y = examples.features, examples.classes
+    for epsilon in (1.0, 100.0):
+        one = head(epsilon).fit(x, y)
+        true = -np.log(one.predict_proba(x)[np.arange(len(y)), y]).mean()
+        sigma = one.noise_stddev_ * np.linalg.norm(one._column_weights) * one.sharpness_ / len(y)
+        assert one.risk_ == pytest.approx(true, abs=max(5.2 * sigma, 1e-3))
+
+
+def test_its_log_loss_is_below_that_of_ridge():
+    """On clear classes: probabilities near one ask for scores that squares forbid."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4000, 6))
+    scores = 12.0 * x[:, :4] / np.linalg.norm(x, axis=1, keepdims=True)
+    y = np.argmax(scores * [1.0, 1.0, 0.3, 0.3] + rng.gumbel(size=(4000, 4)), axis=1)
+    loss = {}
+    for kind in (PrivateRidge, PrivateLogisticRegression):
+        one = kind(5.0, 1e-6, num_classes=4, seed=0).fit(x, y)
+        loss[kind] = -np.log(one.predict_proba(x)[np.arange(4000), y]).mean()
+    assert loss[PrivateLogisticRegression] < loss[PrivateRidge] - 0.01
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary"])
+def test_the_standard_errors_are_those_of_many_fits(kind, examples):
+    """In total within 30 %, to first order; for single coefficients within a factor of five.
+
+    Of 30 fits, the root of a mean square of 8 or 24 is known to 6 % or better.
+    """
+    arguments, labels = examples.kinds[kind]
+    few = slice(0, 600)
+    fits = [
+        PrivateLogisticRegression(3.0, 1e-5, penalty=4.0, seed=seed, **arguments).fit(
+            examples.features[few], labels[few]
+        )
+        for seed in range(30)
+    ]
+    found = np.var([one.coef_ for one in fits], axis=0)
+    stated = np.mean(np.square([one.coef_stddev_ for one in fits]), axis=0)
+    assert found.mean() / stated.mean() == pytest.approx(1.0, rel=0.6)  # of squares
+    ratios = np.sqrt(found / stated)
+    assert np.all((ratios > 0.2) & (ratios < 5.0))
+
+
+def test_labels_that_are_numbers_are_refused_before_anything_is_charged(examples):
+    vault = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=PrivacyBudget(1.0, 1e-6))
+    for features in (examples.features, np.full((3000, 2), np.nan)):  # features are not read yet
+        with pytest.raises(ValueError, match="are numbers, and PrivateLogisticRegression is for"):
+            PrivateLogisticRegression(1.0, 1e-6).fit(features, vault)
+    assert vault.guarantee().epsilon == 0.0
+    with pytest.raises(ValueError, match="is for classes, but low or high was given"):
+        PrivateLogisticRegression(1.0, 1e-6, low=0.0, high=50.0).fit(
+            examples.features, examples.numbers
+        )
+
+
+def test_a_vault_of_rows_of_the_wrong_length_is_refused(examples):
+    vault = PrivateLabels(examples.classes, num_classes=3, budget=PrivacyBudget(1.0, 1e-6))
+    with pytest.raises(ValueError, match="2999 rows of features and 3000 labels"):
+        PrivateLogisticRegression(1.0, 1e-6).fit(examples.features[:-1], vault)
+    assert vault.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize("penalty", ["bayes", 0.0, -1.0, float("nan")])
+def test_bad_penalties(penalty, examples):
+    with pytest.raises(ValueError, match="penalty must be"):
+        head(penalty=penalty).fit(examples.features, examples.classes)
+
+
+def test_a_sample_of_the_rows_gives_nearly_the_same_fit(examples):
+    """A quarter of 1e5 bytes holds 694 of the 3,000 rows of nine columns."""
+    x, y = examples.features, examples.classes
+    whole = head(20.0, penalty=8.0, spread=False, center=False).fit(x, y)
+    part = head(20.0, penalty=8.0, spread=False, center=False, max_bytes=1e5).fit(x, y)
+    scores = whole.decision_function(x).ravel(), part.decision_function(x).ravel()
+    assert 0.98 < np.corrcoef(*scores)[0, 1] < 1.0 - 1e-9

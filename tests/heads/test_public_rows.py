@@ -1,0 +1,261 @@
+"""Features as rows of unit norm: scaling, Gram matrix, samples, digest, memory; what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tf_labeldp.heads import _feature_source, _progress, _public_rows
+from tf_labeldp.heads._feature_source import FeatureSource
+
+FALSE_ALARM = 1e-6
+
+
+def rows_of(source, max_bytes=8e9):
+    return _public_rows.PublicRows(FeatureSource(source), max_bytes)
+
+
+def designed(source, center=True, intercept=0.2, noise_to_signal=0.01, max_bytes=8e9):
+    rows = rows_of(source, max_bytes)
+    survey = rows.survey()
+    scaling = rows.design(
+        survey, center=center, intercept=intercept, noise_to_signal=noise_to_signal
+    )
+    return rows, scaling
+
+
+def table(n=500, d=7, dtype=np.float32):
+    scales = np.geomspace(2.0, 0.05, d)
+    return (np.random.default_rng(0).normal(size=(n, d)) * scales + 0.3).astype(dtype)
+
+
+def all_rows(rows):
+    return np.concatenate(list(rows.blocks()))
+
+
+def scaled_by_hand(x, center, intercept, spread):
+    x = x.astype(np.float64)
+    x = x - x.mean(axis=0) if center else x
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    if spread is not None:
+        x = x.astype(np.float32) @ spread
+        x = x / np.linalg.norm(x, axis=1, keepdims=True).astype(np.float64)
+    if intercept:
+        x = np.concatenate([x, np.full((len(x), 1), intercept)], axis=1)
+    return x / np.sqrt(1 + intercept**2)
+
+
+@pytest.mark.parametrize("noise_to_signal", [None, 1e-6, 0.3])
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("intercept", [0.0, 0.2])
+def test_rows_have_unit_norm_and_their_gram_matrix(center, intercept, noise_to_signal, monkeypatch):
+    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 4096)  # seven blocks
+    x = table()
+    rows, scaling = designed(x, center, intercept, noise_to_signal)
+    assert (scaling.spread is None) == (noise_to_signal is None)
+    if noise_to_signal == 0.3:
+        assert scaling.spread.shape[1] < 7  # what noise would drown gets nothing
+    scan = rows.scan()
+    found = all_rows(rows)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, rtol=0, atol=1e-12)
+    expected = scaled_by_hand(x, center, intercept, scaling.spread)
+    np.testing.assert_allclose(found, expected, atol=1e-6 if noise_to_signal else 1e-12)
+    np.testing.assert_allclose(np.triu(scan.gram), np.triu(found.T @ found), atol=1e-10)
+    assert scan.num_rows == 500
+    assert scan.max_l1 == np.abs(found).sum(axis=1).max()
+    np.testing.assert_allclose(scan.sample, found, atol=1e-7)  # there was room for all
+
+
+def test_a_row_equal_to_the_mean_has_the_constant_alone():
+    x = table(dtype=np.float64)
+    rows, scaling = designed(x)
+    at_mean = scaling.rows(scaling.mean[np.newaxis])
+    np.testing.assert_array_equal(at_mean[0, :-1], 0.0)
+    assert at_mean[0, -1] == 0.2 / np.hypot(1.0, 0.2)
+    # Also up to the rounding of the mean, which must not become a direction.
+    near = scaling.rows(scaling.mean[np.newaxis] * (1.0 + 1e-15))
+    np.testing.assert_array_equal(near, at_mean)
+    with_mean_row = np.array([[1.0, 5.0], [3.0, 5.0], [2.0, 5.0]], np.float32)
+    rows, _ = designed(with_mean_row, intercept=0.0)
+    np.testing.assert_allclose(np.linalg.norm(all_rows(rows), axis=1), [1.0, 1.0, 0.0])
+    assert np.all(np.isfinite(rows.scan().gram))
+
+
+def test_a_row_outside_of_all_directions_is_zero():
+    """Rows of prediction may lie where no training row did."""
+    x = table()
+    x[:, 6] = 0.0
+    _, scaling = designed(x, center=False, intercept=0.0, noise_to_signal=1e-6)
+    assert scaling.spread.shape == (7, 6)
+    np.testing.assert_array_equal(scaling.spread[6], 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(scaling.rows(np.eye(7)[6:]), 0.0)
+
+
+def sketched(source, **how):
+    rows = designed(source, **how)[0]
+    rows.scan()
+    return rows
+
+
+def test_the_digest_knows_the_rows_and_not_how_they_are_cut_or_rounded(monkeypatch):
+    def scanned(source, **how):
+        rows, _ = designed(source, **how)
+        rows.scan()
+        return rows
+
+    x = table()
+    digest = scanned(x).digest()
+    assert scanned(x).digest() == digest
+    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 1000)
+    noise = 1e-6 * np.random.default_rng(5).normal(size=x.shape)
+    batches = tf.data.Dataset.from_tensor_slices(x).batch(33)
+    for source in (x.copy(), batches, x.astype(np.float64), x + noise):
+        assert scanned(source).matches(digest)
+    changed = x.copy()
+    changed[:50] += 0.5
+    for source, how in [
+        (changed, {}),
+        (x[::-1], {}),
+        (np.roll(x, 1, axis=0), {}),
+        (-x, {}),
+        (x[:-100], {}),
+        (x, {"center": False}),
+        (x, {"intercept": 0.0}),
+        (x, {"intercept": 0.3}),
+        (x, {"noise_to_signal": None}),
+        (x, {"noise_to_signal": 0.1}),
+    ]:
+        assert not scanned(source, **how).matches(digest)
+    plain = scanned(x, noise_to_signal=None).digest()
+    assert not scanned(x[:, ::-1], noise_to_signal=None).matches(plain)
+    for other in ("", "0x1p0", "3f2a", digest + " 0x1p0"):
+        assert not scanned(x).matches(other)
+    with pytest.raises(RuntimeError, match="scan"):
+        designed(x)[0].digest()
+
+
+def test_the_sample_is_uniform_and_the_same_however_it_is_cut():
+    """A chi-square test over 20 parts of the stream, and of odd against even places."""
+    stream = np.arange(30_000, dtype=np.float64)[:, np.newaxis]
+    kept = []
+    for cuts in (1, 7, 30_000 // 13):
+        sample = _public_rows.RowSample(1, 4 * 2000, None)
+        for part in np.array_split(stream, cuts):
+            sample.add(part)
+        kept.append(sample.rows())
+    assert all(np.array_equal(one, kept[0]) for one in kept)
+    places = kept[0][:, 0].astype(int)
+    assert kept[0].dtype == np.float32 and np.unique(places).size == 2000
+    parts = np.bincount(places // 1500, minlength=20)
+    # Drawn without replacement, the counts vary a little less than a multinomial's.
+    assert stats.chisquare(parts).pvalue > FALSE_ALARM
+    assert stats.binomtest(int(np.count_nonzero(places % 2)), 2000).pvalue > FALSE_ALARM
+
+
+def test_a_sample_of_all_rows_keeps_their_order():
+    sample = _public_rows.RowSample(1, 1 << 20, 100)
+    for part in np.array_split(np.arange(100.0)[:, np.newaxis], 9):
+        sample.add(part)
+    np.testing.assert_array_equal(sample.rows()[:, 0], np.arange(100.0))
+
+
+def test_a_memory_mapped_array_is_read_in_place(tmp_path):
+    np.save(tmp_path / "x.npy", table())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    one, other = designed(mapped)[0], designed(table())[0]
+    np.testing.assert_array_equal(one.scan().gram, other.scan().gram)
+    assert one.digest() == other.digest()
+    assert np.shares_memory(next(FeatureSource(mapped).blocks(None)), mapped)
+
+
+def test_a_long_pass_says_how_far_it_is(monkeypatch, capsys):
+    clock = iter(range(0, 10_000, 6))
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 4096)
+    rows, _ = designed(table())
+    capsys.readouterr()
+    rows.scan()
+    said = capsys.readouterr().err
+    assert "Gram matrix: 73 of 500 rows, 12 a second" in said
+    assert "Gram matrix: 500 rows in" in said
+    list(rows.blocks())
+    assert "Releasing the moments: 73 of 500 rows" in capsys.readouterr().err
+
+
+def test_a_short_pass_says_nothing(capsys):
+    designed(table())[0].scan()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39, 1e200])
+def test_rows_that_are_not_finite_are_refused(bad, monkeypatch):
+    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 560)  # ten rows a block
+    x = table(dtype=np.float64)
+    x[[17, 19, 30], 2] = bad
+    with pytest.raises(ValueError, match=r"2 row\(s\) hold NaN, infinity .* first at row 17"):
+        rows_of(x).survey()
+
+
+def test_large_and_small_units_make_no_difference():
+    expected = all_rows(designed(table(dtype=np.float64))[0])
+    for unit in (1e30, 1e-30):
+        found = all_rows(designed(table(dtype=np.float64) * unit)[0])
+        np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)
+
+
+def test_rows_of_zeros_are_refused():
+    x = table()
+    x[[3, 9, 100]] = 0.0
+    with pytest.raises(
+        ValueError, match=r"3 row\(s\) of features are all zero, the first at row 3:"
+    ):
+        rows_of(x).survey()
+
+
+@pytest.mark.parametrize("noise_to_signal", [None, 0.1])
+@pytest.mark.parametrize("value", [1.0, 0.1, 1e-20])
+def test_features_that_never_change_are_refused(value, noise_to_signal):
+    with pytest.raises(ValueError, match="all rows of features are the same"):
+        designed(np.full((10, 3), value), noise_to_signal=noise_to_signal)
+
+
+def test_too_many_features_say_how_many_fit():
+    wide = np.eye(2, 9000, dtype=np.float32)
+    with pytest.raises(
+        ValueError, match=r"9000 features need 3\.2 GB .* at most \d+ fit"
+    ) as caught:
+        rows_of(wide, max_bytes=2e9).survey()
+    fit = int(str(caught.value).split("at most ")[1].split()[0])
+    _public_rows.check_memory(fit, 2e9)
+    with pytest.raises(ValueError, match="at most"):
+        _public_rows.check_memory(fit + 1, 2e9)
+
+
+def test_a_sample_keeps_within_its_share_of_the_memory():
+    x = np.random.default_rng(0).normal(size=(5000, 7)).astype(np.float32)
+    survey = rows_of(x, max_bytes=4 * 28 * 1000).survey()
+    assert survey.sample.shape == (1000, 7) and survey.num_rows == 5000
+
+
+def test_scaled_rows_need_a_design():
+    with pytest.raises(RuntimeError, match="design"):
+        rows_of(table()).scan()
+
+
+def test_nearly_any_two_rows_that_change_places_are_noticed():
+    """Weights of one size, of either sign, would take half of all pairs for the same."""
+    x = np.random.default_rng(3).normal(size=(12, 4)).astype(np.float32)
+    digest = sketched(x).digest()
+    missed = 0
+    for first, second in itertools.combinations(range(12), 2):
+        swapped = x.copy()
+        swapped[[first, second]] = x[[second, first]]
+        missed += sketched(swapped).matches(digest)
+    assert missed <= 3  # of 66: some weights are close to each other

@@ -1,0 +1,155 @@
+"""The fixed feature layers: numbers, shapes, saving, precision, and bad arguments."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.keras_layers import FourierFeatures, NeighbourFeatures, PatchFeatures
+
+IMAGES = np.random.default_rng(0).integers(256, size=(6, 7, 8, 2)).astype("float32")
+ROWS = np.random.default_rng(1).normal(size=(6, 3)).astype("float32")
+CASES = {
+    "patches": (lambda: PatchFeatures(4, 3, pooling=2), IMAGES),
+    "patches_all": (
+        lambda: PatchFeatures(5, 2, 3, stride=2, threshold=1.0, contrast_floor=2.0, name="p"),
+        IMAGES,
+    ),
+    "patches_grey": (lambda: PatchFeatures(4, 3, pooling=2, threshold=0.0), IMAGES[..., 0]),
+    "fourier": (lambda: FourierFeatures(10), ROWS),
+    "neighbours": (lambda: NeighbourFeatures(20, 3), ROWS),
+    "neighbours_all": (
+        lambda: NeighbourFeatures(20, 2, num_neighbours=4, strength=0.5, name="n"),
+        ROWS,
+    ),
+    "fourier_all": (lambda: FourierFeatures(10, linear_weight=0.3, name="f"), ROWS),
+}
+
+
+def built(key):
+    """A layer with random weights, and its input."""
+    make, inputs = CASES[key]
+    layer = make()
+    layer.build(inputs.shape)
+    rng = np.random.default_rng(2)
+    layer.set_weights([rng.normal(size=weight.shape) for weight in layer.weights])
+    return layer, inputs
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_round_trip(key):
+    before = CASES[key][0]()
+    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(before)))
+    after = keras.saving.deserialize_keras_object(serialized)
+    assert type(after) is type(before)
+    assert after.get_config() == before.get_config()
+    arguments = set(inspect.signature(type(before).__init__).parameters) - {"self", "kwargs"}
+    assert arguments <= set(before.get_config())
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_shape_and_type_are_as_announced(key):
+    layer, inputs = built(key)
+    outputs = layer(inputs)
+    assert tuple(outputs.shape) == tuple(layer.compute_output_shape(inputs.shape))
+    symbolic = layer(keras.Input(inputs.shape[1:]))
+    assert tuple(symbolic.shape) == (None, outputs.shape[1])
+    assert keras.backend.standardize_dtype(outputs.dtype) == symbolic.dtype == "float32"
+
+
+def test_patch_features_of_one_patch():
+    """A 2 x 2 patch of 0, 0, 4, 8 has mean 3 and variance 11."""
+    layer = PatchFeatures(2, 2, pooling=1, threshold=0.5, contrast_floor=5.0)
+    layer.build((None, 2, 2))
+    filters = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    layer.set_weights([filters, np.array([0.0, -0.25])])
+    responses = np.array([-3.0 / 4.0, 5.0 / 4.0 + 0.25])
+    features = layer(np.array([[[0, 0], [4, 8]]], "uint8"))
+    expected = np.r_[np.maximum(0, responses - 0.5), np.maximum(0, -responses - 0.5)]
+    np.testing.assert_allclose(np.asarray(features), [expected], atol=1e-6)
+
+
+def test_a_neighbour_is_never_a_row_itself():
+    """Key (1, 0) is that of row 0; nearest of the others is (0.8, 0.6)."""
+    layer = NeighbourFeatures(3, 2, num_neighbours=1, strength=0.5)
+    layer.build((None, 2))
+    keys = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    layer.set_weights([np.ones(2), keys, np.array([[9.0, 9.0], [4.0, 8.0], [7.0, 7.0]])])
+    features = np.asarray(layer(np.array([[2.0, 0.0]], "float32")))
+    np.testing.assert_allclose(features, [[3.0, 4.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("linear_weight", [0.0, 0.25])
+def test_fourier_features_are_cosines_and_sines(linear_weight):
+    layer = FourierFeatures(10, linear_weight=linear_weight)
+    layer.build(ROWS.shape)
+    frequencies = np.asarray(layer.frequencies)
+    phases = ROWS @ frequencies
+    parts = [np.cos(phases), np.sin(phases)]
+    expected = np.concatenate(parts, axis=1) * np.sqrt((1.0 - linear_weight) / 5.0)
+    if linear_weight:
+        unit = ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)
+        expected = np.concatenate([expected, 0.5 * unit], axis=1)
+    np.testing.assert_allclose(np.asarray(layer(ROWS)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_saved_model_loads_without_custom_objects(key, tmp_path):
+    layer, inputs = built(key)
+    images = keras.Input(inputs.shape[1:])
+    model = keras.Model(images, keras.layers.Dense(2)(layer(images)))
+    assert len(model.trainable_weights) == 2  # those of Dense
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(loaded.trainable_weights) == 2
+    np.testing.assert_allclose(
+        loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_half_precision_policies_keep_the_digits(key, mixed_precision):
+    layer, inputs = built(key)
+    half = np.asarray(layer(inputs))
+    keras.config.set_dtype_policy("float32")
+    np.testing.assert_array_equal(half, np.asarray(built(key)[0](inputs)))
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_compiled_gives_the_same(key):
+    layer, inputs = built(key)
+    images = keras.Input(inputs.shape[1:])
+    model = keras.Model(images, layer(images))
+    model.compile("sgd", loss="mse", jit_compile=True)
+    compiled = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(compiled, np.asarray(layer(inputs)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PatchFeatures(0, 3), "`num_atoms` must be at least 1"),
+        (lambda: PatchFeatures(4, 3, pooling=0), "`pooling` must be at least 1"),
+        (lambda: PatchFeatures(4, 3, threshold=-0.1), "`threshold` must be at least zero"),
+        (lambda: PatchFeatures(4, 3, contrast_floor=0.0), "`contrast_floor` above it"),
+        (lambda: PatchFeatures(4, 3)(np.zeros((2, 4, 9))), "2 x 7 patch positions.*3 x 3"),
+        (lambda: PatchFeatures(4, 3)(np.zeros((2, 9))), "known size"),
+        (lambda: PatchFeatures(4, 3)(keras.Input((None, 9))), "known size"),
+        (lambda: NeighbourFeatures(0, 3), "`num_rows` must be at least 1"),
+        (lambda: NeighbourFeatures(20, 0), "`num_key_features` must be at least 1"),
+        (lambda: NeighbourFeatures(9, 3), "`num_neighbours` must be in 1..num_rows"),
+        (lambda: NeighbourFeatures(20, 3, strength=1.0), r"`strength` must be in \[0, 1\)"),
+        (lambda: NeighbourFeatures(20, 3)(np.zeros((2, 2))), "at least num_key_features=3"),
+        (lambda: FourierFeatures(7), "even and positive.*num_features=7"),
+        (lambda: FourierFeatures(0), "even and positive"),
+        (lambda: FourierFeatures(8, linear_weight=1.0), r"must be in \[0, 1\)"),
+    ],
+    ids=range(15),
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,262 @@
+"""Features smoothed over the graph of their own nearest neighbours, without labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tf_labeldp import _trained_models, _validate
+from tf_labeldp.heads._estimator import Estimator
+from tf_labeldp.heads._feature_source import encode
+from tf_labeldp.heads._keras_export import with_encoder
+from tf_labeldp.heads._nearest_neighbours import nearest_neighbours
+
+_Self = TypeVar("_Self", bound="NeighbourSmoothing")
+_BLOCK = 4096
+_SAMPLE = 20_000
+"""Rows from which the principal directions are computed."""
+_SEARCH_COMPONENTS = 100
+"""Principal directions in which neighbours are looked for, at most."""
+_NEGLIGIBLE = 0.01
+"""What is left of the start when the smoothing ends."""
+
+
+class NeighbourSmoothing(Estimator):
+    """Draws the features of each example towards those of its nearest neighbours.
+
+    Examples of one class lie close together, so features that vary slowly over the graph of
+    neighbours tell classes apart in few strong directions; and a release of few strong directions
+    drowns less in noise. With P the mean over an example's nearest neighbours, features X
+    become ``(1 - strength) * sum_t strength^t P^t X``, the fixed point of
+    ``F = strength * P F + (1 - strength) * X``. The same equation gives the features of a new
+    example from those of its neighbours in the training set.
+
+    X are the principal components of what the encoder gives. Neighbours are nearest by cosine in
+    the first 100 of them, each divided by the fourth root of its variance. An example is no
+    neighbour of its equals, so that ``transform`` of a training example gives what it has in the
+    training set.
+
+    Privacy: no label is seen, so fitting and using it costs no budget, as long as the examples are
+    public. The features of an example depend on the other examples, which are public too.
+
+    Source: the graph and its fixed point are those of Zhou et al., "Learning with local and global
+    consistency" (2004), which smooths labels; here the features are smoothed, before a private
+    release. (On smoothed features as a graph filter: Wu et al. 2019, "Simplifying graph
+    convolutional networks".)
+
+    What it brings depends on whether neighbours share labels. Test accuracy of a logistic head on
+    the patch features of 60,000 images, plain and smoothed, at epsilon 0.01, 0.1, 0.5 and 2 (one
+    seed; strength and number of neighbours were compared on these two public data sets):
+
+    =============  ===========  ===========  ===========  ===========
+    epsilon           0.01          0.1          0.5           2
+    =============  ===========  ===========  ===========  ===========
+    MNIST          88.0, 95.8   95.7, 98.3   97.7, 98.7   98.4, 98.8
+    Fashion-MNIST  72.5, 78.8   85.1, 86.9   88.4, 89.3   90.4, 90.4
+    =============  ===========  ===========  ===========  ===========
+
+    Tables are another matter: on Adult (random Fourier features) it cost a ridge head 0.4 to 0.6
+    points of accuracy at epsilon 0.01 to 0.2.
+
+    Time and memory: all pairs of examples are compared, 15 seconds on one core for 60,000 and so
+    an hour for a million. The map keeps two tables of the training set, and so does the Keras model
+    that is exported: 120 megabytes for 60,000 examples. Where that is too much, let the head's
+    predictions teach a small model (``teacher_labels``).
+
+    Args:
+        encoder: what makes features (n, d) of raw inputs, as for the heads: a fitted map, a Keras
+            model or a callable; None if the inputs are features.
+        num_neighbours: number of nearest neighbours.
+        strength: in [0, 1), the weight of the neighbours; 0 for none.
+        num_components: number of principal components, at most.
+
+    Attributes:
+        n_features_out_: number of features.
+
+    Raises:
+        TypeError: features that are not numbers.
+        ValueError: arguments out of range, too few rows, numbers that are not finite, or an encoder
+            that was trained on private labels.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> features = rng.normal(size=(500, 8)) + 3 * rng.choice([-1, 1], size=(500, 1))
+        >>> smooth = NeighbourSmoothing().fit_transform(features)
+        >>> smooth.shape, bool(smooth[:, 1:].std() < 0.5 * features.std())
+        ((500, 8), True)
+    """
+
+    def __init__(
+        self,
+        encoder: Any = None,
+        num_neighbours: int = 10,
+        strength: float = 0.8,
+        num_components: int = 400,
+    ) -> None:
+        self.encoder = encoder
+        self.num_neighbours = num_neighbours
+        self.strength = strength
+        self.num_components = num_components
+
+    def fit(self: _Self, inputs: Any, labels: Any = None) -> _Self:
+        """Finds the principal directions and the neighbours, and smooths.
+
+        Args:
+            inputs: public numbers (n, d), or what ``encoder`` takes; more than ``num_neighbours``.
+            labels: not looked at; scikit-learn's pipelines pass them to every step.
+
+        Returns:
+            The map itself.
+        """
+        del labels
+        k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
+        _validate.integer_at_least("num_components", self.num_components, 1)
+        strength = _validate.probability_below_one("strength", self.strength)
+        _trained_models.refuse_foreign(self.encoder, None)  # no head looks into this map
+        blocks = _Blocks(inputs, self.encoder)
+        if len(blocks) <= k:
+            raise ValueError(
+                f"there are {len(blocks)} rows for {k} neighbours of each. Give more rows, or a "
+                "smaller num_neighbours."
+            )
+        self._find_directions(blocks)
+        start = self._components(blocks)
+        self._keys = self._search_keys(start)
+        step = self._steps(nearest_neighbours(self._keys, self._keys, k))
+        smooth = start
+        rounds = math.ceil(math.log(_NEGLIGIBLE) / math.log(strength)) if strength else 0
+        for _ in range(rounds):
+            smooth = np.float32(strength) * (step @ smooth) + np.float32(1.0 - strength) * start
+        self._smooth = smooth
+        self.n_features_out_ = smooth.shape[1]
+        return self
+
+    def transform(self, inputs: Any) -> np.ndarray:
+        """Returns the smoothed features of examples, old or new.
+
+        Args:
+            inputs: as in ``fit``, of any number of rows.
+
+        Returns:
+            ``float32`` (m, n_features_out_).
+
+        Raises:
+            ValueError: not fitted, or another number of features than in ``fit``.
+        """
+        if not hasattr(self, "_smooth"):
+            raise ValueError("this NeighbourSmoothing is not fitted; call fit(inputs) first.")
+        start = self._components(_Blocks(inputs, self.encoder))
+        if not self.strength:
+            return start
+        found = nearest_neighbours(self._search_keys(start), self._keys, self.num_neighbours)
+        strength = np.float32(self.strength)
+        return strength * (self._steps(found) @ self._smooth) + (np.float32(1.0) - strength) * start
+
+    def fit_transform(self, inputs: Any, labels: Any = None) -> np.ndarray:
+        """Returns the smoothed features of the inputs that it is fitted on; looks at no labels."""
+        del labels
+        return self.fit(inputs)._smooth.copy()
+
+    def to_keras(self) -> Any:
+        """Returns a ``keras.Model`` from raw inputs to the smoothed features; it saves and loads.
+
+        A file of it is loaded after ``import tf_labeldp.keras_layers``. Neighbours that are equally
+        near to the last digit may be others than in ``transform``.
+
+        Raises:
+            TypeError: the encoder is a plain function, which has no Keras model.
+            ValueError: not fitted.
+        """
+        if not hasattr(self, "_smooth"):
+            raise ValueError("this NeighbourSmoothing is not fitted; call fit(inputs) first.")
+        import keras
+
+        from tf_labeldp.keras_layers import NeighbourFeatures
+
+        inputs, features = with_encoder(self.encoder, self._mean.size)
+        width = self._variances.size
+        directions = keras.layers.Dense(
+            width, trainable=False, dtype="float32", name="principal_components"
+        )
+        rows = directions(features)
+        directions.set_weights([self._vectors, -self._mean @ self._vectors])
+        if not self.strength:
+            return keras.Model(inputs, rows, name="neighbour_smoothing")
+        layer = NeighbourFeatures(
+            len(self._keys), self._keys.shape[1], self.num_neighbours, float(self.strength)
+        )
+        outputs = layer(rows)
+        scale = self._variances[: self._keys.shape[1]] ** -0.25
+        layer.set_weights([scale, self._keys, self._smooth])
+        return keras.Model(inputs, outputs, name="neighbour_smoothing")
+
+    def _find_directions(self, blocks: _Blocks) -> None:
+        from scipy import linalg
+
+        size = len(blocks)
+        sample = np.unique(np.linspace(0, size - 1, min(size, _SAMPLE)).astype(np.int64))
+        parts = [blocks.take(sample[at : at + _BLOCK]) for at in range(0, len(sample), _BLOCK)]
+        total = np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0)
+        self._mean = (total / len(sample)).astype(np.float32)
+        width = self._mean.size
+        scatter = np.zeros((width, width))
+        for part in parts:
+            part = part - self._mean
+            scatter += part.T @ part
+        first = max(0, width - self.num_components)
+        values, vectors = linalg.eigh(
+            scatter / len(sample), subset_by_index=[first, width - 1], overwrite_a=True
+        )
+        kept = values > 1e-9 * max(values[-1], 1e-30)
+        if not np.any(kept):
+            raise ValueError("all rows are equal; there is nothing to tell them apart by.")
+        self._vectors = vectors[:, kept][:, ::-1].astype(np.float32)
+        self._variances = values[kept][::-1].astype(np.float32)
+
+    def _components(self, blocks: _Blocks) -> np.ndarray:
+        out = np.empty((len(blocks), self._variances.size), np.float32)
+        for at in range(0, len(blocks), _BLOCK):
+            part = blocks.take(slice(at, at + _BLOCK))
+            if part.shape[1] != self._mean.size:
+                raise ValueError(
+                    f"there are {part.shape[1]} features, in fit there were {self._mean.size}."
+                )
+            out[at : at + _BLOCK] = (part - self._mean) @ self._vectors
+        return out
+
+    def _search_keys(self, components: np.ndarray) -> np.ndarray:
+        """Returns what neighbours are nearest in: rows of unit norm, or zero."""
+        keys = components[:, :_SEARCH_COMPONENTS] * self._variances[:_SEARCH_COMPONENTS] ** -0.25
+        lengths = np.linalg.norm(keys, axis=1, keepdims=True)
+        return keys / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)
+
+    def _steps(self, neighbours: np.ndarray) -> Any:
+        """Returns the sparse matrix (m, n) that averages over neighbours (m, k)."""
+        from scipy import sparse
+
+        rows, k = neighbours.shape
+        share = np.full(neighbours.size, 1.0 / k, np.float32)
+        starts = np.arange(0, neighbours.size + 1, k)
+        return sparse.csr_array((share, neighbours.ravel(), starts), shape=(rows, len(self._keys)))
+
+
+class _Blocks:
+    """Rows of features that are encoded when they are asked for."""
+
+    def __init__(self, inputs: Any, encoder: Any) -> None:
+        self._encoder = encoder
+        if encoder is None or not isinstance(inputs, np.ndarray):  # a table, which can't be cut
+            inputs, self._encoder = encode(encoder, inputs), None
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def take(self, rows: Any) -> np.ndarray:
+        features = encode(self._encoder, self._inputs[rows]).astype(np.float32)
+        if not np.all(np.isfinite(features)):
+            raise ValueError("features must be finite, but there are NaN or infinity among them.")
+        return features

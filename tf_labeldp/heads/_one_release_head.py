@@ -1,0 +1,385 @@
+"""What all linear heads of one release share: the passes, the release, predictions, export."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+import warnings
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tf_labeldp import _trained_models, _validate
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.estimation import LabelMomentMechanism
+from tf_labeldp.heads import _keras_export, _ridge_path
+from tf_labeldp.heads._estimator import Estimator
+from tf_labeldp.heads._feature_source import FeatureSource, encode
+from tf_labeldp.heads._label_source import LabelArguments, LabelSource
+from tf_labeldp.heads._probabilities import class_scores
+from tf_labeldp.heads._public_rows import PublicRows, Scaling, Scan, checked_norms
+
+_Self = TypeVar("_Self", bound="OneReleaseHead")
+_PREDICT_ROWS = 4096
+_INTERCEPT = 0.2
+"""The constant column beside a row of length one: it costs the other features 2 % of signal, and
+makes the noise on the mean of n centred codes sigma / (0.2 n)."""
+_L1_STEPS = 2.0**14
+"""Parts of one to which the L1 norm of the longest row is rounded up: a stored release of Laplace
+noise is asked for by it, also on a machine that rounds the rows otherwise."""
+_SIGNIFICANT = 3.0
+"""Standard deviations of pure noise below which a release counts as nothing but noise."""
+
+
+class OneReleaseHead(Estimator, abc.ABC):
+    """A linear head on public features that sees the labels once; see ``PrivateRidge``."""
+
+    sharpness_: float
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float = 0.0,
+        *,
+        num_classes: int | None = None,
+        classes: Any = None,
+        low: float | None = None,
+        high: float | None = None,
+        num_labels: int | None = None,
+        encoder: Any = None,
+        penalty: str | float = "auto",
+        spread: bool = True,
+        center: bool = True,
+        intercept: bool = True,
+        noise: str = "gaussian",
+        key: str | None = None,
+        max_bytes: float = 8e9,
+        seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.num_classes = num_classes
+        self.classes = classes
+        self.low = low
+        self.high = high
+        self.num_labels = num_labels
+        self.encoder = encoder
+        self.penalty = penalty
+        self.spread = spread
+        self.center = center
+        self.intercept = intercept
+        self.noise = noise
+        self.key = key
+        self.max_bytes = max_bytes
+        self.seed = seed
+
+    def fit(self: _Self, features: Any, labels: Any = None) -> _Self:
+        """Releases the moments of the labels, and fits.
+
+        Args:
+            features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
+                x or (x, y), read three times and so never shuffled.
+            labels: (n,) classes or numbers, or (n, L) zeros and ones, from which a vault with the
+                budget (epsilon, delta) is made; or a ``PrivateLabels``, which charges the release
+                to its own budget. None for a data set of pairs.
+
+        Returns:
+            The head itself.
+
+        Raises:
+            BudgetExceededError: a vault's budget does not allow the release; nothing was released.
+            TypeError: features or labels of a wrong kind.
+            ValueError: features not finite, all zero in a row or too many; labels outside of the
+                classes or the range; an encoder that was trained on other private labels; arguments
+                out of range.
+
+        Warns:
+            UserWarning: nothing but noise can be told in the release; or delta is above 1/n.
+
+        Each call with an array of labels is a release of its own with a statement of its own; the
+        epsilons of several fits on the same labels (cross-validation, a search over arguments) add
+        up. One ``PrivateLabels`` for all of them keeps account, and refuses to pass its budget.
+        """
+        before = dict(vars(self))
+        try:
+            rows, scan, source = self._read(features, labels)
+            mechanism = source.mechanism(math.ceil(scan.max_l1 * _L1_STEPS) / _L1_STEPS)
+            moments = source.release(mechanism, rows)
+            self._guarantee = source.guarantee(mechanism)
+            self._finish(scan, moments, mechanism, source)
+        except BaseException:  # a head that was fitted stays as it was, with its own statement
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        _trained_models.remember_head(self, source.vault)
+        return self
+
+    def decision_function(self, features: Any) -> np.ndarray:
+        """Returns scores, the larger the likelier the class.
+
+        Args:
+            features: (m, d), finite, or what ``encoder`` takes; a row of zeros, or one equal to
+                the mean of the training features, gets the intercept alone.
+
+        Returns:
+            ``float64`` (m, K); (m,) for two classes, of the second one; (m, L) for rows of labels;
+            for numbers (m,), the label less the middle of its range, not clipped.
+        """
+        scores = self._scores(features)
+        return scores[:, 0] if scores.shape[1] == 1 and self.num_labels is None else scores
+
+    def predict(self, features: Any) -> np.ndarray:
+        """Returns class values (m,), zeros and ones (m, L), or numbers (m,) within their range."""
+        scores = self._scores(features)
+        if self._label_range is not None:
+            low, high = self._label_range
+            return np.clip(scores[:, 0] + 0.5 * (low + high), low, high)
+        if self.classes_ is None:
+            return (scores > 0.0).astype(np.int64)
+        return self.classes_[np.argmax(class_scores(scores), axis=1)]
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
+
+        The sharpness is the one of greatest likelihood given the release, and needs no label beyond
+        it (see ``_probabilities``).
+
+        Raises:
+            TypeError: the labels are numbers.
+        """
+        from scipy import special
+
+        scores = self._scores(features)
+        if self._label_range is not None:
+            raise TypeError("labels that are numbers have no class probabilities; use predict.")
+        if self.classes_ is None:
+            return special.expit(2.0 * self.sharpness_ * scores)
+        return special.softmax(self.sharpness_ * class_scores(scores), axis=1)
+
+    def score(self, features: Any, labels: Any) -> float:
+        """Returns the share of right predictions, or R^2 for numbers.
+
+        Args:
+            features: as for ``predict``.
+            labels: of the shape of ``predict``'s values; they are compared as they are, so they
+                must be public, and the score of private ones is not private.
+
+        Raises:
+            ValueError: labels of another shape.
+        """
+        labels = np.asarray(labels)
+        predicted = self.predict(features)
+        if labels.shape != predicted.shape:
+            raise ValueError(
+                f"labels must have shape {predicted.shape}, as predictions have, got "
+                f"{labels.shape}. Turn columns into vectors with .ravel()."
+            )
+        if self._label_range is None:
+            return float(np.mean(predicted == labels))
+        return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
+
+    def guarantee(self) -> PrivacyGuarantee:
+        """Returns the privacy statement, as it was after ``fit``: of all that a vault has given."""
+        self._check_fitted()
+        return self._guarantee
+
+    def to_keras(self, encoder: Any = None) -> Any:
+        """Returns a ``keras.Model`` with fixed weights, that saves and loads.
+
+        The head itself is made of built-in layers, so its file loads with Keras alone. With a
+        feature map of this package in front, ``import tf_labeldp.keras_layers`` first.
+
+        Args:
+            encoder: a Keras model from raw inputs to the features (m, d), put in front; None takes
+                the one the head was fitted with. It must not have been trained with these labels,
+                or its training counts as well.
+
+        Returns:
+            A model whose outputs are those of ``predict_proba``, or of ``predict`` for numbers, of
+            shape (m, 1).
+
+        Raises:
+            TypeError: the head was fitted with a plain function as encoder, and none is given.
+            ValueError: an encoder whose outputs are not the head's features.
+        """
+        self._check_fitted()
+        weights, bias = self._column_weights, self.intercept_
+        activation, clip_to = "softmax", None
+        if self._label_range is not None:
+            activation, clip_to = "linear", self._label_range
+            bias = bias + 0.5 * sum(self._label_range)
+        elif self.classes_ is None:
+            activation = "sigmoid"
+            weights, bias = 2.0 * self.sharpness_ * weights, 2.0 * self.sharpness_ * bias
+        else:
+            weights = self.sharpness_ * class_scores(weights)
+            bias = self.sharpness_ * class_scores(bias[np.newaxis])[0]
+        model = _keras_export.export_head(
+            weights,
+            bias,
+            activation=activation,
+            scaling=self._scaling,
+            clip_to=clip_to,
+            encoder=self.encoder if encoder is None else encoder,
+        )
+        _trained_models.inherit(model.get_layer("head"), self)
+        return model
+
+    _sample_rows: int | None = 8192
+
+    def _read(self, features: Any, labels: Any) -> tuple[PublicRows, Scan, LabelSource]:
+        """Returns what a release needs: all of it public, but for the labels in their source."""
+        self._check_arguments()
+        _validate.positive_finite("max_bytes", self.max_bytes)
+        _trained_models.refuse_foreign(self.encoder, labels)
+        source = None if labels is None else LabelSource(self._told(), labels)
+        given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
+        if source is not None and given.num_rows is not None:
+            source.check_length(given.num_rows)
+        if source is not None:
+            self._check_kind(source)
+        rows = PublicRows(given, self.max_bytes)
+        survey = rows.survey()
+        if source is None:
+            if survey.labels is None:
+                raise ValueError("labels are missing: pass them, or a data set of (x, y) batches.")
+            source = LabelSource(self._told(), survey.labels)
+        elif survey.labels is not None:
+            raise ValueError("the data set has labels, and labels were given too; give one.")
+        source.check_length(survey.num_rows)
+        self._warn_of_delta(survey.num_rows)
+        noise_to_signal = None
+        if self.spread:
+            noise_to_signal = self._noise_to_signal(source, survey.num_rows, survey.num_features)
+        self._scaling = rows.design(
+            survey,
+            center=bool(self.center),
+            intercept=_INTERCEPT if self.intercept else 0.0,
+            noise_to_signal=noise_to_signal,
+        )
+        del survey  # its sample of rows is large
+        return rows, rows.scan(self._sample_rows), source
+
+    def _check_arguments(self) -> None:
+        """Raises for arguments that only this head knows."""
+
+    def _check_kind(self, source: LabelSource) -> None:
+        """Raises for labels of a vault that this head can't learn, before they are released."""
+
+    @abc.abstractmethod
+    def _choose(
+        self, problem: _ridge_path.Problem, scan: Scan, prior: tuple[float, float]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fits, sets what it chose, and returns weights (D, C), constant (C,) and a filter."""
+
+    def _told(self) -> LabelArguments:
+        names = (field.name for field in dataclasses.fields(LabelArguments))
+        return LabelArguments(**{name: getattr(self, name) for name in names})
+
+    def _noise_to_signal(self, source: LabelSource, n: int, d: int) -> float:
+        """Returns what ``spread_shares`` needs, from public numbers."""
+        width = d + bool(self.intercept)
+        mechanism = source.mechanism(float(width) ** 0.5)
+        sigma = mechanism.noise_stddev(n, width)
+        return self._noisy_columns(mechanism) * sigma**2 / (n**2 * source.code_variance)
+
+    @staticmethod
+    def _noisy_columns(mechanism: LabelMomentMechanism) -> int:
+        columns = mechanism.num_columns
+        return columns - 1 if mechanism.num_classes is not None and columns > 1 else columns
+
+    def _finish(
+        self, scan: Scan, moments: np.ndarray, mechanism: LabelMomentMechanism, source: LabelSource
+    ) -> None:
+        """Sets all that is fitted, from public numbers (overwritten) and the release."""
+        self._label_range = source.label_range
+        self.classes_ = source.class_values
+        self.n_features_in_ = self._scaling.mean.size
+        width = scan.gram.shape[0]
+        self.noise_stddev_ = mechanism.noise_stddev(scan.num_rows, width)
+        self.num_directions_ = width - bool(self.intercept)
+        one_hot = mechanism.num_classes is not None and mechanism.num_classes > 2
+        problem = _ridge_path.decompose(
+            scan.gram, moments, self.noise_stddev_, centred=one_hot, intercept=bool(self.intercept)
+        )
+        spectrum = problem.spectrum
+        self._warn_if_noise(spectrum, scan.num_rows * source.code_variance)
+        prior = _ridge_path.prior_variances(spectrum, source.code_variance / spectrum.k_eff)
+        weights, last, filter_ = self._choose(problem, scan, prior)
+        constant = _INTERCEPT if self.intercept else 0.0
+        part = 1.0 / np.hypot(1.0, constant)  # what the constant column left of a row's length
+        self._column_weights = part * weights
+        self.intercept_ = part * constant * last
+        spread = self._scaling.spread
+        columns = self._column_weights if spread is None else spread @ self._column_weights
+        self.coef_ = np.ascontiguousarray(columns.T)
+        self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
+
+    def _warn_of_delta(self, num_rows: int) -> None:
+        if self.delta * num_rows > 1.0:
+            warnings.warn(
+                f"delta={self.delta:g} is above 1/n = {1.0 / num_rows:.2g}: a release that shows "
+                "one label in the clear would be allowed. Use a delta below 1/n.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _warn_if_noise(self, spectrum: _ridge_path.Spectrum, label_energy: float) -> None:
+        self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
+        if deviations < _SIGNIFICANT:
+            best = _ridge_path.expected_signal_to_noise(spectrum, label_energy)
+            warnings.warn(
+                f"nothing but noise can be told in the release at epsilon={self.epsilon:g}: its "
+                f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
+                f"deviations from none); {best:.2g} is expected where the features explain the "
+                "labels fully. Predictions will be little better than guesses: use a larger "
+                "epsilon, more examples, or fewer features.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _scores(self, features: Any) -> np.ndarray:
+        self._check_fitted()
+        array, encoder = features, self.encoder
+        if encoder is None or not isinstance(array, np.ndarray) or not len(array):
+            array, encoder = encode(encoder, array), None  # a table, which can't be cut
+        plain = Scaling(self._scaling.mean, self._scaling.spread, 0.0)
+        parts = []
+        for start in range(0, max(len(array), 1), _PREDICT_ROWS):
+            block = encode(encoder, array[start : start + _PREDICT_ROWS])
+            if block.shape[1] != self.n_features_in_:
+                raise ValueError(
+                    f"features have {block.shape[1]} columns, the head was fitted on "
+                    f"{self.n_features_in_}."
+                )
+            checked_norms(block, start)
+            parts.append(plain.rows(block) @ self._column_weights + self.intercept_)
+        return np.concatenate(parts)
+
+    def _check_fitted(self) -> None:
+        if not self.__sklearn_is_fitted__():
+            name = type(self).__name__
+            raise ValueError(f"this {name} is not fitted; call fit(features, labels) first.")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "coef_")
+
+    @property
+    def _estimator_type(self) -> str:  # what scikit-learn before 1.6 asks for, in place of tags
+        return "regressor" if self._is_regressor() else "classifier"
+
+    def _is_regressor(self) -> bool:
+        """Returns whether labels are numbers, as ``low`` says, or the vault of ``fit``."""
+        return getattr(self, "_label_range", None) is not None or self.low is not None
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn import utils
+
+        is_number = self._is_regressor()
+        return utils.Tags(
+            estimator_type=self._estimator_type,
+            target_tags=utils.TargetTags(required=True),
+            classifier_tags=None if is_number else utils.ClassifierTags(),
+            regressor_tags=utils.RegressorTags() if is_number else None,
+        )

@@ -1,0 +1,337 @@
+"""Public features as rows of unit norm: the scaling, their Gram matrix in bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_labeldp.heads import _allocation
+from tf_labeldp.heads._feature_source import FeatureSource, new_digest
+from tf_labeldp.heads._progress import Progress
+
+_SHARE = 4
+"""The part of the memory that each sample of rows may take."""
+_DESIGN_ROWS = 100_000
+_MATRICES = 5
+"""Doubles (d, d) at a time: a covariance or Gram matrix, its eigenvectors, the work space of the
+eigensolver, and the map to the chosen directions."""
+_SAME = 1e-12
+_SKETCH = 16
+_SKETCH_TOLERANCE = 0.02
+_LARGEST = 1e38
+"""Longer rows leave single precision, in which samples of rows are kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """How a row of features becomes one of unit norm, by public numbers alone.
+
+    With the mean m and the map M, a row x becomes ``u = (x - m) / ||x - m||`` and then
+    ``u M / ||u M||``; with an intercept c, ``(u M / ||u M||, c) / sqrt(1 + c^2)``. A row of zeros
+    stays one.
+
+    Attributes:
+        mean: m (d,), zeros for none.
+        spread: M (d, m) ``float32``, or None for none.
+        intercept: c, zero for none.
+        size: a public size of ``x - m``.
+    """
+
+    mean: np.ndarray
+    spread: np.ndarray | None
+    intercept: float
+    size: float = 1.0
+
+    def rows(self, raw: np.ndarray) -> np.ndarray:
+        """Returns scaled rows, ``float64`` (m, D)."""
+        moved = raw - self.mean
+        norms = _norms(moved)
+        norms[norms <= _SAME * _norms(raw)] = np.inf
+        moved /= norms[:, np.newaxis]
+        if self.spread is not None:
+            moved = (moved.astype(np.float32) @ self.spread).astype(np.float64)
+            norms = _norms(moved)
+            norms[norms == 0.0] = np.inf
+            moved /= norms[:, np.newaxis]
+        if not self.intercept:
+            return moved
+        length = math.sqrt(1.0 + self.intercept**2)
+        constant = np.full((len(moved), 1), self.intercept / length)
+        return np.concatenate([moved / length, constant], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What the first pass over the features gives.
+
+    Attributes:
+        num_rows: n.
+        num_features: d.
+        sample: some rows as given, drawn uniformly, ``float32`` (m, d).
+        labels: those of a data set of (x, y) batches, else None.
+    """
+
+    num_rows: int
+    num_features: int
+    sample: np.ndarray
+    labels: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """What the second pass gives, of scaled rows (n, D).
+
+    Attributes:
+        gram: ``X^T X``, ``float64`` (D, D) in Fortran order; the upper triangle.
+        num_rows: n.
+        max_l1: the largest L1 norm of a row.
+        sample: some rows, drawn uniformly, ``float32`` (m, D).
+    """
+
+    gram: np.ndarray
+    num_rows: int
+    max_l1: float
+    sample: np.ndarray
+
+
+class PublicRows:
+    """Rows of features for one fit, read three times: survey, scan, release.
+
+    Args:
+        source: where the features come from.
+        max_bytes: the most memory for what grows with the number of features.
+    """
+
+    def __init__(self, source: FeatureSource, max_bytes: float) -> None:
+        self._source = source
+        self._max_bytes = float(max_bytes)
+        self._scaling: Scaling | None = None
+        self._known_digest: str | None = None
+        self._sketch: np.ndarray | None = None
+
+    def survey(self) -> Survey:
+        """Reads all rows once; raises for rows that can't be scaled."""
+        labels: list[np.ndarray] = []
+        digest = new_digest()
+        progress = Progress("Reading features", self._source.num_rows)
+        sample: RowSample | None = None
+        start = 0
+        for raw in self._source.blocks(labels, digest):
+            if sample is None:
+                check_memory(raw.shape[1], self._max_bytes)
+                sample = RowSample(raw.shape[1], self._sample_bytes(), _DESIGN_ROWS)
+            given = checked_norms(raw, start)
+            _refuse_zeros(given == 0.0, start)
+            sample.add(raw)
+            start += raw.shape[0]
+            progress.advance(raw.shape[0])
+        if sample is None:
+            raise ValueError("features hold no rows; give at least one.")
+        progress.end()
+        self._known_digest = digest.hexdigest()
+        y = np.concatenate(labels) if labels else None
+        return Survey(start, raw.shape[1], sample.rows(), y)
+
+    def design(
+        self, survey: Survey, *, center: bool, intercept: float, noise_to_signal: float | None
+    ) -> Scaling:
+        """Chooses the scaling, from the sample of the survey; see ``_allocation``.
+
+        Args:
+            survey: of these rows.
+            center: whether to subtract the mean.
+            intercept: c, or zero for none.
+            noise_to_signal: as in ``spread_shares``, or None to leave the directions as they are.
+        """
+        sample = survey.sample
+        mean = np.zeros(sample.shape[1])
+        if center:
+            mean = sample.mean(axis=0, dtype=np.float64)
+        units = Scaling(mean, None, 0.0)
+        blocks = [sample[start : start + 8192] for start in range(0, len(sample), 8192)]
+        size = max(float(_norms(block - mean).max()) for block in blocks) or 1.0
+        if not any(np.any(units.rows(block)) for block in blocks):
+            raise ValueError(
+                "all rows of features are the same, so that nothing can be learnt from them. "
+                "Check how they were made."
+            )
+        spread = None
+        if noise_to_signal is not None:
+            covariance = np.zeros((mean.size, mean.size), order="F")
+            for block in blocks:
+                covariance = add_gram(covariance, units.rows(block))
+            covariance /= len(sample)
+            spread = _allocation.spread_map(covariance, noise_to_signal)
+        self._scaling = Scaling(mean, spread, float(intercept), size)
+        return self._scaling
+
+    def scan(self, sample_rows: int | None = None) -> Scan:
+        """Reads all rows again.
+
+        Args:
+            sample_rows: the most rows to keep; None for as many as the memory allows.
+        """
+        gram: np.ndarray | None = None
+        progress = Progress("Gram matrix", self._source.num_rows)
+        start, max_l1 = 0, 0.0
+        for rows in self._scaled():
+            if gram is None:
+                width = rows.shape[1]
+                gram = np.zeros((width, width), order="F")
+                sample = RowSample(width, self._sample_bytes(), sample_rows)
+                weights = np.random.default_rng(1)
+                directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
+                sketch = np.zeros(_SKETCH)
+            sketch += weights.normal(size=len(rows)) @ (rows @ directions)
+            gram = add_gram(gram, rows)
+            max_l1 = max(max_l1, float(np.abs(rows).sum(axis=1).max()))
+            sample.add(rows)
+            start += rows.shape[0]
+            progress.advance(rows.shape[0])
+        progress.end()
+        if gram is None:
+            raise ValueError("features hold no rows; give at least one.")
+        self._sketch = sketch
+        return Scan(gram, start, max_l1, sample.rows())
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the scaled rows, ``float64`` (m, D); raises if they are not those of before."""
+        progress = Progress("Releasing the moments", self._source.num_rows)
+        for rows in self._scaled():
+            yield rows
+            progress.advance(rows.shape[0])
+        progress.end()
+
+    def digest(self) -> str:
+        """Returns a sketch of the scaled rows, see ``matches``."""
+        return " ".join(float(number).hex() for number in self._known_sketch())
+
+    def matches(self, digest: str) -> bool:
+        """Returns whether a digest is of the same rows, but for rounding.
+
+        Moments that were released are of no use with other rows. Another machine may round the same
+        rows otherwise, so a sketch of them is compared: random sums of all their entries.
+        """
+        mine = self._known_sketch()
+        try:
+            other = np.array([float.fromhex(part) for part in digest.split()])
+        except ValueError:
+            return False
+        if other.shape != mine.shape:
+            return False
+        return bool(np.linalg.norm(mine - other) <= _SKETCH_TOLERANCE * np.linalg.norm(mine))
+
+    def _known_sketch(self) -> np.ndarray:
+        if self._sketch is None:
+            raise RuntimeError("scan() comes before asking for a digest.")
+        return self._sketch
+
+    def _scaled(self) -> Iterator[np.ndarray]:
+        scaling = self._chosen()
+        digest = new_digest() if self._source.num_rows is None else None  # arrays stay as they are
+        for raw in self._source.blocks(None, digest):
+            yield scaling.rows(raw)
+        if digest is not None and digest.hexdigest() != self._known_digest:
+            raise ValueError(
+                "the data set gave other rows, or the same in another order, when it was read "
+                "again. It must not be shuffled: leave out .shuffle(), or pass "
+                "reshuffle_each_iteration=False with a seed; augment nothing."
+            )
+
+    def _chosen(self) -> Scaling:
+        if self._scaling is None:
+            raise RuntimeError("design() comes before reading scaled rows.")
+        return self._scaling
+
+    def _sample_bytes(self) -> int:
+        return int(self._max_bytes / _SHARE)
+
+
+class RowSample:
+    """Keeps uniformly drawn rows of a stream of unknown length, ``float32``.
+
+    Evenly spaced rows would not do: every second image of MNIST is from another group of writers.
+    The choice is public, repeatable, and the same however the stream is cut into blocks.
+
+    Source: Vitter 1985, "Random sampling with a reservoir", algorithm R.
+    """
+
+    def __init__(self, width: int, max_bytes: int, max_rows: int | None) -> None:
+        self._most = max(64, min(max_bytes // (4 * width), max_rows or max_bytes))
+        self._rng = np.random.default_rng(0)
+        self._parts: list[np.ndarray] = []
+        self._full: np.ndarray | None = None
+        self._seen = 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Takes the next rows of the stream."""
+        left = max(self._most - self._seen, 0)
+        places = np.arange(self._seen, self._seen + len(rows))
+        self._seen += len(rows)
+        draws = self._rng.random(len(rows))  # also for the first ones: cuts must not matter
+        if left:
+            self._parts.append(rows[:left].astype(np.float32))
+        if len(rows) > left:
+            kept = self.rows()
+            slots = (draws[left:] * (places[left:] + 1)).astype(np.int64)
+            hit = slots < self._most
+            kept[slots[hit]] = rows[left:][hit]
+
+    def rows(self) -> np.ndarray:
+        """Returns what was kept; the array itself."""
+        if self._full is None:
+            if not self._parts or sum(map(len, self._parts)) < self._most:
+                return np.concatenate(self._parts) if self._parts else np.zeros((0, 1), np.float32)
+            self._full = np.concatenate(self._parts)
+            self._parts = []
+        return self._full
+
+
+def check_memory(width: int, max_bytes: float) -> None:
+    """Raises if the matrices of so many features do not fit beside the samples of rows."""
+    room = max_bytes * (1.0 - 2.0 / _SHARE)
+    needed = 8.0 * _MATRICES * width**2
+    if needed > room:
+        fit = math.isqrt(max(int(room), 0) // (8 * _MATRICES))
+        raise ValueError(
+            f"{width} features need {needed / 1e9:.1f} GB for their matrices; at most {fit} fit in "
+            f"max_bytes={max_bytes / 1e9:.1f} GB, of which half is for samples of rows. Use fewer "
+            "features (a random projection knows no label), or raise max_bytes."
+        )
+
+
+def add_gram(gram: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the upper triangle of ``gram + rows^T rows``, in place: half of the products."""
+    from scipy.linalg import blas
+
+    return blas.dsyrk(1.0, rows.T, beta=1.0, c=gram, overwrite_c=1)
+
+
+def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
+    """Returns the L2 norm of every row, or raises for one that is not finite."""
+    norms = _norms(raw)
+    bad = ~(norms < _LARGEST)  # true for NaN too
+    if np.any(bad):
+        raise ValueError(
+            f"features must be finite, but {int(bad.sum())} row(s) hold NaN, infinity or numbers "
+            f"beyond {_LARGEST:g}, the first at row {start + int(bad.argmax())}. Fill them in "
+            "or leave these examples out, by a rule that does not look at labels."
+        )
+    return norms
+
+
+def _norms(rows: np.ndarray) -> np.ndarray:
+    wide = rows.astype(np.float64, copy=False)
+    return np.sqrt(np.einsum("ij,ij->i", wide, wide))
+
+
+def _refuse_zeros(rows: np.ndarray, start: int) -> None:
+    if np.any(rows):
+        raise ValueError(
+            f"{int(rows.sum())} row(s) of features are all zero, the first at row "
+            f"{start + int(rows.argmax())}: they have no direction to scale to unit norm. Leave "
+            "these examples out, or add a constant feature."
+        )
