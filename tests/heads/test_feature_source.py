@@ -193,7 +193,7 @@ def test_a_data_set_that_is_not_the_same_twice_is_refused_and_nothing_is_charged
     ("features", "error", "message"),
     [
         (np.ones(5), ValueError, r"features must have shape \(n, d\), got \(5,\). Give one exam"),
-        (sparse.eye_array(3), TypeError, r"got a sparse \w+. Pass .toarray\(\)"),
+        (sparse.csr_array(np.eye(3)), TypeError, r"got a sparse \w+. Pass .toarray\(\)"),
         (object(), TypeError, "got object. A data set is for fit"),
         (np.ones((5, 28, 28)), ValueError, "Flatten images"),
         (np.ones((5, 0)), ValueError, r"features must have shape \(n, d\), got \(5, 0\)"),
