@@ -152,5 +152,7 @@ def _cell(results: list[dict], *wanted: object) -> str:
     found = _values(results, *wanted)
     if not found:
         return ""
+    if len(found) == 1:
+        return f"{found[0]:.1f} (1)"
     count = "" if len(found) == 5 else f" ({len(found)})"
     return f"{np.mean(found):.1f} ± {np.std(found):.1f}{count}"
