@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import gaussian_sigma
+from tf_labeldp.estimation._certified_laplace import certified_laplace
+from tf_labeldp.mechanisms._random import checked_generator
 
 _MARGIN = 1e-9
 _LARGEST = 2.0**57
@@ -95,26 +97,14 @@ def _opendp_measurement(kind: str, scale: float, epsilon: float, l1_sensitivity:
     atoms = dp.vector_domain(dp.atom_domain(T="i64"))
     if kind == "gaussian":
         return (atoms, dp.l2_distance(T="f64")) >> dp.m.then_gaussian(scale)
-    moved = math.ceil(l1_sensitivity)
-    for _ in range(64):  # OpenDP rounds its bound on the loss upwards: one step, as a rule
-        measurement = (atoms, dp.l1_distance(T="i64")) >> dp.m.then_laplace(scale)
-        if measurement.map(moved) <= epsilon:
-            return measurement
-        scale = math.nextafter(scale, math.inf)
-    raise RuntimeError(
-        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}; it gives "
-        f"{measurement.map(moved)}. Please report this with your version of opendp."
-    )
+    space = (atoms, dp.l1_distance(T="i64"))
+    return certified_laplace(space, scale, math.ceil(l1_sensitivity), epsilon)[0]
 
 
 def _seeded(
     kind: str, scale: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
     """Returns noise of the same law, to the rounding of doubles, from a generator."""
-    if not isinstance(rng, np.random.Generator):
-        raise TypeError(
-            f"rng must be a numpy.random.Generator or None, got {type(rng).__name__}. Use "
-            "np.random.default_rng(seed) for a repeatable run, None for secure random bits."
-        )
+    rng = checked_generator(rng)
     drawn = rng.normal if kind == "gaussian" else rng.laplace
     return np.rint(drawn(scale=scale, size=shape)).astype(np.int64)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.estimation._certified_laplace import certified_laplace
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms._nearest import nearest_index
 from tf_labeldp.mechanisms._random import checked_generator
@@ -250,11 +251,7 @@ def _checked_groups(groups: Any, size: int) -> np.ndarray:
 
 
 def _certified_measurement(noise: str, epsilon: float) -> tuple[Any, float]:
-    """Returns OpenDP's Laplace measurement of a vector, and the scale that makes it epsilon-DP.
-
-    2/epsilon rounds to a double, and so does OpenDP's bound on the loss, upwards: the scale is
-    raised to the first at which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
-    """
+    """Returns OpenDP's Laplace measurement of a vector, and the scale that makes it epsilon-DP."""
     import opendp.prelude as dp
 
     # OpenDP asks for this before any component whose written proof is not finished.
@@ -266,16 +263,7 @@ def _certified_measurement(noise: str, epsilon: float) -> tuple[Any, float]:
     else:
         atoms = dp.atom_domain(T="f64", nan=False)
         space, moved = (dp.vector_domain(atoms), dp.l1_distance(T="f64")), 2.0
-    scale = _SENSITIVITY / epsilon
-    for _ in range(64):
-        measurement = space >> dp.m.then_laplace(scale)
-        if measurement.map(moved) <= epsilon:
-            return measurement, scale
-        scale = math.nextafter(scale, math.inf)
-    raise RuntimeError(
-        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}; it gives "
-        f"{measurement.map(moved)}. Please report this with your version of opendp."
-    )
+    return certified_laplace(space, _SENSITIVITY / epsilon, moved, epsilon)
 
 
 def _seeded_noise(

@@ -36,6 +36,11 @@ class Estimator:
         # have seen labels.
         return type(self)(**self.get_params())
 
+    def _refuse_unfitted(self, attribute: str, call: str) -> None:
+        """Raises if ``fit`` has not set the attribute."""
+        if not hasattr(self, attribute):
+            raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
+
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self).__init__).parameters
         shown = [

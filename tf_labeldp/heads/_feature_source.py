@@ -31,11 +31,8 @@ class FeatureSource:
         self._source = source
         self._raw: Any = None
         if not self._is_dataset:
-            if encoder is None:
-                self._source = checked_features(source)
-            elif not isinstance(source, np.ndarray):  # a table of columns, which can't be cut
-                self._source = encode(encoder, source)
-            else:
+            self._source, to_cut = cuttable(encoder, source)
+            if to_cut is not None:
                 self._encode_array(source, max_bytes)
 
     @property
@@ -111,7 +108,7 @@ class FeatureSource:
                     np.ascontiguousarray(part).data if content is None else repr(content).encode()
                 )
             started = True
-            x = checked_features(x) if self._encoder is None else encode(self._encoder, x)
+            x = encode(self._encoder, x)
             if paired:
                 y = np.asarray(element[1])
                 if y.shape[:1] != x.shape[:1]:
@@ -120,6 +117,16 @@ class FeatureSource:
                     labels.append(y)
             if x.shape[0]:
                 yield x
+
+
+def cuttable(encoder: Any, raw: Any) -> tuple[Any, Any]:
+    """Returns rows that can be cut, and the encoder that each cut still needs, or None.
+
+    A table of columns can't be cut, and is encoded whole.
+    """
+    if encoder is None or not isinstance(raw, np.ndarray):
+        return encode(encoder, raw), None
+    return raw, encoder
 
 
 def encode(encoder: Any, raw: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_labeldp import _trained_models, _validate
 from tf_labeldp.heads._estimator import Estimator
-from tf_labeldp.heads._feature_source import encode
+from tf_labeldp.heads._feature_source import cuttable, encode
 from tf_labeldp.heads._keras_export import with_encoder
 from tf_labeldp.heads._nearest_neighbours import nearest_neighbours
 
@@ -146,8 +146,7 @@ class NeighbourSmoothing(Estimator):
         Raises:
             ValueError: not fitted, or another number of features than in ``fit``.
         """
-        if not hasattr(self, "_smooth"):
-            raise ValueError("this NeighbourSmoothing is not fitted; call fit(inputs) first.")
+        self._refuse_unfitted("_smooth", "fit(inputs)")
         start = self._components(_Blocks(inputs, self.encoder))
         if not self.strength:
             return start
@@ -170,8 +169,7 @@ class NeighbourSmoothing(Estimator):
             TypeError: the encoder is a plain function, which has no Keras model.
             ValueError: not fitted.
         """
-        if not hasattr(self, "_smooth"):
-            raise ValueError("this NeighbourSmoothing is not fitted; call fit(inputs) first.")
+        self._refuse_unfitted("_smooth", "fit(inputs)")
         import keras
 
         from tf_labeldp.keras_layers import NeighbourFeatures
@@ -247,10 +245,7 @@ class _Blocks:
     """Rows of features that are encoded when they are asked for."""
 
     def __init__(self, inputs: Any, encoder: Any) -> None:
-        self._encoder = encoder
-        if encoder is None or not isinstance(inputs, np.ndarray):  # a table, which can't be cut
-            inputs, self._encoder = encode(encoder, inputs), None
-        self._inputs = inputs
+        self._inputs, self._encoder = cuttable(encoder, inputs)
 
     def __len__(self) -> int:
         return len(self._inputs)

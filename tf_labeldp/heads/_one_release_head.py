@@ -15,7 +15,7 @@ from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.estimation import LabelMomentMechanism
 from tf_labeldp.heads import _keras_export, _ridge_path
 from tf_labeldp.heads._estimator import Estimator
-from tf_labeldp.heads._feature_source import FeatureSource, encode
+from tf_labeldp.heads._feature_source import FeatureSource, cuttable, encode
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource
 from tf_labeldp.heads._probabilities import class_scores
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, Scan, checked_norms
@@ -235,9 +235,9 @@ class OneReleaseHead(Estimator, abc.ABC):
         _trained_models.refuse_foreign(self.encoder, labels)
         source = None if labels is None else LabelSource(self._told(), labels)
         given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
-        if source is not None and given.num_rows is not None:
-            source.check_length(given.num_rows)
         if source is not None:
+            if given.num_rows is not None:
+                source.check_length(given.num_rows)
             self._check_kind(source)
         rows = PublicRows(given, self.max_bytes)
         survey = rows.survey()
@@ -282,12 +282,8 @@ class OneReleaseHead(Estimator, abc.ABC):
         width = d + bool(self.intercept)
         mechanism = source.mechanism(float(width) ** 0.5)
         sigma = mechanism.noise_stddev(n, width)
-        return self._noisy_columns(mechanism) * sigma**2 / (n**2 * source.code_variance)
-
-    @staticmethod
-    def _noisy_columns(mechanism: LabelMomentMechanism) -> int:
-        columns = mechanism.num_columns
-        return columns - 1 if mechanism.num_classes is not None and columns > 1 else columns
+        noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
+        return noisy_columns * sigma**2 / (n**2 * source.code_variance)
 
     def _finish(
         self, scan: Scan, moments: np.ndarray, mechanism: LabelMomentMechanism, source: LabelSource
@@ -299,9 +295,12 @@ class OneReleaseHead(Estimator, abc.ABC):
         width = scan.gram.shape[0]
         self.noise_stddev_ = mechanism.noise_stddev(scan.num_rows, width)
         self.num_directions_ = width - bool(self.intercept)
-        one_hot = mechanism.num_classes is not None and mechanism.num_classes > 2
         problem = _ridge_path.decompose(
-            scan.gram, moments, self.noise_stddev_, centred=one_hot, intercept=bool(self.intercept)
+            scan.gram,
+            moments,
+            self.noise_stddev_,
+            centred=_is_one_hot(mechanism),
+            intercept=bool(self.intercept),
         )
         spectrum = problem.spectrum
         self._warn_if_noise(spectrum, scan.num_rows * source.code_variance)
@@ -341,9 +340,7 @@ class OneReleaseHead(Estimator, abc.ABC):
 
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
-        array, encoder = features, self.encoder
-        if encoder is None or not isinstance(array, np.ndarray) or not len(array):
-            array, encoder = encode(encoder, array), None  # a table, which can't be cut
+        array, encoder = cuttable(self.encoder, features)
         plain = Scaling(self._scaling.mean, self._scaling.spread, 0.0)
         parts = []
         for start in range(0, max(len(array), 1), _PREDICT_ROWS):
@@ -358,9 +355,7 @@ class OneReleaseHead(Estimator, abc.ABC):
         return np.concatenate(parts)
 
     def _check_fitted(self) -> None:
-        if not self.__sklearn_is_fitted__():
-            name = type(self).__name__
-            raise ValueError(f"this {name} is not fitted; call fit(features, labels) first.")
+        self._refuse_unfitted("coef_", "fit(features, labels)")
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "coef_")
@@ -383,3 +378,8 @@ class OneReleaseHead(Estimator, abc.ABC):
             classifier_tags=None if is_number else utils.ClassifierTags(),
             regressor_tags=utils.RegressorTags() if is_number else None,
         )
+
+
+def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
+    """Returns whether the codes of labels are one-hot, so that one direction of them is no news."""
+    return mechanism.num_classes is not None and mechanism.num_classes > 2

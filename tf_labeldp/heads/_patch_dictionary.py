@@ -231,8 +231,7 @@ class PatchDictionary(Estimator):
         return tuple(int(side) for side in sides)
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "filters_"):
-            raise ValueError("this PatchDictionary is not fitted; call fit(images) first.")
+        self._refuse_unfitted("filters_", "fit(images)")
 
 
 def _checked_images(images: Any) -> np.ndarray:

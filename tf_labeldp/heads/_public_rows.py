@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class PublicRows:
     def survey(self) -> Survey:
         """Reads all rows once; raises for rows that can't be scaled."""
         labels: list[np.ndarray] = []
-        digest = new_digest()
+        digest = self._new_digest()
         progress = Progress("Reading features", self._source.num_rows)
         sample: RowSample | None = None
         start = 0
@@ -131,7 +132,7 @@ class PublicRows:
         if sample is None:
             raise ValueError("features hold no rows; give at least one.")
         progress.end()
-        self._known_digest = digest.hexdigest()
+        self._known_digest = None if digest is None else digest.hexdigest()
         y = np.concatenate(labels) if labels else None
         return Survey(start, raw.shape[1], sample.rows(), y)
 
@@ -231,7 +232,7 @@ class PublicRows:
 
     def _scaled(self) -> Iterator[np.ndarray]:
         scaling = self._chosen()
-        digest = new_digest() if self._source.num_rows is None else None  # arrays stay as they are
+        digest = self._new_digest()
         for raw in self._source.blocks(None, digest):
             yield scaling.rows(raw)
         if digest is not None and digest.hexdigest() != self._known_digest:
@@ -240,6 +241,10 @@ class PublicRows:
                 "again. It must not be shuffled: leave out .shuffle(), or pass "
                 "reshuffle_each_iteration=False with a seed; augment nothing."
             )
+
+    def _new_digest(self) -> Any:
+        """Returns a hash for what is read, or None for arrays, which stay as they are."""
+        return new_digest() if self._source.num_rows is None else None
 
     def _chosen(self) -> Scaling:
         if self._scaling is None:

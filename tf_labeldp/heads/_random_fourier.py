@@ -216,8 +216,7 @@ class RandomFourierFeatures(Estimator):
         _validate.probability_below_one("linear_weight", self.linear_weight)
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "_frequencies"):
-            raise ValueError("this RandomFourierFeatures is not fitted; call fit(table) first.")
+        self._refuse_unfitted("_frequencies", "fit(table)")
 
 
 def _rows(columns: dict[str | int, np.ndarray], chosen: Any) -> dict[str | int, np.ndarray]:
