@@ -318,21 +318,31 @@ class PrivateLabels:
         """Returns the class values of class codes (m,)."""
         return self._kind.decode(codes)
 
-    def guarantee(self) -> PrivacyGuarantee:
-        """Returns what has been spent so far on the most charged example."""
+    def guarantee(
+        self, *, after: Mechanism | Sequence[Mechanism] = (), delta: float | None = None
+    ) -> PrivacyGuarantee:
+        """Returns what has been spent so far on the most charged example.
+
+        Args:
+            after: also count one use of this mechanism, or of each of these, on all examples;
+                nothing is charged.
+            delta: of the statement; None for the budget's.
+        """
+        several = after if isinstance(after, Sequence) else [after]
+        more = tuple(Charge.of(checked_mechanism(one, Mechanism)) for one in several)
         with self._lock:
             used = np.unique(self._history_of)
-            spent = [self._composed(self._histories[i]) for i in used]
+            spent = [self._composed((*self._histories[i], *more), delta) for i in used]
             seeded = any(draw.seeded for draw in self._draws.values())
         worst = max(
             spent,
             key=lambda guarantee: (guarantee.epsilon, guarantee.delta),
             default=PrivacyGuarantee(epsilon=0.0),
         )
-        delta = max((guarantee.delta for guarantee in spent), default=0.0)
+        stated_delta = max((guarantee.delta for guarantee in spent), default=0.0)
         # The statement covers every example, so it rests on what any of their sums rests on.
         notes = tuple(dict.fromkeys(text for one in spent for text in one.assumptions))
-        worst = dataclasses.replace(worst, delta=delta, seeded=seeded, assumptions=notes)
+        worst = dataclasses.replace(worst, delta=stated_delta, seeded=seeded, assumptions=notes)
         extra = _ASSUMPTIONS if seeded else (*_ASSUMPTIONS, _SECURE_BITS)
         return worst.with_assumptions(extra)
 
@@ -438,7 +448,11 @@ class PrivateLabels:
                     "a key)."
                 )
 
-    def _composed(self, history: tuple[Charge, ...]) -> PrivacyGuarantee:
+    def _composed(
+        self, history: tuple[Charge, ...], delta: float | None = None
+    ) -> PrivacyGuarantee:
+        if delta is not None and delta != self._budget.delta:
+            return compose_charges(history, delta)
         if history not in self._composed_before:
             self._composed_before[history] = compose_charges(history, self._budget.delta)
         return self._composed_before[history]
@@ -505,6 +519,20 @@ class PrivateLabels:
         )
 
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
+
+
+def labels_for_training(vault: PrivateLabels) -> np.ndarray:
+    """Returns the true labels for a training step that has charged the vault; not for users.
+
+    ``LabelDPModel.fit`` calls it after the charge for its noisy gradients, through the batches of
+    ``data.poisson_batches``; nothing else may.
+
+    Returns:
+        The codes (n,) ``int64`` or numbers (n,) ``float64``: the vault's own array, read-only.
+    """
+    labels = vault._sealed.open().view()
+    labels.flags.writeable = False
+    return labels
 
 
 class _Sealed:

@@ -6,14 +6,21 @@ from tf_labeldp.accounting._budget import (
     PrivacyBudget,
     compose_charges,
 )
+from tf_labeldp.accounting._dp_sgd import (
+    calibrate_noise_multiplier,
+    dp_sgd_assumptions,
+    dp_sgd_guarantee,
+)
 from tf_labeldp.accounting._events import (
     compose_events,
     composed_epsilon,
+    dp_sgd_event,
     gaussian_event,
     pure_dp_event,
     randomized_response_event,
 )
 from tf_labeldp.accounting._gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
+from tf_labeldp.accounting._group_privacy import group_privacy, item_budget_for_group
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
 
 __all__ = [
@@ -21,13 +28,19 @@ __all__ = [
     "Charge",
     "PrivacyBudget",
     "PrivacyGuarantee",
+    "calibrate_noise_multiplier",
     "compose_charges",
     "compose_events",
     "composed_epsilon",
+    "dp_sgd_assumptions",
+    "dp_sgd_event",
+    "dp_sgd_guarantee",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_event",
     "gaussian_sigma",
+    "group_privacy",
+    "item_budget_for_group",
     "pure_dp_event",
     "randomized_response_event",
 ]

@@ -62,6 +62,7 @@ class Charge:
         epsilon: of this use alone, finite and above zero.
         delta: of this use alone, in [0, 1).
         event: its ``dp_accounting`` event, for composition at a positive delta.
+        assumptions: sentences that must be true for this charge to be all.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -72,11 +73,17 @@ class Charge:
     epsilon: float
     delta: float
     event: DpEvent
+    assumptions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, mechanism: object) -> Charge:
         """Returns the charge of one use of ``mechanism`` (has epsilon, delta and dp_event)."""
-        return cls(mechanism.epsilon, mechanism.delta, mechanism.dp_event())  # type: ignore[attr-defined]
+        return cls(
+            mechanism.epsilon,  # type: ignore[attr-defined]
+            mechanism.delta,  # type: ignore[attr-defined]
+            mechanism.dp_event(),  # type: ignore[attr-defined]
+            tuple(getattr(mechanism, "assumptions", ())),
+        )
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
@@ -107,6 +114,7 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
     delta = _validate.probability_below_one("delta", delta)
     if not charges:
         return PrivacyGuarantee(epsilon=0.0, delta=0.0)
+    rests_on = tuple(dict.fromkeys(text for charge in charges for text in charge.assumptions))
     spent_delta = math.fsum(charge.delta for charge in charges)
     basic = math.inf
     if spent_delta <= delta * (1.0 + _ROUNDING):
@@ -118,6 +126,6 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
                 "the mechanisms and the number of their uses were fixed in advance, not chosen "
                 "after seeing earlier noisy labels"
             )
-            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(note,))
+            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(note, *rests_on))
     stated_delta = spent_delta if math.isfinite(basic) else delta
-    return PrivacyGuarantee(epsilon=basic, delta=stated_delta)
+    return PrivacyGuarantee(epsilon=basic, delta=stated_delta, assumptions=rests_on)

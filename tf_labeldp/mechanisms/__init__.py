@@ -11,6 +11,7 @@ from tf_labeldp.mechanisms._base import (
     serialize,
 )
 from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms._dp_sgd_steps import DPSGDSteps
 from tf_labeldp.mechanisms._exponential import ExponentialMechanism
 from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
@@ -26,6 +27,7 @@ __all__ = [
     "AggregateMechanism",
     "ChannelMechanism",
     "ClassificationMechanism",
+    "DPSGDSteps",
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",
     "ExponentialMechanism",
