@@ -1,0 +1,86 @@
+"""Bad arguments of ``poisson_batches``: errors that say what to do, and show no label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import sparse
+
+from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp.data import poisson_batches
+
+N = 20
+FEATURES = np.zeros((N, 3), np.float32)
+SECRET = 976
+LABELS = np.full(N, SECRET)
+
+
+def labels_with(value: Any) -> np.ndarray:
+    labels = np.full(N, float(SECRET))
+    labels[4] = value
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sampling_probability": 0.0}, ValueError, r"in \(0, 1\], got 0\.0"),
+        ({"sampling_probability": -0.1}, ValueError, r"in \(0, 1\], got -0\.1"),
+        ({"sampling_probability": 1.5}, ValueError, r"in \(0, 1\], got 1\.5.* b / n"),
+        ({"sampling_probability": float("nan")}, ValueError, r"in \(0, 1\], got nan"),
+        ({"sampling_probability": "0.5"}, TypeError, "number in .*, got str"),
+        ({"sampling_probability": True}, TypeError, "got bool"),
+        ({"sampling_probability": 0.09}, ValueError, r"at least two .* got 1\.8 = 0\.09 \* 20"),
+        ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+        ({"steps": 2.0}, TypeError, "steps must be an integer"),
+        ({"buffer_size": 9}, ValueError, "buffer_size=9 is smaller .* of 10.* Leave it out"),
+        ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1"),
+        ({"buffer_size": 12.0}, TypeError, "buffer_size must be an integer"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
+        ({"labels": LABELS[1:]}, ValueError, "features have 20 examples, labels 19"),
+        ({"labels": labels_with(np.nan)}, ValueError, "but 1 of 20 are not.*rule that"),
+        ({"labels": labels_with(np.inf)}, ValueError, "but 1 of 20 are not"),
+        ({"labels": labels_with(1e300)}, ValueError, "finite .float32., but 1 of 20"),
+        ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*classes="),
+        ({"labels": None}, TypeError, "vault or an array of numbers.*NoneType"),
+        ({"labels": SECRET}, ValueError, "got one number"),
+        ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no examples"),
+        ({"features": {}}, ValueError, "hold no examples"),
+        ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),
+        ({"features": np.float32(1.0)}, TypeError, "got float32"),
+        ({"features": np.array(1.0)}, ValueError, "got one number"),
+        ({"features": FEATURES.astype(str)}, TypeError, "must be numbers.*StringLookup"),
+        ({"features": sparse.csr_matrix(FEATURES)}, TypeError, r"dense.*\.toarray\(\)"),
+        ({"features": tf.data.Dataset.range(N)}, TypeError, "tf.data.Dataset can't be read by row"),
+        ({"features": "x.npy"}, TypeError, "got str"),
+    ],
+)
+def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    settings: dict[str, Any] = {"features": FEATURES, "labels": LABELS}
+    settings |= {"sampling_probability": 0.5, "steps": 2} | change
+    with pytest.raises(error, match=message) as found:
+        poisson_batches(settings.pop("features"), settings.pop("labels"), **settings)
+    assert str(SECRET) not in str(found.value)
+
+
+def test_a_vault_of_another_length_is_refused() -> None:
+    vault = PrivateLabels(LABELS[1:], num_classes=1000, budget=PrivacyBudget(epsilon=1.0))
+    with pytest.raises(ValueError, match="features have 20 examples, labels 19"):
+        poisson_batches(FEATURES, vault, sampling_probability=0.5, steps=2)
+    with pytest.raises(TypeError, match="does not give out true labels"):
+        poisson_batches(vault, FEATURES, sampling_probability=0.5, steps=2)
+
+
+def test_b_over_n_is_taken_as_meant() -> None:
+    below, above = (2, 49), (7, 25)
+    assert below[0] / below[1] * below[1] < below[0]
+    assert above[0] / above[1] * above[1] > above[0]
+    for b, n in (below, above):
+        with pytest.warns(UserWarning, match="will not fit"):
+            batches = poisson_batches(
+                np.zeros((n, 1)), np.zeros(n), sampling_probability=b / n, steps=1, buffer_size=b
+            )
+        assert batches.buffer_size == b

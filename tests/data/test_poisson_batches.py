@@ -1,0 +1,299 @@
+"""What ``poisson_batches`` hands to training, and what it shows to everyone else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp.data import PoissonBatches, poisson_batches
+
+N, K, Q = 40, 5, 0.2
+REJECT = 1e-6
+ROWS = np.arange(N)
+LABELS = np.random.default_rng(7).integers(0, K, N)
+
+
+def make(features: Any = None, labels: Any = LABELS, **changes: Any) -> PoissonBatches:
+    settings: dict[str, Any] = {"sampling_probability": Q, "steps": 3, "seed": 11} | changes
+    features = ROWS[:, np.newaxis] if features is None else features
+    return poisson_batches(features, labels, **settings)
+
+
+def vault(labels: Any = LABELS, **kind: Any) -> PrivateLabels:
+    kind = kind or {"num_classes": K}
+    return PrivateLabels(labels, budget=PrivacyBudget(epsilon=1.0), **kind)
+
+
+def take(batches: PoissonBatches, steps: int, alt_examples: int = 0) -> list[Any]:
+    dataset = batches._open(alt_examples=alt_examples).take(steps)
+    return [tf.nest.map_structure(lambda t: t.numpy(), element) for element in dataset]
+
+
+def sampled(batches: PoissonBatches, steps: int) -> list[list[int]]:
+    """The rows of each batch, where the features are row numbers."""
+    return [x[weights > 0, 0].tolist() for x, _, weights in take(batches, steps)]
+
+
+@pytest.mark.parametrize("labels", [LABELS, vault()], ids=["array", "vault"])
+def test_rows_come_with_their_labels(labels: Any) -> None:
+    for x, y, weights in take(make(labels=labels), 5):
+        held = weights > 0
+        assert 0 < held.sum() < N
+        np.testing.assert_array_equal(y[held], LABELS[x[held, 0]])
+
+
+def test_padding_has_weight_zero_and_no_label() -> None:
+    features = np.arange(1.0, N + 1)[:, np.newaxis]
+    for labels, padding in ((LABELS + 1, 0), (vault(low=-3.0, high=9.0), -3.0)):
+        for x, y, weights in take(make(features, labels), 5):
+            size = int(weights.sum())
+            np.testing.assert_array_equal(weights, np.arange(weights.size) < size)
+            np.testing.assert_array_equal(x[size:], features[0, 0])
+            np.testing.assert_array_equal(y[size:], padding)
+
+
+def test_sampling_does_not_look_at_labels() -> None:
+    for labels in (np.zeros(N, int), vault(), np.eye(N)):
+        assert sampled(make(labels=labels), 5) == sampled(make(), 5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "shape"),
+    [
+        (vault(), tf.int64, ()),
+        (vault(LABELS / 2, low=0, high=2), tf.float32, ()),
+        (LABELS.astype(np.int32), tf.int32, ()),
+        (LABELS.tolist(), tf.int64, ()),
+        (LABELS / 2, tf.float32, ()),
+        (tf.one_hot(LABELS, K), tf.float32, (K,)),
+    ],
+    ids=["classes", "numbers", "int32", "list", "float64", "one-hot tensor"],
+)
+def test_shapes_and_dtypes_are_fixed(labels: Any, dtype: tf.DType, shape: tuple[int, ...]) -> None:
+    features = {"image": np.zeros((N, 4, 4, 1), np.uint8), "rest": (np.zeros((N, 3)),)}
+    batches = make(features, labels)
+    dataset = batches._open(alt_examples=7)
+
+    def x_spec(rows: int) -> Any:
+        image = tf.TensorSpec((rows, 4, 4, 1), tf.uint8)
+        return {"image": image, "rest": (tf.TensorSpec((rows, 3), tf.float32),)}
+
+    b = batches.buffer_size
+    y, weights = tf.TensorSpec((b, *shape), dtype), tf.TensorSpec((b,), tf.float32)
+    assert dataset.element_spec == (x_spec(b), y, weights, x_spec(7))
+    for element in dataset.take(3):
+        tf.nest.map_structure(
+            lambda t, spec: spec.is_compatible_with(t) or pytest.fail(f"{spec}"),
+            element,
+            dataset.element_spec,
+        )
+    assert batches._open().element_spec == (x_spec(b), y, weights)
+
+
+def test_a_step_function_is_traced_once() -> None:
+    traces = []
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        traces.append(1)
+        return tf.reduce_sum(weights)
+
+    for element in make()._open().take(6):
+        step(*element)
+    assert len(traces) == 1
+
+
+def test_batches_differ_and_do_not_end() -> None:
+    drawn = sampled(make(seed=None), 8)  # steps=3: into the third epoch
+    assert len({tuple(rows) for rows in drawn}) == 8
+
+
+def test_a_seed_repeats_the_batches() -> None:
+    batches = make()
+    first, second = sampled(batches, 6), sampled(batches, 6)
+    assert first[:3] != first[3:] and first != second  # epochs differ, and so do fits
+    again = make()
+    assert [sampled(again, 6), sampled(again, 6)] == [first, second]
+    assert sampled(make(seed=12), 6) != first
+    assert batches.seeded and not make(seed=None).seeded
+
+
+def test_bits_come_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    urandom = os.urandom
+    monkeypatch.setattr(os, "urandom", lambda size: asked.append(size) or urandom(size))
+    users = {"users": ROWS // 4, "max_examples_per_user": 2, "sampling_probability": 0.5}
+    for settings in ({}, users):
+        take(make(**settings), 2, alt_examples=5)
+        assert not asked
+        take(make(seed=None, **settings), 2, alt_examples=5)
+        assert len(asked) > 4
+        asked.clear()
+
+
+def test_inclusion_through_the_whole_pipeline() -> None:
+    steps = 400
+    counts = np.bincount([row for rows in sampled(make(), steps) for row in rows], minlength=N)
+    p_values = [stats.binomtest(int(c), steps, Q).pvalue for c in counts]
+    assert min(p_values) * N > REJECT
+    total = int(counts.sum())
+    assert stats.binomtest(total, steps * N, Q).pvalue > REJECT
+    assert stats.binomtest(total, steps * N, 1.25 * Q).pvalue < REJECT
+
+
+def test_the_second_batch_is_independent_of_the_first() -> None:
+    steps, size = 600, 5
+    shared = own = 0
+    counts = np.zeros(N, int)
+    for x, _, weights, alt in take(make(), steps, alt_examples=size):
+        batch = x[weights > 0, 0]
+        assert len(set(alt[:, 0].tolist())) == size
+        counts[alt[:, 0]] += 1
+        shared += np.isin(alt[:, 0], batch).sum()
+        own += np.isin(batch[:size], batch).sum()  # were it taken from the batch
+    # Given the second batch, each of its examples is in the first one with probability q.
+    assert stats.binomtest(int(shared), steps * size, Q).pvalue > REJECT
+    assert stats.binomtest(int(own), steps * size, Q).pvalue < REJECT
+    p_values = [stats.binomtest(int(c), steps, size / N).pvalue for c in counts]
+    assert min(p_values) * N > REJECT
+
+
+def test_asking_for_a_second_batch_leaves_the_first_as_it_is() -> None:
+    with_alt = take(make(), 4, alt_examples=6)
+    for (x, y, weights, _), (x2, y2, weights2) in zip(with_alt, take(make(), 4), strict=True):
+        np.testing.assert_array_equal(x, x2)
+        np.testing.assert_array_equal(y, y2)
+        np.testing.assert_array_equal(weights, weights2)
+
+
+def test_a_second_batch_of_all_examples_has_each_once() -> None:
+    ((_, _, _, alt),) = take(make(), 1, alt_examples=N)
+    np.testing.assert_array_equal(np.sort(alt[:, 0]), ROWS)
+    with pytest.raises(ValueError, match=f"second batch of {N + 1} examples .* only {N}"):
+        make()._open(alt_examples=N + 1)
+
+
+def test_batches_that_overflow_are_empty() -> None:
+    with pytest.warns(UserWarning, match=r"of the batches will not fit into buffer_size=9"):
+        batches = make(buffer_size=9)
+    sizes = [int(weights.sum()) for _, _, weights in take(batches, 200)]
+    assert max(sizes) <= 9
+    lost = stats.binom.sf(9, N, Q) + stats.binom.pmf(0, N, Q)
+    assert stats.binomtest(sizes.count(0), 200, lost).pvalue > REJECT
+
+
+class Rows:
+    """A source of rows as a file on disk is one: increasing row numbers, each once."""
+
+    def __init__(self, read: Callable[[np.ndarray], Any]) -> None:
+        self.read = read
+        self.asked: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, rows: np.ndarray) -> Any:
+        assert rows.dtype == np.int64 and np.all(np.diff(rows) > 0)
+        self.asked.append(rows)
+        return self.read(rows)
+
+
+def test_lazy_sources_are_read_by_increasing_rows() -> None:
+    source = Rows(lambda rows: {"a": rows[:, np.newaxis] * 2.0, "b": (rows,)})
+    users = {"users": ROWS // 4, "max_examples_per_user": 6, "sampling_probability": 0.5}
+    for settings in ({}, users):
+        asked = len(source.asked)
+        for x, y, weights in take(make(source, **settings), 3):
+            held = weights > 0
+            np.testing.assert_array_equal(x["a"][held, 0], 2.0 * x["b"][0][held])
+            np.testing.assert_array_equal(y[held], LABELS[x["b"][0][held]])
+        assert len(source.asked) > asked
+
+
+def test_a_memory_map_stays_on_disk(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(N, 2))
+    mapped[:] = ROWS[:, np.newaxis]
+    batches = make(mapped)
+    assert any(part is mapped for part in batches._features._parts)
+    for x, y, weights in take(batches, 3):
+        held = weights > 0
+        np.testing.assert_array_equal(y[held], LABELS[x[held, 0].astype(int)])
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda rows: np.zeros((1, 2)), "shape .1, 2. for .* row numbers"),
+        (lambda rows: np.zeros((rows.size, 1 + (rows.size > 1))), "rows of shape .2,., and .1,."),
+    ],
+    ids=["one row for many", "another shape"],
+)
+def test_sources_that_give_other_rows_raise(read: Callable[..., Any], message: str) -> None:
+    with pytest.raises(tf.errors.OpError, match=message):
+        take(make(Rows(read)), 5)
+
+
+def test_attributes_say_how_batches_are_sampled() -> None:
+    labels = vault()
+    batches = make(labels=labels)
+    assert (batches.num_examples, batches.num_units, batches.group_size) == (N, N, 1)
+    assert (batches.sampling_probability, batches.steps) == (Q, 3)
+    assert batches.expected_batch_size == Q * N
+    assert batches.privacy_unit == "label"
+    assert batches.labels is labels and make().labels is None
+
+
+def test_labels_are_not_shown() -> None:
+    secret = 987_654
+    for labels in (np.full(N, secret), vault(np.full(N, secret), low=0, high=10**6)):
+        batches = make(labels=labels)
+        assert str(secret) not in f"{batches} {batches!r} {vars(batches)}"
+        with pytest.raises(TypeError, match=r"hold true labels.*LabelDPModel\.fit"):
+            iter(batches)
+        with pytest.raises(TypeError):
+            next(iter(batches))
+        with pytest.raises(TypeError):
+            batches[0]
+
+
+def test_labels_are_copied() -> None:
+    labels = LABELS.copy()
+    batches = make(labels=labels)
+    labels[:] = -1
+    assert all((y >= 0).all() for _, y, _ in take(batches, 2))
+
+
+EXITS = """
+import time
+import numpy as np
+from tf_labeldp.data import poisson_batches
+
+class Slow:
+    def __len__(self): return 100
+    def __getitem__(self, rows):
+        time.sleep(0.3)
+        return np.zeros((len(rows), 2), np.float32)
+
+dataset = poisson_batches(Slow(), np.zeros(100), sampling_probability=0.2, steps=4)._open()
+iterator = iter(dataset)
+next(iterator)
+time.sleep(0.1)  # the next batch is being read when Python exits
+print("read")
+"""
+
+
+def test_python_exits_while_a_batch_is_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "read"

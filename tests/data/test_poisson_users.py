@@ -1,0 +1,140 @@
+"""Batches by user: a user's k rows come together or not at all, and every user has exactly k."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tf_labeldp.data import PoissonBatches, poisson_batches
+from tf_labeldp.data._user_rows import rows_of_users
+
+# User 0 has 1 row, user 1 has 2, ... user 7 has 8; rows of users are mixed.
+OWNERS = np.random.default_rng(4).permutation(np.repeat(np.arange(8), np.arange(1, 9)))
+N, USERS, K, Q = OWNERS.size, 8, 3, 0.5
+REJECT = 1e-6
+
+
+def make(**changes: Any) -> PoissonBatches:
+    settings: dict[str, Any] = {
+        "sampling_probability": Q,
+        "steps": 2,
+        "users": OWNERS,
+        "max_examples_per_user": K,
+        "seed": 3,
+    }
+    return poisson_batches(np.arange(N)[:, np.newaxis], 10 * OWNERS, **(settings | changes))
+
+
+def take(batches: PoissonBatches, steps: int) -> list[Any]:
+    dataset = batches._open().take(steps)
+    return [tf.nest.map_structure(lambda t: t.numpy(), element) for element in dataset]
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 20])
+def test_every_user_has_exactly_k_rows_of_its_own(k: int) -> None:
+    rows = rows_of_users(OWNERS, N, k, np.random.default_rng(0))
+    assert rows.shape == (USERS, k)
+    np.testing.assert_array_equal(OWNERS[rows], np.repeat(np.arange(USERS), k).reshape(USERS, k))
+    for user, own in enumerate(rows):
+        # Nothing is repeated before all of it is there.
+        assert len(set(own.tolist())) == min(k, user + 1)
+
+
+def test_the_kept_rows_are_a_uniform_choice() -> None:
+    own = np.flatnonzero(OWNERS == 3)
+    rng = np.random.default_rng(1)
+    kept = Counter(tuple(sorted(rows_of_users(OWNERS, N, 2, rng)[3].tolist())) for _ in range(3000))
+    pairs = list(combinations(own.tolist(), 2))
+    assert set(kept) == set(pairs)
+    assert stats.chisquare([kept[pair] for pair in pairs]).pvalue > REJECT
+
+
+def test_repeated_rows_are_a_uniform_choice() -> None:
+    own = np.flatnonzero(OWNERS == 2)
+    rng = np.random.default_rng(2)
+    third = Counter(rows_of_users(OWNERS, N, 4, rng)[2, 3] for _ in range(3000))
+    assert set(third) == set(own)
+    assert stats.chisquare([third[row] for row in own]).pvalue > REJECT
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        [f"user {number}" for number in OWNERS],
+        tf.constant([f"user {number}" for number in OWNERS]),
+        np.fromiter(((number, "x") for number in OWNERS), object, N),
+        OWNERS.astype(float) * 1e9 - 5,
+    ],
+    ids=["texts", "tensor", "tuples", "floats"],
+)
+def test_users_may_be_of_any_kind(users: Any) -> None:
+    rows = rows_of_users(users, N, K, np.random.default_rng(0))
+    assert rows.shape == (USERS, K)
+    assert len({tuple(set(OWNERS[own])) for own in rows}) == USERS
+    assert all(len(set(OWNERS[own])) == 1 for own in rows)
+
+
+def test_the_rows_of_a_user_come_together_or_not_at_all() -> None:
+    batches = make()
+    kept = rows_of_users(OWNERS, N, K, None)
+    assert kept.shape == (batches.num_units, batches.group_size)
+    first: dict[int, tuple[int, ...]] = {}
+    for x, y, weights in take(batches, 50):
+        assert x.shape == (batches.buffer_size * K, 1)
+        by_user, held = x[:, 0].reshape(-1, K), weights.reshape(-1, K)
+        assert np.all(held == held[:, :1])
+        users = OWNERS[by_user[held[:, 0] > 0]]
+        assert np.all(users == users[:, :1])
+        assert len(set(users[:, 0].tolist())) == len(users)
+        np.testing.assert_array_equal(y[weights > 0], 10 * OWNERS[x[weights > 0, 0]])
+        for rows in by_user[held[:, 0] > 0]:  # the choice of rows is made once
+            user = int(OWNERS[rows[0]])
+            assert first.setdefault(user, tuple(rows.tolist())) == tuple(rows.tolist())
+    assert len(first) == USERS
+
+
+def test_users_are_sampled_with_probability_q_however_many_rows_they_have() -> None:
+    steps = 400
+    counts = np.zeros(USERS, int)
+    for x, _, weights in take(make(), steps):
+        counts += np.bincount(OWNERS[x[weights > 0, 0]], minlength=USERS) // K
+    p_values = [stats.binomtest(int(count), steps, Q).pvalue for count in counts]
+    assert min(p_values) * USERS > REJECT
+    total = int(counts.sum())
+    assert stats.binomtest(total, steps * USERS, 1.2 * Q).pvalue < REJECT
+
+
+def test_attributes_are_of_users() -> None:
+    batches = make()
+    assert (batches.num_examples, batches.num_units, batches.group_size) == (N, USERS, K)
+    assert batches.expected_batch_size == Q * USERS
+    assert batches.privacy_unit == "user"
+    assert batches.buffer_size == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"users": OWNERS[1:]}, ValueError, rf"users must have shape \({N},\)"),
+        ({"users": OWNERS[:, np.newaxis]}, ValueError, rf"users must have shape \({N},\)"),
+        ({"max_examples_per_user": 0}, ValueError, "at least 1, got 0"),
+        ({"max_examples_per_user": 1.5}, TypeError, "max_examples_per_user must be an integer"),
+        ({"max_examples_per_user": None}, ValueError, "go together"),
+        ({"users": None}, ValueError, "go together"),
+        ({"users": np.where(OWNERS == 2, np.nan, OWNERS)}, ValueError, f"3 of {N} are missing"),
+        ({"users": [None, *OWNERS[1:]]}, ValueError, f"1 of {N} are missing"),
+        ({"users": np.zeros(N, int)}, ValueError, "at least two .*users"),
+        ({"sampling_probability": 0.2}, ValueError, r"expected, got 1\.6"),
+    ],
+)
+def test_bad_users_are_refused(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make(**change)

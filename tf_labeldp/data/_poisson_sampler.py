@@ -1,0 +1,132 @@
+"""Poisson sampling: which units a batch holds, drawn by exact integer arithmetic."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_labeldp.mechanisms import _random
+
+_MODE_BITS = 192
+"""Bits of the most likely count's weight; counts that are 2^-192 as likely get the smallest one."""
+_OVERFLOW = 10**9
+"""The default buffer is too small in at most one batch of so many."""
+_MULTIPLE = 8
+"""Default buffers are multiples of this, so that replicas can share them evenly."""
+
+
+class PoissonSampler:
+    """Draws sets of units (examples or users), each unit in a set with probability q.
+
+    A Poisson sample is a number of units that is binomial, and then a uniform subset of that size.
+    The number is drawn from a table of integer weights: the binomial ones, rounded such that each
+    count is at most as likely, relative to the count before, as it should be.
+
+    Privacy: given which other units are in the sample, a unit is in it with probability at most q,
+    exactly: the odds are ``w[r + 1] (r + 1) / (w[r] (n - r))`` for r others, and the rounding
+    never takes them above ``q / (1 - q)``. The sample as a whole differs from a Poisson sample by
+    less than 2^-150 in total variation.
+
+    A draw takes O(q n) time and random bits, apart from the table, which is made once.
+
+    Args:
+        num_units: n.
+        probability: q in (0, 1]; the float is taken as the rational number that it is.
+        buffer_size: the most units of a batch; None for the smallest multiple of 8 that is
+            exceeded with probability at most 1e-9.
+    """
+
+    def __init__(self, num_units: int, probability: float, buffer_size: int | None = None) -> None:
+        self.num_units = num_units
+        self.first, self.weights = binomial_weights(num_units, probability)
+        self._sums = list(itertools.accumulate(self.weights))
+        if buffer_size is None:
+            total = self._sums[-1]
+            enough = bisect.bisect_left(self._sums, total - total // _OVERFLOW)
+            buffer_size = -(-(self.first + enough) // _MULTIPLE) * _MULTIPLE
+        self.buffer_size = buffer_size
+
+    @property
+    def overflow_probability(self) -> float:
+        """Probability that a sample has more units than the buffer."""
+        fitting = self.buffer_size - self.first
+        if fitting < 0:
+            return 1.0
+        held = self._sums[min(fitting, len(self._sums) - 1)]
+        return (self._sums[-1] - held) / self._sums[-1]
+
+    def draw(self, rng: np.random.Generator | None) -> np.ndarray:
+        """Returns the units of one batch, ``int64`` (m,) increasing.
+
+        Empty if no unit was drawn, and also if more were drawn than the buffer holds.
+
+        Args:
+            rng: None for the operating system's random bits.
+        """
+        place = bisect.bisect_right(self._sums, _integer_below(self._sums[-1], rng))
+        count = self.first + place
+        if count > self.buffer_size:
+            return np.zeros(0, np.int64)
+        return uniform_subset(count, self.num_units, rng)
+
+
+def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]]:
+    """Returns the first count of a table and the integer weights of the counts from there on.
+
+    Going up from the most likely count, each weight is rounded down; going down, it is rounded up.
+    So ``w[k + 1] / w[k] <= (n - k) q / ((k + 1) (1 - q))`` holds for every k, as integers.
+    """
+    q, one = float(probability).as_integer_ratio()
+    not_q = one - q
+    if not not_q:
+        return num_units, [1]
+    mode = min((num_units + 1) * q // one, num_units)
+
+    def upwards() -> Iterator[int]:
+        weight = 1 << _MODE_BITS
+        for k in range(mode, num_units + 1):
+            if not weight:
+                return
+            yield weight
+            weight = weight * (num_units - k) * q // ((k + 1) * not_q)
+
+    def downwards() -> Iterator[int]:
+        weight = 1 << _MODE_BITS
+        for k in range(mode - 1, -1, -1):
+            weight = -(-weight * (k + 1) * not_q // ((num_units - k) * q))
+            yield weight
+
+    return 0, [*reversed(list(downwards())), *upwards()]
+
+
+def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np.ndarray:
+    """Returns a uniform subset of 0..bound-1 of the given size, ``int64`` (size,) increasing.
+
+    What is missing is drawn again until it is not; no element is favoured at any time, so every
+    subset is equally likely. A subset of more than half is drawn as the rest of a smaller one.
+    """
+    if 2 * size > bound:
+        inside = np.ones(bound, dtype=bool)
+        inside[uniform_subset(bound - size, bound, rng)] = False
+        return np.flatnonzero(inside)
+    found = np.zeros(0, np.int64)
+    while found.size < size:
+        more = _random.uniform_below(np.full(size - found.size, bound), rng)
+        found = np.sort(np.concatenate([found, more]))
+        found = found[np.diff(found, prepend=-1) > 0]  # np.unique takes much longer
+    return found
+
+
+def _integer_below(bound: int, rng: np.random.Generator | None) -> int:
+    """Returns a uniform integer in [0, bound), of any size."""
+    length = bound.bit_length()
+    num_bytes = -(-length // 8)
+    while True:
+        drawn = os.urandom(num_bytes) if rng is None else rng.bytes(num_bytes)
+        number = int.from_bytes(drawn, "little") >> (8 * num_bytes - length)
+        if number < bound:
+            return number
