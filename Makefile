@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TFP_VENV := .venv-tf-privacy
+TFP_BIN := $(TFP_VENV)/bin
+TFP_STAMP := $(TFP_VENV)/.installed
 BAZEL ?= bazel
 BAZEL_TESTS ?= //:test_accounting //:test_mechanisms //:test_estimation
 
@@ -17,7 +20,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-slow lint bench bazel wheel wheel-test clean
+.PHONY: demo test test-slow test-tf-privacy lint bench bazel wheel wheel-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -27,6 +30,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
+
+# Against TF Privacy and Keras 2, in an environment of their own.
+test-tf-privacy: $(TFP_STAMP)
+	$(TFP_BIN)/python -m pytest -q -m tf_privacy
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -62,11 +69,24 @@ bazel:
 
 # Everything that is made here, except demo-output/: those are a person's results.
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -e '.[plots,test,lint]'
+	@touch $@
+
+# What tensorflow-privacy asks for would replace TensorFlow and numpy by old versions; the three
+# packages beside it are what its queries and models do need. Keras 2 comes in the version of
+# TensorFlow.
+$(TFP_STAMP): pyproject.toml setup.py
+	$(PYTHON) -m venv $(TFP_VENV)
+	$(TFP_BIN)/python -m pip install -q --upgrade pip
+	$(TFP_BIN)/python -m pip install -q -e '.[test]'
+	$(TFP_BIN)/python -m pip install -q absl-py dm-tree packaging
+	$(TFP_BIN)/python -m pip install -q --no-deps --ignore-requires-python tensorflow-privacy==0.9.0
+	version=$$($(TFP_BIN)/python -c 'from importlib import metadata; print(metadata.version("tensorflow"))') \
+	  && $(TFP_BIN)/python -m pip install -q --no-deps "tf-keras~=$${version%.*}.0"
 	@touch $@

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
         cli,
         data,
         estimation,
+        gradients,
         heads,
         keras_layers,
         mechanisms,
         private_labels,
+        tf_privacy,
         training,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
@@ -33,21 +35,26 @@ if TYPE_CHECKING:
         optimal_bins,
     )
     from tf_labeldp.private_labels import LabelRandomizer, LabelStoreError, PrivateLabels
-    from tf_labeldp.training import MultiStageTraining
+    from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer, MultiStageTraining
 
 _SUBMODULES = (
     "accounting",
     "cli",
     "data",
     "estimation",
+    "gradients",
     "heads",
     "keras_layers",
     "mechanisms",
     "private_labels",
+    "tf_privacy",
     "training",
 )
 _HOME_OF = {
+    "AltConv": "training",
     "BudgetExceededError": "accounting",
+    "LabelDPModel": "training",
+    "LabelDPOptimizer": "training",
     "LabelRandomizer": "private_labels",
     "LabelStoreError": "private_labels",
     "MultiStageTraining": "training",
@@ -63,7 +70,10 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "AltConv",
     "BudgetExceededError",
+    "LabelDPModel",
+    "LabelDPOptimizer",
     "LabelRandomizer",
     "LabelStoreError",
     "MultiStageTraining",
@@ -80,11 +90,13 @@ __all__ = [
     "cli",
     "data",
     "estimation",
+    "gradients",
     "heads",
     "keras_layers",
     "mechanisms",
     "optimal_bins",
     "private_labels",
+    "tf_privacy",
     "training",
 ]
 

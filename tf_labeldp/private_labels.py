@@ -521,20 +521,6 @@ class PrivateLabels:
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
 
 
-def labels_for_training(vault: PrivateLabels) -> np.ndarray:
-    """Returns the true labels for a training step that has charged the vault; not for users.
-
-    ``LabelDPModel.fit`` calls it after the charge for its noisy gradients, through the batches of
-    ``data.poisson_batches``; nothing else may.
-
-    Returns:
-        The codes (n,) ``int64`` or numbers (n,) ``float64``: the vault's own array, read-only.
-    """
-    labels = vault._sealed.open().view()
-    labels.flags.writeable = False
-    return labels
-
-
 class _Sealed:
     """Keeps an array away from repr, pickling and NumPy's conversions."""
 

@@ -31,6 +31,7 @@ PARTS = (
     "keras_layers",
     "mechanisms",
     "private_labels",
+    "tf_privacy",
     "training",
 )
 PUBLIC = [

@@ -26,6 +26,7 @@ PARTS: dict[str, frozenset[str] | None] = {
     "data": frozenset({"numpy", "tensorflow"}),
     "gradients": frozenset({"numpy", "tensorflow"}),
     "training": frozenset({"numpy", "keras", "tensorflow"}),
+    "tf_privacy": frozenset({"numpy", "keras", "tensorflow", "tensorflow_privacy"}),
     "heads": frozenset({"numpy", "scipy", "sklearn", "keras", "threadpoolctl"}),
     "cli": None,
 }
@@ -36,6 +37,7 @@ HELPERS = {
     "_label_randomizer": "private_labels",
     "_label_store": "private_labels",
     "_trained_models": "private_labels",
+    "_training_labels": "private_labels",
 }
 # These are outside the order: the lazy front, and the building blocks that know Keras alone.
 THIRD_PARTY_OUTSIDE = {

@@ -22,6 +22,7 @@ PARTS = {
     "keras_layers",
     "mechanisms",
     "private_labels",
+    "tf_privacy",
     "training",
 }
 FOUNDATION = PARTS - {"gradients"}

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp._training_labels import labels_for_training
 from tf_labeldp.data._row_source import kept_dtype
-from tf_labeldp.private_labels import PrivateLabels, labels_for_training
+from tf_labeldp.private_labels import PrivateLabels
 
 
 class LabelRows:

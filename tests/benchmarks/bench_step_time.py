@@ -1,0 +1,322 @@
+"""Time of one training step: plain Keras, DP-SGD here and in TF Privacy, and LabelDP-Pro by solver.
+
+The CNN of ``ghazi2024``, Table 10(a), on random images (what is in them changes no time), two
+cores. Each case trains in a process of its own, which stops after some steps and waits for the
+others, so that all cases share every slow moment of the machine; the table has medians over rounds
+of times, and of the ratios within a round. DP-SGD here is ``LabelDPModel.fit`` on Poisson batches,
+with everything that goes with it: secret sampling, a buffer that is larger than the mean batch,
+noise from the operating system.
+
+TF Privacy is timed where tensorflow-privacy and tf-keras are installed (``make test-tf-privacy``
+makes ``.venv-tf-privacy`` with both).
+
+    python tests/benchmarks/bench_step_time.py
+    python tests/benchmarks/bench_step_time.py --rounds 3 --cases plain dp-sgd "AltConv 256"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from typing import Any
+
+CORES = 2
+WARM_UP = 2
+CLASSES = 10
+CLIP, NOISE = 1.0, 4.7
+MEMORY_LIMIT = 12 * 2**30
+
+# Name -> (worker, settings, steps a round).
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "plain": ("plain", {}, 8),
+    "plain, jit_compile=False": ("plain", {"jit_compile": False}, 8),
+    "dp-sgd": ("ours", {}, 8),
+    "dp-sgd, vectorized": ("ours", {"method": "vectorized"}, 2),
+    "TF Privacy DPSequential": ("tfp", {"use_xla": True}, 2),
+    "TF Privacy DPSequential, use_xla=False": ("tfp", {"use_xla": False}, 2),
+    "TF Privacy DPKerasSGDOptimizer": ("jacobian", {}, 1),
+}
+for _count in (256, 1024):
+    CASES[f"AltConv {_count}"] = ("ours", {"num_examples": _count}, 4)
+    CASES[f"AltConv {_count}, frank_wolfe"] = (
+        "ours",
+        {"num_examples": _count, "solver": "frank_wolfe"},
+        2,
+    )
+    CASES[f"AltConv {_count}, pgd (the paper's)"] = (
+        "ours",
+        {"num_examples": _count, "solver": "pgd", "hull": "joint", "start": "uniform"},
+        1,
+    )
+# (what, numerator, denominator, at most): what issue 4 asks for.
+TARGETS = [
+    ("dp-sgd / plain", "dp-sgd", "plain", 4.0),
+    ("dp-sgd / TF Privacy DPSequential", "dp-sgd", "TF Privacy DPSequential", 0.25),
+    (
+        "dp-sgd / TF Privacy DPSequential, use_xla=False",
+        "dp-sgd",
+        "TF Privacy DPSequential, use_xla=False",
+        0.25,
+    ),
+    ("AltConv 256 / dp-sgd", "AltConv 256", "dp-sgd", 4.0),
+    ("AltConv 1024 / dp-sgd", "AltConv 1024", "dp-sgd", 10.0),
+]
+
+
+class Rounds:
+    """Times rounds of steps inside one ``fit``, each when the parent asks for it."""
+
+    def __init__(self) -> None:
+        # Lines for the parent; what libraries print goes elsewhere.
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def callback(self, base: type) -> Any:
+        """Returns the callback, of the Keras that runs the model."""
+        rounds = self
+
+        class Callback(base):  # type: ignore[misc, valid-type]
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if not sys.stdin.readline():
+                    sys.exit()
+                self.start = time.perf_counter()
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                seconds = time.perf_counter() - self.start
+                products = (logs or {}).get("projection_products")
+                line = {"seconds": seconds, "products": None if products is None else int(products)}
+                rounds._out.write(json.dumps(line) + "\n")
+
+        return Callback()
+
+
+def random_data(batch: int, batches: int = 1) -> tuple[Any, Any]:
+    """Returns images and labels."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    x = rng.random((batches * batch, 28, 28, 1), dtype=np.float32)
+    return x, rng.integers(CLASSES, size=batches * batch)
+
+
+def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
+    """Trains with ``model.fit`` of Keras 3."""
+    rounds = Rounds()
+    import keras
+    import tensorflow as tf
+
+    from tf_labeldp.cli import _models
+
+    model = _models.small_cnn((28, 28, 1), CLASSES)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, **settings)
+    data = tf.data.Dataset.from_tensors(random_data(batch)).repeat()
+    callbacks = [rounds.callback(keras.callbacks.Callback)]
+    model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
+    """Trains a ``LabelDPModel``; ``num_examples`` and what follows it are for ``AltConv``."""
+    rounds = Rounds()
+    import keras
+
+    from tf_labeldp.cli import _models
+    from tf_labeldp.data import poisson_batches
+    from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer
+
+    method = settings.pop("method", "auto")
+    denoiser = AltConv(**settings) if settings else None
+    inner = keras.optimizers.SGD(0.1)
+    model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), CLASSES))
+    model.compile(
+        LabelDPOptimizer(inner, CLIP, NOISE, denoiser=denoiser, method=method),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x, y = random_data(batch, batches=16)
+    data = poisson_batches(x, y, sampling_probability=1 / 16, steps=steps)
+    callbacks = [rounds.callback(keras.callbacks.Callback)]
+    model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def train_tf_privacy(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
+    """Trains the same network of Keras 2 with TF Privacy: by its model, or by its optimizer."""
+    rounds = Rounds()
+    import importlib
+
+    import tensorflow as tf
+
+    from tf_labeldp.tf_privacy import load
+
+    load()
+    layers = tf.keras.layers
+    network = [
+        layers.InputLayer((28, 28, 1)),
+        layers.Conv2D(16, 3, activation="relu"),
+        layers.AveragePooling2D(2),
+        layers.Conv2D(16, 3, activation="relu"),
+        layers.AveragePooling2D(2),
+        layers.Flatten(),
+        layers.Dense(16, activation="relu"),
+        layers.Dense(CLASSES),
+    ]
+    loss = tf.keras.losses.SparseCategoricalCrossentropy
+    home = "tensorflow_privacy.privacy"
+    if settings:
+        kind = importlib.import_module(f"{home}.keras_models.dp_keras_model").DPSequential
+        model = kind(l2_norm_clip=CLIP, noise_multiplier=NOISE, layers=network, **settings)
+        model.compile(tf.keras.optimizers.SGD(0.1), loss(from_logits=True))
+    else:
+        optimizers = importlib.import_module(f"{home}.optimizers.dp_optimizer_keras")
+        model = tf.keras.Sequential(network)
+        optimizer = optimizers.DPKerasSGDOptimizer(CLIP, NOISE, learning_rate=0.1)
+        model.compile(optimizer, loss(from_logits=True, reduction="none"))
+    data = tf.data.Dataset.from_tensors(random_data(batch)).repeat()
+    callbacks = [rounds.callback(tf.keras.callbacks.Callback)]
+    model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+TRAINERS = {
+    "plain": train_plain,
+    "ours": train_ours,
+    "tfp": train_tf_privacy,
+    "jacobian": train_tf_privacy,
+}
+
+
+class Worker:
+    """A process that trains one case, and stops after each round."""
+
+    def __init__(self, name: str, batch: int, epochs: int) -> None:
+        kind, _, self.steps = CASES[name]
+        self.seconds: list[float] = []
+        self.products: int | None = None
+        self.problem = ""
+        self.errors = tempfile.TemporaryFile("w+")
+        environment = dict(os.environ)
+        if kind in ("tfp", "jacobian"):
+            environment["TF_USE_LEGACY_KERAS"] = "1"
+            missing = [name for name in ("tensorflow_privacy", "tf_keras") if not find_spec(name)]
+            if missing:
+                self.problem = f"no {' and no '.join(missing)}"
+                return
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", name, str(batch), str(epochs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=environment,
+            text=True,
+        )
+
+    def round(self, *, counts: bool) -> None:
+        """Runs some steps, and keeps the time of one unless the round is for warming up."""
+        if self.problem or self.process.stdin is None or self.process.stdout is None:
+            return
+        try:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has failed; the empty line below says so
+        line = self.process.stdout.readline()
+        if not line:
+            self._failed()
+            return
+        made = json.loads(line)
+        self.products = made["products"]
+        if counts:
+            self.seconds.append(made["seconds"] / self.steps)
+
+    def _failed(self) -> None:
+        self.process.wait()
+        self.errors.seek(0)
+        text = self.errors.read()
+        words = ("OOM", "ResourceExhausted", "bad_alloc", "MemoryError", "allocate memory")
+        last = text.strip().splitlines()[-1:] or [f"exit status {self.process.returncode}"]
+        limit = f"out of memory (limit {MEMORY_LIMIT / 2**30:.0f} GiB)"
+        self.problem = limit if any(word in text for word in words) else last[0][:100]
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if not self.problem and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait()
+
+
+def measure(names: list[str], batch: int, rounds: int) -> dict[str, Worker]:
+    """Runs all cases in turn, round by round."""
+    workers = {name: Worker(name, batch, WARM_UP + rounds + 1) for name in names}
+    for number in range(WARM_UP + rounds):
+        for worker in workers.values():
+            worker.round(counts=number >= WARM_UP)
+        print(f"round {number + 1} of {WARM_UP + rounds}", file=sys.stderr)
+    for worker in workers.values():
+        worker.stop()
+    return workers
+
+
+def ratio(above: Worker, below: Worker) -> float:
+    """Returns the median over rounds of the ratio within a round."""
+    pairs = zip(above.seconds, below.seconds, strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def report(workers: dict[str, Worker], batch: int) -> None:
+    """Prints one JSON line a case, the table, and the targets."""
+    medians = {n: statistics.median(w.seconds) for n, w in workers.items() if w.seconds}
+    for name, worker in workers.items():
+        line = {
+            "case": name,
+            "batch": batch,
+            "milliseconds": [round(1000 * s, 2) for s in worker.seconds],
+            "products": worker.products,
+            "problem": worker.problem,
+        }
+        print(json.dumps(line))
+    print(f"\n| one step, batch {batch} | ms | x plain | x dp-sgd | products |")
+    print("|---|---|---|---|---|")
+    for name, worker in workers.items():
+        if name not in medians:
+            print(f"| {name} | {worker.problem} |  |  |  |")
+            continue
+        ratios = [
+            f"{ratio(workers[name], workers[base]):.2f}" if base in medians else ""
+            for base in ("plain", "dp-sgd")
+        ]
+        products = "" if worker.products is None else worker.products
+        print(f"| {name} | {1000 * medians[name]:.1f} | {' | '.join(ratios)} | {products} |")
+    print()
+    for what, above, below, most in TARGETS:
+        if above in medians and below in medians:
+            value = ratio(workers[above], workers[below])
+            print(f"{what}: {value:.2f}, to be at most {most:g}: {value <= most}")
+
+
+def main() -> None:
+    """Measures and prints, or is one of the workers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        name, batch, epochs = args.worker
+        kind, settings, steps = CASES[name]
+        if kind == "jacobian":
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+        TRAINERS[kind](int(batch), steps, int(epochs), dict(settings))
+        return
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    report(measure(args.cases, args.batch, args.rounds), args.batch)
+
+
+if __name__ == "__main__":
+    main()

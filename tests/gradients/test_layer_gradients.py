@@ -1,0 +1,208 @@
+"""The rules of single layers against automatic differentiation, one group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.gradients._layer_gradients import LookupRule, Rule, ScaleRule
+from tf_labeldp.gradients._product_gradients import DepthwiseRule, ProductRule, Window
+
+BATCH = 6
+
+
+def convolution(window: Window) -> Callable[..., tf.Tensor]:
+    def layer(inputs, kernel, bias):
+        padded = tf.pad(inputs, [(0, 0), *window.padding, (0, 0)])
+        return bias + tf.nn.convolution(
+            padded,
+            kernel,
+            strides=window.strides,
+            padding="VALID",
+            dilations=window.dilations,
+            data_format=("NWC", "NHWC", "NDHWC")[len(window.size) - 1],  # Conv3D has no default
+        )
+
+    return layer
+
+
+def depthwise(window: Window) -> Callable[..., tf.Tensor]:
+    def layer(inputs, kernel, bias):
+        padded = tf.pad(inputs, [(0, 0), *window.padding, (0, 0)])
+        return bias + tf.nn.depthwise_conv2d(
+            padded, kernel, (1, *window.strides, 1), "VALID", dilations=window.dilations
+        )
+
+    return layer
+
+
+LINE = Window((3,), (2,), (1,), ((1, 0),))
+SPREAD = Window((2,), (1,), (3,), ((3, 0),))
+PLANE = Window((3, 2), (2, 1), (1, 1), ((1, 1), (0, 1)))
+SPACE = Window((2, 1, 2), (1, 1, 2), (1, 1, 1), ((0, 0), (0, 0), (0, 0)))
+SQUARE = Window((3, 3), (2, 2), (1, 1), ((0, 1), (1, 1)))
+HOLES = Window((2, 2), (1, 1), (2, 2), ((0, 0), (0, 0)))
+
+# Name: rule, layer (inputs, *weights) -> outputs, shape of one input, shapes of the weights.
+CASES = {
+    "dense": (ProductRule((5, 3), True, True), lambda a, w, b: a @ w + b, (5,), ((5, 3), (3,))),
+    "dense over time": (
+        ProductRule((5, 3), True, True),
+        lambda a, w, b: tf.einsum("btp,pq->btq", a, w) + b,
+        (7, 5),
+        ((5, 3), (3,)),
+    ),
+    "line": (
+        ProductRule((3, 2, 4), True, True, LINE),
+        convolution(LINE),
+        (9, 2),
+        ((3, 2, 4), (4,)),
+    ),
+    "spread": (
+        ProductRule((2, 2, 4), True, True, SPREAD),
+        convolution(SPREAD),
+        (9, 2),
+        ((2, 2, 4), (4,)),
+    ),
+    "plane": (
+        ProductRule((3, 2, 2, 4), True, True, PLANE),
+        convolution(PLANE),
+        (6, 5, 2),
+        ((3, 2, 2, 4), (4,)),
+    ),
+    "plane of one channel": (
+        ProductRule((3, 2, 1, 4), True, True, PLANE),
+        convolution(PLANE),
+        (6, 5, 1),
+        ((3, 2, 1, 4), (4,)),
+    ),
+    "space": (
+        ProductRule((2, 1, 2, 2, 3), True, True, SPACE),
+        convolution(SPACE),
+        (3, 4, 5, 2),
+        ((2, 1, 2, 2, 3), (3,)),
+    ),
+    "depthwise": (
+        DepthwiseRule((3, 3, 2, 2), True, True, SQUARE),
+        depthwise(SQUARE),
+        (6, 5, 2),
+        ((3, 3, 2, 2), (4,)),
+    ),
+    "depthwise with holes": (
+        DepthwiseRule((2, 2, 3, 1), True, True, HOLES),
+        depthwise(HOLES),
+        (6, 5, 3),
+        ((2, 2, 3, 1), (3,)),
+    ),
+    "scale": (ScaleRule((4,), (2,), True, True), lambda a, s, o: a * s + o, (3, 4), ((4,), (4,))),
+    "scale of a middle axis": (
+        ScaleRule((3,), (1,), True, True),
+        lambda a, s, o: a * s[:, tf.newaxis] + o[:, tf.newaxis],
+        (3, 4),
+        ((3,), (3,)),
+    ),
+    "scale of two axes": (
+        ScaleRule((3, 4), (1, 2), True, True),
+        lambda a, s, o: a * s + o,
+        (3, 4),
+        ((3, 4), (3, 4)),
+    ),
+    "lookup": (LookupRule(5, 3), lambda a, w: tf.gather(w, a), (8,), ((5, 3),)),
+    "lookup of single indices": (LookupRule(5, 3), lambda a, w: tf.gather(w, a), (), ((5, 3),)),
+}
+
+
+def example(name: str, seed: int = 0) -> tuple[Rule, tf.Tensor, tf.Tensor, list[np.ndarray]]:
+    """A rule, inputs, output gradients and the gradients of each row by autodiff."""
+    rule, layer, shape, weight_shapes = CASES[name]
+    rng = np.random.default_rng(seed)
+    if isinstance(rule, LookupRule):
+        inputs = tf.constant(rng.integers(rule.num_rows, size=(BATCH, *shape)))
+    else:
+        inputs = tf.constant(rng.normal(size=(BATCH, *shape)), tf.float32)
+    weights = [tf.constant(rng.normal(size=size), tf.float32) for size in weight_shapes]
+    gradients = tf.constant(rng.normal(size=layer(inputs, *weights).shape), tf.float32)
+    rows: list[list[np.ndarray]] = []
+    for row in range(BATCH):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs = layer(inputs[row : row + 1], *weights)
+        found = tape.gradient(outputs, weights, output_gradients=gradients[row : row + 1])
+        rows.append([tf.convert_to_tensor(gradient).numpy() for gradient in found])
+    return rule, inputs, gradients, [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def by_group(rows: np.ndarray, group_size: int) -> np.ndarray:
+    return rows.reshape(-1, group_size, *rows.shape[1:]).sum(axis=1)
+
+
+@pytest.mark.parametrize("group_size", [1, 2, BATCH])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_autodiff(name: str, group_size: int):
+    rule, inputs, gradients, rows = example(name)
+    found = rule.gradients(inputs, gradients, group_size)
+    assert rule.num_weights == sum(part[0].size for part in rows)
+    for got, expected in zip(found, rows, strict=True):
+        np.testing.assert_allclose(got, by_group(expected, group_size), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sum_is_that_of_all_rows(name: str):
+    rule, inputs, gradients, rows = example(name)
+    for got, expected in zip(rule.sum(inputs, gradients), rows, strict=True):
+        np.testing.assert_allclose(got, expected.sum(axis=0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("name", [name for name in CASES if "scale" not in name])
+def test_norms_without_gradients_are_those_of_the_gradients(name: str, group_size: int):
+    rule, inputs, gradients, rows = example(name)
+    if rule.norm_bytes(gradients, group_size) is None:
+        assert isinstance(rule, DepthwiseRule)
+        return
+    norms = rule.squared_norms(inputs, gradients, group_size)
+    grouped = [by_group(part, group_size).reshape(BATCH // group_size, -1) for part in rows]
+    expected = np.square(np.concatenate(grouped, axis=1)).sum(axis=1)
+    np.testing.assert_allclose(norms, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("has_kernel", "has_bias"), [(True, False), (False, True)])
+def test_frozen_weights_are_left_out(has_kernel: bool, has_bias: bool):
+    full, inputs, gradients, rows = example("plane")
+    rule = ProductRule(full.kernel_shape, has_kernel, has_bias, full.window)
+    expected = rows[0 if has_kernel else 1]
+    assert rule.num_weights == expected[0].size
+    (found,) = rule.gradients(inputs, gradients, 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    squares = np.square(expected.reshape(BATCH, -1)).sum(axis=1)
+    np.testing.assert_allclose(rule.squared_norms(inputs, gradients, 1), squares, rtol=2e-5)
+
+
+def test_an_index_that_comes_twice_counts_as_one_row():
+    rule = LookupRule(3, 1)
+    indices = tf.constant([[2, 0, 2]])
+    gradients = tf.constant([[[1.0], [10.0], [2.0]]])
+    # (1 + 2)^2 + 10^2; taken apart they would be 1 + 4 + 100.
+    np.testing.assert_allclose(rule.squared_norms(indices, gradients, 1), [109.0])
+
+
+def test_privacy_norms_are_not_underestimated_where_positions_cancel():
+    rng = np.random.default_rng(0)
+    groups, positions, width = 200, 64, 8
+    inputs = np.repeat(rng.normal(size=(groups, 1, width)), positions, axis=1)
+    inputs = np.float32(inputs + 1e-5 * rng.normal(size=inputs.shape))
+    signs = np.where(np.arange(positions) % 2, 1.0, -1.0)[:, np.newaxis]
+    gradients = np.float32(signs * rng.normal(size=(groups, 1, width)))
+    exact = np.einsum("ntp,ntq->npq", np.float64(inputs), np.float64(gradients))
+    exact = np.square(exact).sum(axis=(1, 2))
+    rule = ProductRule((width, width), True, False)
+    found = rule.squared_norms(tf.constant(inputs), tf.constant(gradients), 1).numpy()
+    assert np.all(found >= exact * (1 - 1e-6))
+    # Without rounding up they are: the sum of products alone falls short.
+    gram = np.einsum("ntp,nsp->nts", inputs, inputs) * np.einsum(
+        "ntp,nsp->nts", gradients, gradients
+    )
+    assert np.any(gram.sum(axis=(1, 2)) < exact * (1 - 1e-6))

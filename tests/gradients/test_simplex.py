@@ -1,0 +1,127 @@
+"""Projections on simplices against oracles, the conditions of optimality, and each other."""
+
+from __future__ import annotations
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tf_labeldp.gradients import project_onto_simplex
+from tf_labeldp.gradients._simplex import CoefficientSet
+
+matrices = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 4), st.integers(1, 6)),
+    elements=st.floats(-1e3, 1e3, allow_nan=False, width=32),
+)
+totals = st.floats(0.01, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.9, -0.2, 0.4], [0.75, 0.0, 0.25]),  # simplex_p1
+        ([0.8, 0.5, -0.3, 0.1], [0.65, 0.35, 0.0, 0.0]),  # simplex_p2
+        ([0.25, 0.75], [0.25, 0.75]),
+        ([5.0, 5.0, 5.0], [1 / 3, 1 / 3, 1 / 3]),
+        ([7.0], [1.0]),
+    ],
+    ids=["oracle_1", "oracle_2", "inside", "ties", "single"],
+)
+def test_known_projections(values, expected):
+    np.testing.assert_allclose(project_onto_simplex(values), expected, atol=1e-6)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(matrices, totals)
+def test_conditions_of_optimality(values, total):
+    """p is the projection of v iff <v - p, q - p> <= 0 for each vertex q of the simplex."""
+    p = project_onto_simplex(values, total).numpy()
+    assert np.all(p >= 0.0)
+    np.testing.assert_allclose(p.sum(axis=1), total, rtol=1e-9)
+    to_best_vertex = total * (values - p).max(axis=1) - np.sum((values - p) * p, axis=1)
+    scale = total * (1.0 + np.abs(values).max())
+    assert np.all(to_best_vertex <= 1e-9 * scale)
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(matrices, st.integers(0, 3))
+def test_rows_are_projected_apart(values, row):
+    row %= len(values)
+    np.testing.assert_array_equal(
+        project_onto_simplex(values)[row], project_onto_simplex(values[row])
+    )
+
+
+def test_against_a_fine_grid():
+    values = np.array([0.3, 0.9, -0.1])
+    ticks = np.linspace(0.0, 1.0, 201)
+    a, b = np.meshgrid(ticks, ticks)
+    grid = np.stack([a, b, 1.0 - a - b], axis=-1)[a + b <= 1.0]
+    nearest = grid[np.argmin(np.sum((grid - values) ** 2, axis=1))]
+    np.testing.assert_allclose(project_onto_simplex(values), nearest, atol=1 / 200)
+
+
+def test_single_precision_keeps_the_sum_with_many_entries_and_far_values():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=20_000).astype(np.float32) * 1e-3 + 500.0
+    p = project_onto_simplex(values).numpy()
+    assert abs(p.sum(dtype=np.float64) - 1.0) < 1e-4
+    exact = project_onto_simplex(values.astype(np.float64)).numpy()
+    np.testing.assert_allclose(p, exact, atol=1e-5)
+
+
+def test_nan_stays_where_it_is():
+    p = project_onto_simplex([[np.nan, 1.0], [0.0, 1.0]]).numpy()
+    assert np.all(np.isnan(p[0]))
+    np.testing.assert_array_equal(p[1], [0.0, 1.0])
+
+
+@pytest.mark.parametrize("hull", ["joint", "per_example"])
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(values=matrices, bits=st.integers(1, 15))
+def test_sets_keep_their_sums_and_padding_at_zero(hull, values, bits):
+    mask = np.array([bits >> i & 1 for i in range(len(values))])
+    hypothesis.assume(mask.any())
+    feasible = CoefficientSet.of(hull, mask, len(values), tf.float64)
+    a = feasible.project(tf.constant(values)).numpy()
+    assert np.all(a >= 0.0)
+    assert np.all(a[mask == 0] == 0.0)
+    kept = values[mask == 1]
+    if hull == "joint":
+        alone = project_onto_simplex(kept.ravel()).numpy().reshape(kept.shape)
+    else:
+        alone = project_onto_simplex(kept, 1.0 / len(kept)).numpy()
+    np.testing.assert_allclose(a[mask == 1], alone, atol=1e-9)
+
+
+@pytest.mark.parametrize("hull", ["joint", "per_example"])
+def test_the_lowest_vertex_is_the_lowest_of_all(hull):
+    gradient = np.random.default_rng(0).normal(size=(3, 2))
+    gradient[1, 0] = -50.0  # the lowest of all, but padding
+    feasible = CoefficientSet.of(hull, [1, 0, 1], 3, tf.float64)
+    vertex = feasible.lowest_vertex(tf.constant(gradient)).numpy()
+    if hull == "joint":
+        expected = np.min(gradient[[0, 2]])
+    else:
+        expected = np.mean(np.min(gradient[[0, 2]], axis=1))
+    np.testing.assert_allclose(np.sum(vertex * gradient), expected)
+    np.testing.assert_allclose(vertex.sum(), 1.0)
+    np.testing.assert_array_equal(vertex[1], [0.0, 0.0])
+
+
+def test_several_vertices_are_of_examples_in_order_and_never_of_padding():
+    gradient = tf.constant([[3.0, -1.0], [-9.0, 0.0], [-4.0, 5.0], [0.0, 0.0]])
+    feasible = CoefficientSet.of("joint", [1, 0, 1, 0], 4, tf.float32)
+    vertices = feasible.lowest_vertices(gradient, 3).numpy()
+    chosen = [tuple(int(i) for i in np.argwhere(v)[0]) for v in vertices]
+    assert chosen == [(2, 0), (0, 1), (2, 0)]
+
+
+@pytest.mark.parametrize("hull", ["joint", "per_example"])
+def test_all_padding_gives_zeros(hull):
+    feasible = CoefficientSet.of(hull, [0, 0], 2, tf.float32)
+    np.testing.assert_array_equal(feasible.project(tf.ones([2, 3])), np.zeros((2, 3)))

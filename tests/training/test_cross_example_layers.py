@@ -1,0 +1,134 @@
+"""Models that mix examples, or train on more than the per-example loss, are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.training._cross_example_layers import all_layers, check_layers, parts_of
+
+layers = keras.layers
+
+
+def model_with(*stack: Any, shape: tuple[int, ...] = (4, 3)) -> keras.Model:
+    return keras.Sequential([keras.Input(shape), *stack, layers.Flatten(), layers.Dense(2)])
+
+
+class Holder(layers.Layer):
+    """Holds layers where Keras's ``model.layers`` does not list them."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+class SyncBatchNormalization(layers.Layer):
+    """As in other packages."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+def norm(name: str = "norm") -> keras.Layer:
+    return layers.BatchNormalization(name=name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model_with(norm()),
+        lambda: model_with(layers.BatchNormalization(name="norm", synchronized=True)),
+        lambda: model_with(SyncBatchNormalization(name="norm")),
+        lambda: model_with(type("Own", (layers.BatchNormalization,), {})(name="norm")),
+        lambda: model_with(keras.Sequential([norm()])),
+        lambda: model_with(layers.TimeDistributed(norm())),
+        lambda: model_with(Holder(norm())),
+        lambda: model_with(Holder([layers.Dense(1), norm()])),
+        lambda: model_with(Holder({"a": {"b": norm()}})),
+        lambda: model_with(Holder(Holder(norm()))),
+        lambda: model_with(layers.SpectralNormalization(layers.Dense(3), name="norm")),
+        lambda: keras.Sequential([norm(), layers.Dense(2)]),  # not built
+    ],
+)
+def test_layers_that_mix_examples_are_named(make: Any):
+    with pytest.raises(ValueError, match=r"mix the examples of a batch.*'norm'"):
+        check_layers(make())
+
+
+def test_all_of_them_are_named_in_one_message_with_the_alternative():
+    model = model_with(norm("one"), layers.Dense(3), norm("two"))
+    with pytest.raises(ValueError) as error:
+        check_layers(model)
+    for part in ("'one'", "'two'", "LayerNormalization or GroupNormalization"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        (layers.LayerNormalization(),),
+        (layers.GroupNormalization(1),),
+        (layers.BatchNormalization(trainable=False),),
+        (layers.Dropout(0.5),),
+        (layers.Dense(3, kernel_regularizer="l2"), layers.Dense(3, bias_regularizer="l1")),
+    ],
+    ids=["LayerNormalization", "GroupNormalization", "frozen", "Dropout", "weight regularizers"],
+)
+def test_models_that_keep_examples_apart_pass(stack: Any):
+    model = model_with(*stack)
+    check_layers(model)
+    model(np.zeros((2, 4, 3)))
+    check_layers(model)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.Dense(3, activity_regularizer="l2", name="named"),
+        lambda: layers.ActivityRegularization(0.1, name="named"),
+    ],
+)
+def test_activity_regularizers_are_refused(layer: Any):
+    with pytest.raises(ValueError, match=r"\['named'\] have activity regularizers.*kernel_reg"):
+        check_layers(model_with(layer()))
+
+
+def test_losses_that_were_added_are_refused():
+    class Penalized(layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(keras.ops.sum(inputs))
+            return inputs
+
+    model = model_with(layers.Dense(3, kernel_regularizer="l2"), Penalized())
+    model(np.zeros((2, 4, 3)))
+    with pytest.raises(ValueError, match=r"add_loss.*per-example loss"):
+        check_layers(model)
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    model = model_with()
+    model.trainable = False
+    with pytest.raises(ValueError, match=r"no trainable variables.*trainable=True"):
+        check_layers(model)
+    model.trainable = True
+    check_layers(model)
+
+
+def test_every_layer_is_found_once():
+    shared = layers.Dense(3)
+    model = model_with(Holder([shared, Holder((shared,))]), keras.Sequential([shared]))
+    found = all_layers(model)
+    assert found[0] is model
+    assert sum(layer is shared for layer in found) == 1
+    assert len({id(layer) for layer in found}) == len(found)
+
+
+def test_parts_that_are_no_layers_are_found():
+    model = model_with(layers.Dropout(0.5), keras.Sequential([layers.GaussianNoise(0.1)]))
+    assert len(parts_of(model, keras.random.SeedGenerator)) == 2

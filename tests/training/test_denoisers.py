@@ -1,0 +1,362 @@
+"""One contract for all denoisers, and each against its definition."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_labeldp as ldp
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.gradients import GradientOperator, project_onto_hull, smooth_coefficients
+from tf_labeldp.training import (
+    AltConv,
+    Denoiser,
+    LabelDPModel,
+    LabelDPOptimizer,
+    NoOp,
+    SelfConv,
+    SelfSpan,
+    VertexLosses,
+)
+
+N, D, K, CLIP = 6, 4, 3, 1.0
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+ALL = [
+    NoOp(),
+    SelfSpan(),
+    SelfSpan(tolerance=1e-5, max_products=40),
+    SelfConv(),
+    SelfConv(smoothing=0.5, smooth_towards="predictions", hull="joint", stop_at_noise=False),
+    AltConv(N),
+    AltConv(N, 0.75, start="uniform", solver="accelerated", relative_gap=1e-3, max_products=12),
+    AltConv(N, solver="frank_wolfe"),
+    AltConv(N, solver="pgd", step_size=0.1, steps=5),
+]
+
+
+def name_of(denoiser: Denoiser) -> str:
+    """A process-stable id: the class and the settings that are not its defaults."""
+    defaults = type(denoiser)(**({"num_examples": N} if isinstance(denoiser, AltConv) else {}))
+    plain = defaults.get_config()
+    own = {k: v for k, v in denoiser.get_config().items() if v != plain[k]}
+    return "-".join([type(denoiser).__name__, *(f"{k}={v}" for k, v in own.items())])
+
+
+@pytest.fixture(params=ALL, ids=name_of)
+def denoiser(request: pytest.FixtureRequest) -> Denoiser:
+    return request.param
+
+
+def weights() -> tf.Variable:
+    values = 0.3 * np.random.default_rng(1).normal(size=(D, K))
+    return tf.Variable(values.astype(np.float32))
+
+
+def features(rows: int = N) -> np.ndarray:
+    return np.random.default_rng(2).normal(size=(rows, D)).astype(np.float32)
+
+
+def vertices_of(w: tf.Variable, mask: Any = None, x: Any = None) -> VertexLosses:
+    x = features() if x is None else x
+    return VertexLosses(
+        losses=lambda: -tf.nn.log_softmax(x @ w),
+        predictions=lambda: tf.nn.softmax(x @ w),
+        variables=[w],
+        mask=mask,
+        noise_stddev=0.2,
+    )
+
+
+def columns(w: tf.Variable, x: Any = None) -> np.ndarray:
+    """The matrix G (d, N K) itself, by one tape a column."""
+    x = features() if x is None else x
+    found = []
+    for i in range(len(x)):
+        for k in range(K):
+            with tf.GradientTape() as tape:
+                loss = -tf.nn.log_softmax(x[i : i + 1] @ w)[0, k]
+            found.append(tape.gradient(loss, w).numpy().ravel())
+    return np.stack(found, axis=1).astype(np.float64)
+
+
+def noisy(seed: int = 3) -> list[tf.Tensor]:
+    return [tf.constant(np.random.default_rng(seed).normal(size=(D, K)).astype(np.float32))]
+
+
+def denoised(denoiser: Denoiser, gradients: list[tf.Tensor], vertices: VertexLosses) -> Any:
+    return denoiser.denoise(gradients, vertices, denoiser.initial_state([(D, K)]))
+
+
+# The contract.
+
+
+def test_configs_come_back(denoiser: Denoiser) -> None:
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(denoiser))
+    assert type(again) is type(denoiser)
+    assert again.get_config() == denoiser.get_config()
+    arguments: set[str] = set()
+    for kind in type(denoiser).__mro__[:-1]:
+        arguments |= set(inspect.signature(kind.__init__).parameters)
+    arguments -= {"self", "args", "kwargs", "settings"}
+    assert set(denoiser.get_config()) == arguments  # every one is kept
+
+
+def test_the_same_inputs_give_the_same_gradient(denoiser: Denoiser) -> None:
+    w = weights()
+    first, second = (denoised(denoiser, noisy(), vertices_of(w))[0][0].numpy() for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_what_comes_out_is_like_the_gradient(denoiser: Denoiser) -> None:
+    w = weights()
+    before = w.numpy()
+    [point], state, report = denoised(denoiser, noisy(), vertices_of(w))
+    assert point.shape == (D, K)
+    assert point.dtype == tf.float32
+    assert np.all(np.isfinite(point))
+    assert all(np.ndim(value) == 0 and np.isfinite(value) for value in report.values())
+    tf.nest.assert_same_structure(state, denoiser.initial_state([(D, K)]))
+    np.testing.assert_array_equal(before, w.numpy())
+    denoiser.denoise(noisy(4), vertices_of(w), state)  # and the state can be handed on
+
+
+@pytest.mark.parametrize("denoiser", ALL[1::2], ids=name_of)
+def test_it_is_the_same_in_a_graph(denoiser: Denoiser) -> None:
+    w = weights()
+
+    @tf.function
+    def compiled() -> tf.Tensor:
+        return denoised(denoiser, noisy(), vertices_of(w))[0][0]
+
+    eager = denoised(denoiser, noisy(), vertices_of(w))[0][0]
+    np.testing.assert_allclose(compiled(), eager, atol=1e-5)
+
+
+def test_no_label_is_within_reach(denoiser: Denoiser) -> None:
+    """It is handed the noisy gradient, public examples and the model; nothing has a label in it."""
+    assert list(inspect.signature(denoiser.denoise).parameters) == [
+        "gradients",
+        "vertices",
+        "state",
+    ]
+    assert set(VertexLosses.__dataclass_fields__) == {
+        "losses",
+        "predictions",
+        "variables",
+        "mask",
+        "noise_stddev",
+    }
+
+
+class Recording(Denoiser):
+    """Keeps what a denoiser is handed in training."""
+
+    def __init__(self, reveals_batch: bool) -> None:
+        self.reveals_batch, self.num_examples = reveals_batch, 0 if reveals_batch else 8
+        self.seen: list[Any] = []
+
+    def denoise(self, gradients: Any, vertices: VertexLosses, state: Any) -> Any:
+        self.seen.append((vertices.losses(), vertices.predictions(), vertices.mask))
+        return gradients, state, {}
+
+
+@pytest.mark.parametrize("reveals_batch", [True, False])
+def test_permuted_labels_leave_all_that_a_denoiser_is_handed(reveals_batch: bool) -> None:
+    x = np.random.default_rng(5).normal(size=(40, D)).astype(np.float32)
+    y = np.arange(40) % K
+    handed = []
+    for labels in (y, y[::-1].copy()):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((D,))
+        model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+        recording = Recording(reveals_batch)
+        optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.1), CLIP, 1.0, recording, seed=0)
+        model.compile(optimizer, loss=LOSS, run_eagerly=True)
+        batches = poisson_batches(x, labels, sampling_probability=0.25, steps=1, seed=3)
+        model.fit(batches, verbose=0)
+        handed.append([np.array(part) for part in recording.seen[0] if part is not None])
+    for first, second in zip(*handed, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+# Each against its definition.
+
+
+def test_noop_changes_nothing() -> None:
+    gradients = noisy()
+    found, state, report = NoOp().denoise(gradients, vertices_of(weights()), ())
+    assert found is gradients
+    assert (state, report) == ((), {})
+
+
+def test_self_span_is_the_orthogonal_projection() -> None:
+    w = weights()
+    x = features(2)  # 2 examples: a span of 2 (K - 1) = 4 dimensions of 12
+    basis, sizes, _ = np.linalg.svd(columns(w, x))
+    basis = basis[:, : np.count_nonzero(sizes > 1e-5)]
+    assert basis.shape[1] == 4
+    target = noisy()
+    exact = basis @ (basis.T @ target[0].numpy().ravel())
+    denoiser = SelfSpan(tolerance=1e-6, max_products=60)
+    [point], _, report = denoised(denoiser, target, vertices_of(w, x=x))
+    np.testing.assert_allclose(point.numpy().ravel(), exact, atol=1e-4)
+    assert report["projection_converged"] == 1.0
+    # The noise that is left is in the span, what was taken away is outside of it.
+    removed = target[0].numpy().ravel() - point.numpy().ravel()
+    np.testing.assert_allclose(basis.T @ removed, 0.0, atol=1e-4)
+    assert np.linalg.norm(removed) > 0.5
+
+
+def test_self_span_keeps_a_clean_gradient() -> None:
+    w = weights()
+    x, y = features(2), [2, 0]
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ w)
+        loss = tf.reduce_mean(losses)
+    clean = tape.gradient(loss, w)
+    denoiser = SelfSpan(tolerance=1e-6, max_products=60)
+    [point], _, _ = denoised(denoiser, [clean], vertices_of(w, x=x))
+    np.testing.assert_allclose(point, clean, atol=1e-5)
+
+
+def test_padding_is_not_in_the_span() -> None:
+    w, x = weights(), features(2)
+    denoiser = SelfSpan(tolerance=1e-6, max_products=60)
+    padded = np.concatenate([x, features(4)[2:]])
+    mask = tf.constant([1.0, 1.0, 0.0, 0.0])
+    masked = denoised(denoiser, noisy(), vertices_of(w, mask, padded))[0][0]
+    alone = denoised(denoiser, noisy(), vertices_of(w, x=x))[0][0]
+    whole = denoised(denoiser, noisy(), vertices_of(w, x=padded))[0][0]
+    np.testing.assert_allclose(masked, alone, atol=1e-4)
+    assert np.max(np.abs(whole - alone)) > 1e-2
+
+
+@pytest.mark.parametrize("towards", ["uniform", "predictions"])
+@pytest.mark.parametrize("smoothing", [1.0, 0.75])
+@pytest.mark.parametrize("kind", [SelfConv, AltConv])
+def test_hulls_are_the_projection_and_then_smoothing(
+    kind: Any, smoothing: float, towards: str
+) -> None:
+    w = weights()
+    mask = tf.constant([1.0] * 4 + [0.0] * 2) if kind is SelfConv else None
+    vertices = vertices_of(w, mask)
+    settings = {"smoothing": smoothing, "smooth_towards": towards, "max_products": 20}
+    denoiser = kind(**settings) if kind is SelfConv else kind(N, **settings)
+    [point], curvature, report = denoised(denoiser, noisy(), vertices)
+    predictions = vertices.predictions()
+    operator = GradientOperator(vertices.losses, [w])
+    found = project_onto_hull(
+        operator,
+        noisy(),
+        predictions=predictions,
+        max_products=20,
+        mask=mask,
+        noise_stddev=0.2,
+    )
+    smoothed = smooth_coefficients(
+        found.coefficients, smoothing, towards, predictions=predictions, mask=mask
+    )
+    by_hand = columns(w) @ np.ravel(smoothed)
+    np.testing.assert_allclose(point.numpy().ravel(), by_hand, atol=1e-5)
+    assert float(curvature) == pytest.approx(float(found.curvature), rel=1e-5)
+    assert float(report["projection_products"]) == float(found.num_products)
+    assert float(report["projection_gap"]) == pytest.approx(float(found.relative_gap), abs=1e-6)
+
+
+def test_smoothing_towards_predictions_shrinks_and_towards_uniform_turns() -> None:
+    w = weights()
+    points = {
+        (smoothing, towards): denoised(
+            AltConv(N, smoothing, smooth_towards=towards), noisy(), vertices_of(w)
+        )[0][0].numpy()
+        for smoothing, towards in ((1.0, "uniform"), (0.5, "uniform"), (0.5, "predictions"))
+    }
+    whole = points[1.0, "uniform"]
+    np.testing.assert_allclose(points[0.5, "predictions"], 0.5 * whole, atol=1e-5)
+    assert np.max(np.abs(points[0.5, "uniform"] - 0.5 * whole)) > 1e-2
+
+
+def test_the_joint_hull_is_the_larger_set() -> None:
+    w, distances = weights(), {}
+    for hull in ("joint", "per_example"):
+        settings: dict[str, Any] = {"relative_gap": 1e-6, "max_products": 400}
+        denoiser = AltConv(N, hull=hull, stop_at_noise=False, **settings)
+        [point], _, _ = denoised(denoiser, noisy(), vertices_of(w))
+        distances[hull] = float(tf.norm(point - noisy()[0]))
+    assert distances["joint"] < distances["per_example"] - 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: AltConv(0), "num_examples must be at least 1"),
+        (lambda: AltConv(4, smoothing=0.0), "smoothing must be finite and above zero"),
+        (lambda: AltConv(4, smoothing=1.5), r"smoothing must be in \(0, 1\]"),
+        (lambda: AltConv(4, smooth_towards="labels"), "smooth_towards must be one of"),
+        (lambda: AltConv(4, hull="box"), "hull must be one of"),
+        (lambda: AltConv(4, start="truth"), "start must be one of"),
+        (lambda: AltConv(4, solver="newton"), "solver must be one of"),
+        (lambda: AltConv(4, relative_gap=0.0), "relative_gap must be finite and above zero"),
+        (lambda: AltConv(4, max_products=2), "max_products must be at least 5"),
+        (lambda: AltConv(4, step_size=0.1), "are for solver='pgd'"),
+        (lambda: AltConv(4, solver="pgd", steps=0), "steps must be at least 1"),
+        (lambda: SelfSpan(tolerance=-1.0), "tolerance must be finite and above zero"),
+        (lambda: SelfSpan(tolerance=1e-7), "tolerance must be at least 1e-06"),
+        (lambda: SelfSpan(max_products=1), "max_products must be at least 4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_arguments_out_of_range(make: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        make()
+
+
+# In training.
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "task"),
+    [
+        (SelfSpan(max_products=20), "classes"),
+        (SelfConv(max_products=10), "one-hot arrays"),
+        (SelfConv(max_products=10), "numbers"),
+        (AltConv(16, smoothing=0.75, max_products=10), "classes"),
+        (AltConv(16, hull="joint", max_products=10), "one logit"),
+    ],
+    ids=["span", "self", "self of numbers", "alt", "alt of one logit"],
+)
+def test_training_with_a_denoiser(denoiser: Denoiser, task: str) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(120, D)).astype(np.float32)
+    score = x @ np.array([1.0, -1.0, 0.5, 0.0])
+    budget = ldp.PrivacyBudget(1e3, 1e-3)
+    if task == "numbers":
+        y = np.clip(score, -3, 3)
+        labels: Any = ldp.PrivateLabels(y, low=-3, high=3, budget=budget)
+        units, loss = 1, keras.losses.MeanSquaredError()
+    elif task == "one logit":
+        y = (score > 0).astype(int)
+        labels, units = ldp.PrivateLabels(y, 2, budget=budget), 1
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    elif task == "classes":
+        y = (score > 0).astype(int)
+        labels, units, loss = ldp.PrivateLabels(y, 2, budget=budget), 2, LOSS
+    else:
+        y = np.eye(2, dtype=np.float32)[(score > 0).astype(int)]
+        labels, units, loss = y, 2, keras.losses.CategoricalCrossentropy(from_logits=True)
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(units, kernel_initializer="zeros")(inputs))
+    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 2.0, 0.2, denoiser, seed=1)
+    model.compile(optimizer, loss=loss)
+    before = model.evaluate(x, y, verbose=0)
+    batches = poisson_batches(x, labels, sampling_probability=0.3, steps=15, seed=2)
+    history = model.fit(batches, verbose=0).history
+    assert model.evaluate(x, y, verbose=0) < 0.8 * before
+    assert history["projection_products"][0] > 0
+    assert np.isfinite(model.guarantee(1e-3).epsilon)

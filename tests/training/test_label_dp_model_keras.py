@@ -1,0 +1,212 @@
+"""What Keras offers around ``fit``, with a ``LabelDPModel`` in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+
+N, D, K = 40, 3, 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    y = np.arange(N) % K
+    rng = np.random.default_rng(1)
+    return (2.0 * np.eye(D)[y] + 0.3 * rng.normal(size=(N, D))).astype(np.float32), y
+
+
+def optimizer(**settings: Any) -> LabelDPOptimizer:
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.1, "seed": 1, **settings}
+    return LabelDPOptimizer(keras.optimizers.SGD(1.0), **settings)
+
+
+def private_model(**settings: Any) -> LabelDPModel:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((D,))
+    x = keras.layers.Dense(6, activation="tanh")(inputs)
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(x))
+    model.compile(**{"optimizer": optimizer(), "loss": LOSS, **settings})
+    return model
+
+
+def accuracy(model: keras.Model) -> float:
+    x, y = data()
+    return float(np.mean(model.predict(x, verbose=0).argmax(axis=1) == y))
+
+
+@pytest.mark.parametrize("on", ["arrays", "poisson", "dataset"])
+def test_fit_evaluate_and_predict(on: str) -> None:
+    x, y = data()
+    model = private_model(metrics=["accuracy"])
+    if on == "arrays":
+        model.fit(x, y, batch_size=20, epochs=15, verbose=0)
+    elif on == "poisson":
+        batches = poisson_batches(x, y, sampling_probability=0.5, steps=2, seed=0)
+        model.fit(batches, epochs=15, verbose=0)
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(20, drop_remainder=True)
+        model.fit(dataset, epochs=15, verbose=0)
+    assert accuracy(model) > 0.9
+    loss, found = model.evaluate(x, y, verbose=0)
+    assert found == pytest.approx(accuracy(model))
+    assert loss == pytest.approx(float(LOSS(y, model.predict(x, verbose=0))), rel=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_precision_policies(policy: str) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = private_model()
+        assert isinstance(model.optimizer, LabelDPOptimizer)  # no scaling of losses around it
+        x, y = data()
+        model.fit(x, y, batch_size=20, epochs=15, verbose=0)
+        assert accuracy(model) > 0.9
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def test_eager_mode_takes_the_same_steps() -> None:
+    x, y = data()
+    found = []
+    for eagerly in (False, True):
+        model = private_model(run_eagerly=eagerly)
+        model.fit(x, y, batch_size=16, shuffle=False, epochs=2, verbose=0)
+        found.append(model.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_several_steps_an_execution_are_the_same_steps() -> None:
+    x, y = data()
+    found = []
+    for together in (1, 3):
+        model = private_model(steps_per_execution=together)
+        batches = poisson_batches(x, y, sampling_probability=0.5, steps=6, seed=0)
+        model.fit(batches, epochs=2, verbose=0)
+        assert int(model.optimizer.iterations) == 12
+        found.append(model.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("on", ["arrays", "poisson"])
+def test_one_trace_a_fit(on: str) -> None:
+    traces = []
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+    class Counting(LabelDPModel):
+        def train_step(self, data: Any) -> Any:
+            traces.append(1)
+            return super().train_step(data)
+
+    inputs = keras.Input((D,))
+    model = Counting(inputs, keras.layers.Dense(K)(inputs))
+    model.compile(optimizer(), loss=loss)
+    x, y = data()
+    if on == "arrays":
+        model.fit(x, y, batch_size=16, epochs=3, verbose=0)  # 40 = 16 + 16 + 8
+    else:
+        model.fit(poisson_batches(x, y, sampling_probability=0.5, steps=3), epochs=3, verbose=0)
+    assert len(traces) == 1
+
+
+def test_callbacks_that_watch_validation_and_set_the_rate() -> None:
+    x, y = data()
+    model = private_model(metrics=["accuracy"])
+    rates = []
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1)),
+        keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=1e9),
+        keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_, **__: rates.append(float(model.optimizer.learning_rate))
+        ),
+    ]
+    model.fit(x, y, epochs=9, validation_data=(x, y), callbacks=callbacks, verbose=0, batch_size=20)
+    np.testing.assert_allclose(rates, [0.5, 0.25])  # stopped: no improvement is large enough
+    assert float(model.optimizer.inner_optimizer.learning_rate) == pytest.approx(0.25)
+
+
+def test_plateaus_lower_the_rate() -> None:
+    x, y = data()
+    model = private_model()
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", 0.1, patience=1, min_delta=1e9)
+    model.fit(x, y, epochs=3, validation_data=(x, y), callbacks=plateau, verbose=0)
+    assert float(model.optimizer.learning_rate) < 0.5
+
+
+def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
+    x, y = data()
+    model = private_model()
+    given = keras.callbacks.CallbackList([keras.callbacks.Callback()], model=model)
+    size = len(given.callbacks)
+    model.fit(x, y, callbacks=given, verbose=0)
+    model.fit(x, y, callbacks=given, verbose=0)
+    assert len(given.callbacks) == size
+    assert sum(run["steps"] for run in model.optimizer.history) == 2
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "mse", "binary_crossentropy"])
+def test_losses_by_name(loss: str) -> None:
+    x, y = data()
+    inputs = keras.Input((D,))
+    units, activation = (K, "softmax") if loss.startswith("sparse") else (1, "sigmoid")
+    model = LabelDPModel(inputs, keras.layers.Dense(units, activation=activation)(inputs))
+    model.compile(optimizer(), loss=loss)
+    labels = y if units == K else (y == 1).astype(np.float32)[:, None]
+    before = model.evaluate(x, labels, verbose=0)
+    model.fit(x, labels, epochs=5, batch_size=20, verbose=0)
+    assert model.evaluate(x, labels, verbose=0) < before
+
+
+def test_embeddings_and_inputs_by_name() -> None:
+    x, y = data()
+    words, numbers = keras.Input((2,), dtype="int32", name="words"), keras.Input((D,), name="x")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(words))
+    outputs = keras.layers.Dense(K)(keras.layers.Concatenate()([embedded, numbers]))
+    model = LabelDPModel({"words": words, "x": numbers}, outputs)
+    model.compile(optimizer(), loss=LOSS)
+    features = {"words": np.stack([y, np.zeros_like(y)], axis=1).astype(np.int32), "x": x}
+    model.fit(features, y, epochs=10, batch_size=20, verbose=0)
+    batches = poisson_batches(features, y, sampling_probability=0.5, steps=2, seed=0)
+    model.fit(batches, epochs=2, verbose=0)
+    assert np.mean(model.predict(features, verbose=0).argmax(axis=1) == y) > 0.9
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional", "subclassed"])
+def test_a_model_that_exists_is_made_private_and_shares_its_weights(kind: str) -> None:
+    x, y = data()
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(K)]
+    given = None
+    if kind == "sequential":
+        model: Any = keras.Sequential([keras.Input((D,)), *layers])
+    elif kind == "functional":
+        inputs = keras.Input((D,))
+        model = keras.Model(inputs, layers[1](layers[0](inputs)))
+    else:
+
+        class Two(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = layers
+
+            def call(self, x: Any) -> Any:
+                return self.second(self.first(x))
+
+        model, given = Two(), keras.Input((D,))
+        with pytest.raises(ValueError, match=r"Give them: LabelDPModel\.from_model"):
+            LabelDPModel.from_model(model)
+    private = LabelDPModel.from_model(model, inputs=given)
+    private.compile(optimizer(), loss=LOSS)
+    private.fit(x, y, epochs=15, batch_size=20, verbose=0)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), private.predict(x, verbose=0))
+    assert accuracy(model) > 0.9

@@ -1,0 +1,216 @@
+"""Saving and going on: what comes back, what was charged, and that no label is in a file."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import dp_sgd_guarantee
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer
+
+N, D, K, DELTA, SIGMA = 60, 3, 3, 1e-3, 3.0
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(N, D)).astype(np.float32), np.arange(N) % K
+
+
+def private_model(inner: Any = None, **settings: Any) -> LabelDPModel:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+    inner = inner or keras.optimizers.SGD(0.5, momentum=0.9)
+    model.compile(LabelDPOptimizer(inner, 1.0, SIGMA, **settings), loss=LOSS)
+    return model
+
+
+def vault(**settings: Any) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(data()[1], K, budget=ldp.PrivacyBudget(20.0, DELTA), **settings)
+
+
+def batches(labels: Any) -> Any:
+    return poisson_batches(data()[0], labels, sampling_probability=0.2, steps=2)
+
+
+def same_state(first: LabelDPModel, second: LabelDPModel) -> bool:
+    pairs = zip(
+        [*first.variables, *first.optimizer.variables],
+        [*second.variables, *second.optimizer.variables],
+        strict=True,
+    )
+    return all(np.array_equal(np.array(a), np.array(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("denoiser", [None, AltConv(8, smoothing=0.5, max_products=6)])
+def test_keras_files_bring_back_weights_optimizer_and_history(
+    tmp_path: Path, denoiser: Any
+) -> None:
+    model = private_model(
+        keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)),
+        denoiser=denoiser,
+    )
+    model.fit(batches(data()[1]), epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert type(again) is LabelDPModel
+    assert same_state(model, again)
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+    assert again.guarantee(DELTA) == model.guarantee(DELTA)
+    assert again.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
+    again.fit(batches(data()[1]), verbose=0)  # goes on, and counts from there
+    assert again.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 0.2, 6, DELTA).epsilon
+
+
+def test_a_loaded_model_says_that_a_vault_is_not_with_it(tmp_path: Path) -> None:
+    model, labels = private_model(), vault()
+    model.fit(batches(labels), verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert any("by its own guarantee()" in text for text in again.guarantee().assumptions)
+    # With the same vault again, its charges are counted once.
+    again.fit(batches(labels), verbose=0)
+    assert again.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
+    # A vault that lacks them is not taken at its word.
+    other = keras.models.load_model(tmp_path / "model.keras")
+    fresh = vault()
+    other.fit(batches(fresh), verbose=0)
+    assert other.guarantee().epsilon == again.guarantee().epsilon > fresh.guarantee().epsilon
+
+
+def test_weights_bring_the_history_along(tmp_path: Path) -> None:
+    model, path = private_model(), tmp_path / "model.weights.h5"
+    model.fit(*data(), epochs=3, verbose=0)
+    model.save_weights(path)
+    again = private_model()
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(path)
+    assert same_state(model, again)
+    assert again.guarantee(DELTA) == model.guarantee(DELTA)
+    # Going back to an earlier checkpoint gives nothing back, and counts nothing twice.
+    model.fit(*data(), epochs=2, verbose=0)
+    model.load_weights(path)
+    assert model.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 5, DELTA).epsilon
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["keras", "weights"])
+def test_checkpoints_hold_the_state_of_their_epoch(tmp_path: Path, whole: bool) -> None:
+    name = "at-{epoch}.keras" if whole else "at-{epoch}.weights.h5"
+    keep = keras.callbacks.ModelCheckpoint(tmp_path / name, save_weights_only=not whole)
+    model = private_model()
+    model.fit(*data(), epochs=2, verbose=0, callbacks=[keep])
+    if whole:
+        first = keras.models.load_model(tmp_path / "at-1.keras")
+    else:
+        first = private_model()
+        first.optimizer.build(first.trainable_variables)
+        first.load_weights(tmp_path / "at-1.weights.h5")
+    assert first.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 1.0, 1, DELTA).epsilon
+    assert int(first.optimizer.iterations) * 2 == int(model.optimizer.iterations)
+
+
+class Killed(Exception):
+    """What ends a process here."""
+
+
+def killing(in_epoch: int) -> keras.callbacks.Callback:
+    """Ends training in the middle of an epoch (from 0)."""
+
+    class Kill(keras.callbacks.Callback):
+        epoch = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.epoch == in_epoch:
+                raise Killed
+
+    return Kill()
+
+
+@pytest.mark.parametrize("with_vault", [True, False])
+def test_a_killed_run_goes_on_and_every_epoch_has_been_charged(
+    tmp_path: Path, with_vault: bool
+) -> None:
+    def labels() -> Any:
+        return vault(store=tmp_path / "store") if with_vault else data()[1]
+
+    def backup() -> keras.callbacks.Callback:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    first = private_model()
+    with pytest.raises(Killed):
+        first.fit(batches(labels()), epochs=4, verbose=0, callbacks=[backup(), killing(2)])
+    second, known = private_model(), labels()  # as a new process would
+    begun: list[int] = []
+    watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    second.fit(batches(known), epochs=4, verbose=0, callbacks=[backup(), watch])
+    assert begun == [2, 3]
+    assert int(second.optimizer.iterations) == 4 * 2
+    # Two epochs before, the one that was interrupted, and two after.
+    paid = dp_sgd_guarantee(SIGMA, 0.2, 5 * 2, DELTA).epsilon
+    in_weights = dp_sgd_guarantee(SIGMA, 0.2, 4 * 2, DELTA).epsilon
+    if with_vault:
+        assert known.guarantee().epsilon == paid
+        assert second.guarantee().epsilon == paid
+    else:
+        assert second.guarantee(DELTA).epsilon == in_weights
+    second.fit(batches(labels()), epochs=1, verbose=0)  # what was restored is not skipped again
+    assert int(second.optimizer.iterations) == 5 * 2
+
+
+def test_budgets_are_checked_for_the_epochs_that_are_left(tmp_path: Path) -> None:
+    def backup() -> keras.callbacks.Callback:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    enough_for_five = dp_sgd_guarantee(SIGMA, 0.2, 5 * 2, DELTA).epsilon * 1.001
+
+    def labels() -> ldp.PrivateLabels:
+        budget = ldp.PrivacyBudget(enough_for_five, DELTA)
+        return ldp.PrivateLabels(data()[1], K, budget=budget, store=tmp_path / "store")
+
+    with pytest.raises(Killed):
+        private_model().fit(
+            batches(labels()), epochs=4, verbose=0, callbacks=[backup(), killing(2)]
+        )
+    private_model().fit(batches(labels()), epochs=4, verbose=0, callbacks=[backup()])
+    assert labels().guarantee().epsilon == pytest.approx(enough_for_five / 1.001)
+
+
+def test_no_label_is_in_any_file(tmp_path: Path) -> None:
+    """Labels are random numbers, of which no two follow each other anywhere else."""
+    rng = np.random.default_rng(5)
+    numbers = rng.uniform(1e3, 2e3, N).astype(np.float32)
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(LabelDPOptimizer(keras.optimizers.Adam(0.1), 1.0, SIGMA), loss="mse")
+    labels = ldp.PrivateLabels(numbers, low=0.0, high=4e3, budget=ldp.PrivacyBudget(20.0, DELTA))
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "model-{epoch}.keras"),
+        keras.callbacks.ModelCheckpoint(tmp_path / "w.weights.h5", save_weights_only=True),
+        keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    model.fit(batches(labels), epochs=2, verbose=0, callbacks=callbacks)
+    model.fit(data()[0], numbers, epochs=1, verbose=0, callbacks=callbacks[1:2])
+    model.save(tmp_path / "end.keras")
+    contents = []
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        contents.append(path.read_bytes())
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                contents += [archive.read(name) for name in archive.namelist()]
+    assert len(contents) > 8
+    for dtype in ("float32", "float64"):
+        pairs = [numbers[i : i + 2].astype(dtype).tobytes() for i in range(N - 1)]
+        assert not any(pair in text for text in contents for pair in pairs)
+    assert not any(str(one)[:7].encode() in text for text in contents for one in numbers)

@@ -1,0 +1,73 @@
+"""LP-Normal-SGD (``ghazi2021``, Algorithm 6) is Self-Span on steps of a single example."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import dp_sgd_guarantee
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfSpan
+from tf_labeldp.training._noise import standard_normal
+
+N, D, K, LIPSCHITZ, SIGMA, RATE = 12, 3, 4, 8.0, 0.5, 0.2
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(N, D)).astype(np.float32), rng.integers(0, K, N)
+
+
+def private_model() -> LabelDPModel:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+    # No gradient is as long as the Lipschitz constant, so that none is clipped, as in the paper.
+    optimizer = LabelDPOptimizer(
+        keras.optimizers.SGD(RATE),
+        LIPSCHITZ,
+        SIGMA,
+        SelfSpan(tolerance=1e-5, max_products=60),
+        seed=6,
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss)
+    return model
+
+
+def algorithm_6(kernel: np.ndarray, bias: np.ndarray, project_noise: bool = True) -> np.ndarray:
+    """The algorithm in numpy, for a linear model with cross-entropy; W is everything."""
+    x, y = data()
+    rng = np.random.default_rng(6)
+    w = np.concatenate([kernel.ravel(), bias]).astype(np.float64)
+    for t in range(N):
+        scores = x[t] @ w[: D * K].reshape(D, K) + w[D * K :]
+        p = np.exp(scores - scores.max())
+        p /= p.sum()
+        by_logit = p - np.eye(K)  # row k: the gradient by the logits for label k
+        gradients = np.stack([np.concatenate([np.outer(x[t], g).ravel(), g]) for g in by_logit])
+        noise = SIGMA * LIPSCHITZ * standard_normal(w.size, rng)
+        if project_noise:
+            basis, sizes, _ = np.linalg.svd(gradients.T, full_matrices=False)
+            basis = basis[:, sizes > 1e-9]
+            noise = basis @ (basis.T @ noise)
+        w -= RATE * (gradients[y[t]] + noise)
+    return w
+
+
+def test_self_span_on_single_examples_is_lp_normal_sgd() -> None:
+    model = private_model()
+    start = model.get_weights()
+    model.fit(*data(), batch_size=1, shuffle=False, verbose=0)
+    found = np.concatenate([part.ravel() for part in model.get_weights()])
+    # The span is found to 1e-5 of gradients of length 20, over 12 steps of 0.2.
+    np.testing.assert_allclose(found, algorithm_6(*start), atol=1e-3)
+    assert np.max(np.abs(found - algorithm_6(*start, project_noise=False))) > 0.1
+
+
+def test_one_pass_uses_each_label_once() -> None:
+    model = private_model()
+    model.fit(*data(), batch_size=1, verbose=0)
+    assert int(model.optimizer.iterations) == N
+    expected = dp_sgd_guarantee(SIGMA, 1.0, 1, 1e-3)
+    assert model.guarantee(1e-3).epsilon == pytest.approx(expected.epsilon)

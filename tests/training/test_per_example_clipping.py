@@ -1,0 +1,291 @@
+"""Clipped sums of whole models against a plain loop over examples, by both methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.training._per_example_clipping import PerExampleClipping
+from tf_labeldp.training._per_example_loss import per_example_loss
+
+layers = keras.layers
+ROWS, CLASSES = 6, 3
+LOSS = per_example_loss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+def image_model(*stack: Any, shape: tuple[int, ...] = (7, 6, 2)) -> keras.Model:
+    return keras.Sequential([keras.Input(shape), *stack, layers.Flatten(), layers.Dense(CLASSES)])
+
+
+def text_model(*stack: Any) -> keras.Model:
+    table = layers.Embedding(4, 3)
+    return keras.Sequential(
+        [keras.Input((8,), dtype="int32"), table, *stack, layers.Flatten(), layers.Dense(CLASSES)]
+    )
+
+
+def residual() -> keras.Model:
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(4, "tanh")(layers.Rescaling(0.5)(inputs))
+    joined = layers.Add()([hidden, layers.Dense(4, "silu")(hidden)]) + hidden
+    both = layers.Concatenate()([joined, inputs])
+    return keras.Model(inputs, layers.Dense(CLASSES)(both))
+
+
+def nested() -> keras.Model:
+    encoder = keras.Sequential(
+        [keras.Input((7, 6, 2)), layers.Conv2D(3, 3, activation="relu"), layers.MaxPooling2D()]
+    )
+    inner_in = keras.Input((7, 6, 2))
+    inner = keras.Model(inner_in, layers.Flatten()(encoder(layers.Rescaling(2.0)(inner_in))))
+    inputs = keras.Input((7, 6, 2))
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.ReLU()(inner(inputs))))
+
+
+def frozen() -> keras.Model:
+    model = image_model(
+        layers.Conv2D(3, 3, activation="relu"),
+        layers.Conv2D(3, 2, activation="tanh"),
+        layers.BatchNormalization(),
+        layers.LayerNormalization(),
+    )
+    model.layers[1].trainable = False
+    model.layers[2].trainable = False
+    model.layers[0].bias.trainable = False
+    return model
+
+
+# Models that both methods know.
+GHOST: dict[str, Callable[[], keras.Model]] = {
+    "dense": lambda: image_model(layers.Dense(4, "relu"), shape=(5,)),
+    "dense over time": lambda: image_model(layers.Dense(4, "sigmoid"), shape=(7, 5)),
+    "no bias": lambda: image_model(layers.Conv2D(3, 3, use_bias=False, activation="elu")),
+    "Conv1D": lambda: image_model(
+        layers.Conv1D(3, 3, padding="causal", dilation_rate=2, activation="relu6"), shape=(9, 2)
+    ),
+    "Conv2D": lambda: image_model(
+        layers.Conv2D(3, (3, 2), strides=(2, 1), padding="same", activation="selu"),
+        layers.AveragePooling2D(2, padding="same"),
+        layers.Conv2D(2, 2, activation="softmax"),
+    ),
+    "Conv2D with holes": lambda: image_model(layers.Conv2D(3, 2, dilation_rate=2)),
+    "channels first": lambda: image_model(
+        layers.Conv2D(3, 2, data_format="channels_first", activation="relu"),
+        layers.GroupNormalization(3, axis=1),
+    ),
+    "Conv3D": lambda: image_model(
+        layers.Conv3D(3, (2, 1, 2), padding="same", activation="exponential"), shape=(3, 4, 4, 2)
+    ),
+    "DepthwiseConv1D": lambda: image_model(
+        layers.DepthwiseConv1D(3, depth_multiplier=2, padding="same"), shape=(7, 2)
+    ),
+    "DepthwiseConv2D": lambda: image_model(
+        layers.DepthwiseConv2D(3, strides=2, depth_multiplier=2, padding="same", activation="gelu")
+    ),
+    "Embedding": lambda: text_model(),
+    "Embedding with masks": lambda: keras.Sequential(
+        [
+            keras.Input((8,), dtype="int32"),
+            layers.Embedding(4, 3, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(CLASSES),
+        ]
+    ),
+    "LayerNormalization": lambda: text_model(layers.LayerNormalization()),
+    "LayerNormalization of two axes": lambda: text_model(layers.LayerNormalization(axis=(1, 2))),
+    "LayerNormalization, scale only": lambda: text_model(layers.LayerNormalization(center=False)),
+    "GroupNormalization": lambda: image_model(
+        layers.Conv2D(4, 2), layers.GroupNormalization(2), layers.LeakyReLU()
+    ),
+    "other activations": lambda: image_model(
+        layers.Dense(4, "softplus"),
+        layers.Dense(4, "leaky_relu"),
+        layers.Dense(4, "mish"),
+        shape=(5,),
+    ),
+    "residual": residual,
+    "nested": nested,
+    "frozen": frozen,
+}
+
+
+class Subclass(keras.Model):
+    """Any code: no rule knows it. Has no ``training`` argument, and a weight that it never uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [layers.LayerNormalization(), layers.Dense(CLASSES)]
+        self.unused = layers.Dense(2)
+        self.unused.build((None, 4))
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return keras.ops.sin(x)
+
+
+def subclassed() -> keras.Model:
+    model = Subclass()
+    model(np.zeros((1, 5), np.float32))
+    return model
+
+
+# Models that only the vectorized method knows.
+OTHER: dict[str, Callable[[], keras.Model]] = {
+    "GRU": lambda: keras.Sequential([keras.Input((5, 2)), layers.GRU(3), layers.Dense(CLASSES)]),
+    "attention": lambda: (
+        lambda i: keras.Model(
+            i, layers.Dense(CLASSES)(layers.Flatten()(layers.MultiHeadAttention(2, 3)(i, i)))
+        )
+    )(keras.Input((5, 4))),
+    "PReLU and SeparableConv2D": lambda: image_model(layers.SeparableConv2D(3, 2), layers.PReLU()),
+    "groups": lambda: image_model(layers.Conv2D(4, 2, groups=2)),
+    "Lambda": lambda: image_model(layers.Lambda(lambda x: x * x, output_shape=(5,)), shape=(5,)),
+    "shared layer": lambda: (lambda i, d: keras.Model(i, layers.Dense(CLASSES)(d(d(i)))))(
+        keras.Input((5,)), layers.Dense(5, "tanh")
+    ),
+    "subclass": subclassed,
+}
+CASES = [
+    *[(name, method) for name in GHOST for method in ("ghost", "vectorized")],
+    *[(name, "vectorized") for name in OTHER],
+]
+
+
+def problem(name: str, seed: int = 0) -> tuple[keras.Model, np.ndarray, np.ndarray]:
+    """A model, features and labels."""
+    keras.utils.set_random_seed(seed)
+    model = {**GHOST, **OTHER}[name]()
+    rng = np.random.default_rng(seed)
+    shape = (5,) if name == "subclass" else model.input_shape[1:]
+    x = rng.normal(size=(ROWS, *shape)).astype(np.float32)
+    if name == "Embedding" or model.layers[0].name.startswith("embedding"):
+        x = rng.integers(4, size=(ROWS, *shape))
+    return model, x, rng.integers(CLASSES, size=ROWS)
+
+
+def loop(
+    model: keras.Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray, group_size: int = 1
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Gradients of the groups (N, ...) by variable, and their norms, one example after another."""
+    variables = model.trainable_variables
+    sources = [variable.value for variable in variables]
+    rows: list[list[np.ndarray]] = []
+    for row in range(len(x)):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            loss = weights[row] * LOSS(y[row : row + 1], model(x[row : row + 1], training=True))[0]
+        found = tape.gradient(loss, sources, unconnected_gradients="zero")
+        rows.append([tf.convert_to_tensor(part).numpy().astype(np.float64) for part in found])
+    counts = np.maximum(1, np.count_nonzero(weights.reshape(-1, group_size), axis=1))
+    groups = []
+    for part in map(np.stack, zip(*rows, strict=True)):
+        grouped = part.reshape(-1, group_size, *part.shape[1:]).sum(axis=1)
+        groups.append(grouped / counts.reshape(-1, *(1,) * (grouped.ndim - 1)))
+    squares = sum(np.square(part.reshape(part.shape[0], -1)).sum(axis=1) for part in groups)
+    return groups, np.sqrt(squares)
+
+
+def check_against_loop(
+    name: str, clipping: Callable[[keras.Model], PerExampleClipping], group_size: int = 1
+) -> None:
+    model, x, y = problem(name)
+    weights = np.linspace(0.5, 2.0, ROWS).astype(np.float32)
+    weights[2] = 0.0
+    groups, norms = loop(model, x, y, weights, group_size)
+    clip = float(np.float32(np.median(norms)))
+    clipper = clipping(model)
+
+    def step(*batch: Any) -> Any:
+        return clipper.clipped_sum(*batch, LOSS, tf.constant(clip), group_size)
+
+    batch = (tf.constant(x), tf.constant(y), tf.constant(weights))
+    # Without a graph, vectorizing starts anew each time, which is slow.
+    steps = [tf.function(step)] + [step] * (clipper.method == "ghost" or name == "residual")
+    results = [run(*batch) for run in steps]
+    factors = np.minimum(1.0, clip / np.maximum(norms, 1e-30))
+    for result in results:
+        np.testing.assert_allclose(result.norms, norms, rtol=1e-5, atol=1e-5 * clip)
+        assert [g.dtype for g in result.gradients] == [tf.float32] * len(groups)
+        for got, part in zip(result.gradients, groups, strict=True):
+            np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=1e-5 * clip)
+        np.testing.assert_allclose(result.outputs, model(x), rtol=1e-4, atol=1e-5)
+        assert all(bool(flag) for flag in result.finite.values())
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str):
+    check_against_loop(name, lambda model: PerExampleClipping(model, method=method))
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(n, m) for n in ("Conv2D", "Embedding", "residual") for m in ("ghost", "vectorized")],
+)
+def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
+    check_against_loop(name, lambda model: PerExampleClipping(model, method=method), group_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "max_bytes"),
+    [
+        ("Conv2D", "ghost", 1_000),
+        ("dense over time", "ghost", 500),
+        ("Embedding with masks", "ghost", 400),
+        ("residual", "vectorized", 3_000),
+        ("GRU", "vectorized", 20_000),
+    ],
+)
+def test_a_bound_on_memory_changes_nothing(name: str, method: str, max_bytes: int):
+    check_against_loop(
+        name, lambda model: PerExampleClipping(model, method=method, max_bytes=max_bytes)
+    )
+
+
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+def test_too_little_memory_is_refused(method: str):
+    model, x, y = problem("residual")
+    clipper = PerExampleClipping(model, method=method, max_bytes=4)
+    with pytest.raises(ValueError, match=r"max_bytes=4 is too small.*Raise max_bytes"):
+        clipper.clipped_sum(x, y, np.ones(ROWS), LOSS, 1.0)
+
+
+@pytest.mark.parametrize("name", GHOST)
+def test_auto_takes_ghost_where_it_can(name: str):
+    assert PerExampleClipping(problem(name)[0]).method == "ghost"
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_auto_takes_vectorized_where_it_must(name: str):
+    model = problem(name)[0]
+    assert PerExampleClipping(model).method == "vectorized"
+    clipper = PerExampleClipping(model, method="ghost")
+    with pytest.raises(ValueError, match=r"method='ghost' cannot handle model.*'auto'"):
+        clipper.clipped_sum(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS, 1.0)
+
+
+@pytest.mark.parametrize("max_bytes", [3_000, 2**30])
+@pytest.mark.parametrize("name", ["dense", "Conv2D", "Embedding", "residual"])
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+def test_scales_are_multiplied_on_before_clipping(method: str, name: str, max_bytes: int):
+    model, x, y = problem(name)
+    rng = np.random.default_rng(3)
+    scales = [np.exp(rng.normal(size=v.shape)).astype("float32") for v in model.trainable_variables]
+    groups, _ = loop(model, x, y, np.ones(ROWS))
+    groups = [part * scale for part, scale in zip(groups, scales, strict=True)]
+    norms = np.sqrt(sum(np.square(part.reshape(ROWS, -1)).sum(axis=1) for part in groups))
+    clip = float(np.median(norms))
+    memory = max_bytes if method == "ghost" else 10 * max_bytes
+    result = PerExampleClipping(model, method=method, max_bytes=memory).clipped_sum(
+        x, y, np.ones(ROWS), LOSS, clip, scales=[tf.constant(scale) for scale in scales]
+    )
+    np.testing.assert_allclose(result.norms, norms, rtol=1e-5)
+    factors = np.minimum(1.0, clip / norms)
+    for got, part in zip(result.gradients, groups, strict=True):
+        np.testing.assert_allclose(got, np.tensordot(factors, part, 1), atol=1e-5 * clip)

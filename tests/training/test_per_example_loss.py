@@ -1,0 +1,121 @@
+"""One number an example, from anything that Keras takes as a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.keras_layers import LabelWeightedLoss
+from tf_labeldp.training._per_example_loss import per_example_loss
+
+RNG = np.random.default_rng(0)
+ROWS, CLASSES = 5, 4
+LOGITS = RNG.normal(size=(ROWS, CLASSES)).astype(np.float32)
+LABELS = RNG.integers(CLASSES, size=ROWS)
+EXPECTED = np.log(np.exp(LOGITS).sum(axis=1)) - LOGITS[np.arange(ROWS), LABELS]
+PROBABILITIES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+
+
+def cross_entropy(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "none"])
+def test_the_reduction_is_left_out(reduction: str):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    np.testing.assert_allclose(per_example_loss(loss)(LABELS, LOGITS), EXPECTED, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "predictions"),
+    [
+        ("sparse_categorical_crossentropy", PROBABILITIES),
+        (keras.losses.sparse_categorical_crossentropy, PROBABILITIES),
+        (cross_entropy, LOGITS),
+        (lambda y, p: cross_entropy(y, p)[:, tf.newaxis], LOGITS),
+        (LabelWeightedLoss(keras.losses.CategoricalCrossentropy(from_logits=True)), LOGITS),
+    ],
+    ids=["name", "function of Keras", "own function", "one column", "own class"],
+)
+def test_names_functions_and_classes(loss: Any, predictions: np.ndarray):
+    own_class = isinstance(loss, keras.losses.Loss)
+    labels = np.eye(CLASSES, dtype=np.float32)[LABELS] if own_class else LABELS
+    function = per_example_loss(loss)
+    np.testing.assert_allclose(function(labels, predictions), EXPECTED, rtol=1e-5)
+    traced = tf.function(function)(tf.constant(labels), tf.constant(predictions))
+    np.testing.assert_allclose(traced, EXPECTED, rtol=1e-5)
+
+
+def test_more_axes_are_averaged():
+    y, p = RNG.normal(size=(2, ROWS, 3, 2)).astype(np.float32)
+    found = per_example_loss(keras.losses.MeanSquaredError())(y, p)
+    np.testing.assert_allclose(found, np.square(y - p).mean(axis=(1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, p: tf.reduce_mean(tf.square(p)),
+        lambda y, p: tf.reduce_mean(tf.square(p), axis=0),
+        keras.losses.Dice(),
+    ],
+    ids=["scalar", "a number a class", "Dice"],
+)
+def test_losses_that_are_not_per_example_are_refused(loss: Any):
+    with pytest.raises(ValueError, match=r"losses must be per example: .* must return shape"):
+        per_example_loss(loss)(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
+
+
+class Pairwise(keras.losses.Loss):
+    """Compares each prediction with all others of its batch, as metric learning does."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        distances = keras.ops.square(y_pred[:, None] - y_pred[None])
+        return keras.ops.sum(distances, axis=(1, 2)) + y_pred[:, 0]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, p: tf.reduce_sum(p - tf.reduce_mean(p, axis=0) + 1.0, axis=1),
+        Pairwise(),
+    ],
+    ids=["function", "class"],
+)
+def test_privacy_an_examples_loss_is_computed_from_its_own_row(loss: Any):
+    changed = LOGITS.copy()
+    changed[0] += 1.0 + np.arange(CLASSES)
+    first, second = (per_example_loss(loss)(LABELS, p).numpy() for p in (LOGITS, changed))
+    np.testing.assert_allclose(first[1:], second[1:], rtol=1e-6)
+    whole = loss.call if isinstance(loss, keras.losses.Loss) else loss
+    first, second = (np.array(whole(LABELS, tf.constant(p))) for p in (LOGITS, changed))
+    assert not np.allclose(first[1:], second[1:])  # given the whole batch, it would mix
+
+
+def test_privacy_an_axis_over_the_batch_is_refused():
+    loss = keras.losses.CategoricalCrossentropy(axis=0, from_logits=True)
+    with pytest.raises(ValueError, match="losses must be per example"):
+        per_example_loss(loss)(np.eye(CLASSES, dtype=np.float32)[LABELS], LOGITS)
+
+
+@pytest.mark.parametrize(
+    "loss", [None, 3, keras.losses.MeanSquaredError], ids=["None", "number", "class"]
+)
+def test_what_is_no_loss_is_refused(loss: Any):
+    with pytest.raises(TypeError, match=r"must be a keras.losses.Loss, its name or a function"):
+        per_example_loss(loss)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="no_such_loss"):
+        per_example_loss("no_such_loss")
+
+
+def test_no_label_is_in_the_message():
+    with pytest.raises(ValueError) as error:
+        per_example_loss(lambda y, p: tf.reduce_mean(p))(np.full(ROWS, 31337.0), LOGITS)
+    assert "31337" not in str(error.value)

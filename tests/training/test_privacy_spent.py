@@ -1,0 +1,141 @@
+"""The callback that says what was spent, and stops before a target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import dp_sgd_guarantee
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
+
+N, K, DELTA, SIGMA, Q, STEPS = 60, 3, 1e-3, 3.0, 0.1, 2
+
+
+def private_model(noise_multiplier: float = SIGMA) -> LabelDPModel:
+    inputs = keras.Input((2,))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, noise_multiplier)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def batches(labels: Any) -> Any:
+    x = np.zeros((N, 2), np.float32)
+    return poisson_batches(x, labels, sampling_probability=Q, steps=STEPS)
+
+
+def codes() -> np.ndarray:
+    return np.arange(N) % K
+
+
+def after(epochs: int) -> float:
+    return dp_sgd_guarantee(SIGMA, Q, STEPS * epochs, DELTA).epsilon
+
+
+def test_what_is_printed_and_logged_is_what_was_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    history = private_model().fit(
+        batches(codes()), epochs=3, callbacks=[PrivacySpent(DELTA)], verbose=0
+    )
+    assert history.history["epsilon"] == [after(1), after(2), after(3)]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"epoch {e}: epsilon {after(e):.4g} at delta 0.001" for e in (1, 2, 3)]
+
+
+def test_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+    private_model().fit(batches(codes()), callbacks=[PrivacySpent(DELTA, verbose=0)], verbose=0)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("factor", "epochs"), [(1.0, 3), (0.999, 2)])
+def test_training_stops_at_the_target_and_never_above(factor: float, epochs: int) -> None:
+    model, target = private_model(), factor * after(3)
+    callback = PrivacySpent(DELTA, target_epsilon=target, verbose=0)
+    history = model.fit(batches(codes()), epochs=9, callbacks=[callback], verbose=0)
+    assert len(history.history["epsilon"]) == epochs
+    assert model.guarantee(DELTA).epsilon <= target < after(epochs + 1)
+    # A second fit has nothing left.
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="would be passed by the first epoch"):
+        model.fit(batches(codes()), callbacks=[callback], verbose=0)
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+def test_other_charges_of_the_vault_count() -> None:
+    budget = ldp.PrivacyBudget(50.0, DELTA)
+    labels = ldp.PrivateLabels(codes(), K, budget=budget)
+    labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
+    model, target = private_model(), 1.0 + after(3)
+    callback = PrivacySpent(target_epsilon=target, verbose=0)
+    history = model.fit(batches(labels), epochs=9, callbacks=[callback], verbose=0)
+    spent = history.history["epsilon"]
+    assert spent[-1] == labels.guarantee().epsilon <= target
+    assert len(spent) < 9
+    assert spent[0] > 1.0
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_vault_is_not_charged_for_epochs_that_are_not_taken(order: str) -> None:
+    labels = ldp.PrivateLabels(codes(), K, budget=ldp.PrivacyBudget(50.0, DELTA))
+    callbacks = [PrivacySpent(target_epsilon=after(2), verbose=0), keras.callbacks.Callback()]
+    if order == "after":
+        callbacks.reverse()
+    private_model().fit(batches(labels), epochs=9, callbacks=callbacks, verbose=0)
+    assert labels.guarantee().epsilon == after(2)
+
+
+def test_a_target_below_one_epoch_raises_before_the_first_step() -> None:
+    model = private_model()
+    before = model.get_weights()
+    callback = PrivacySpent(DELTA, target_epsilon=0.5 * after(1))
+    with pytest.raises(ValueError, match="Raise noise_multiplier"):
+        model.fit(batches(codes()), callbacks=[callback], verbose=0)
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+    assert model.guarantee().epsilon == 0.0
+
+
+def test_noise_for_which_nothing_can_be_stated_raises_before_the_first_step() -> None:
+    model = private_model(noise_multiplier=1e-9)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="no finite epsilon"):
+        model.fit(batches(codes()), callbacks=[PrivacySpent(DELTA)], verbose=0)
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+def test_a_delta_of_one_over_n_warns() -> None:
+    with pytest.warns(UserWarning, match="not below 1/n"):
+        private_model().fit(batches(codes()), callbacks=[PrivacySpent(1.0 / N)], verbose=0)
+
+
+def test_other_models_are_refused() -> None:
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(K)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(TypeError, match=r"PrivacySpent needs a LabelDPModel, got Sequential"):
+        plain.fit(np.zeros((4, 2)), np.zeros((4, K)), callbacks=[PrivacySpent()], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"delta": 1.0}, ValueError),
+        ({"delta": 0.0}, ValueError),
+        ({"delta": "small"}, TypeError),
+        ({"target_epsilon": 0.0}, ValueError),
+        ({"target_epsilon": float("inf")}, ValueError),
+    ],
+    ids=["one", "zero", "text", "target", "infinite"],
+)
+def test_arguments_out_of_range(arguments: dict[str, Any], error: type) -> None:
+    with pytest.raises(error, match=r"delta|target_epsilon"):
+        PrivacySpent(**arguments)
+
+
+def test_config_round_trip() -> None:
+    made = PrivacySpent(1e-4, target_epsilon=2.0, verbose=0)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))
+    assert again.get_config() == made.get_config()

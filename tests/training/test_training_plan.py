@@ -1,0 +1,198 @@
+"""What a ``fit`` will use of each label, found before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_labeldp as ldp
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.training import AltConv, LabelDPOptimizer, SelfConv
+from tf_labeldp.training._ledger import Ledger
+from tf_labeldp.training._step_guard import StepGuard
+from tf_labeldp.training._training_plan import TrainingPlan
+
+N = 50
+
+
+def optimizer(**settings: Any) -> LabelDPOptimizer:
+    return LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0, **settings)
+
+
+def plan_of(x: Any, y: Any = None, settings: Any = None, **of_optimizer: Any) -> TrainingPlan:
+    return TrainingPlan.of(x, y, {} if settings is None else settings, optimizer(**of_optimizer))
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(N, dtype=np.float32)[:, None], 10 * np.arange(N)
+
+
+def sampled(q: float = 0.2, steps: int = 12, **settings: Any) -> Any:
+    x, y = arrays()
+    return poisson_batches(x, y % 3, sampling_probability=q, steps=steps, **settings)
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(None, 2), (8, 7), (10, 5), (64, 1)])
+def test_arrays_use_each_example_once(batch: int | None, steps: int) -> None:
+    plan = plan_of(*arrays(), {} if batch is None else {"batch_size": batch})
+    assert (plan.sampling_probability, plan.uses_an_epoch, plan.num_units) == (1.0, 1, N)
+    assert plan.steps_an_epoch == steps
+    dataset, settings = plan.open()  # type: ignore[misc]
+    assert settings == {}
+    for _ in range(2):  # epochs
+        used = []
+        for x, y, weights in dataset.as_numpy_iterator():
+            assert x.shape[0] == y.shape[0] == weights.shape[0] == plan.expected_batch
+            np.testing.assert_array_equal(10 * x[:, 0], y)  # rows stay together
+            used += x[weights > 0, 0].tolist()
+        assert sorted(used) == list(range(N))
+
+
+def test_arrays_are_shuffled_anew_in_each_epoch_unless_told_not_to() -> None:
+    def orders(**settings: Any) -> list[list[float]]:
+        dataset, _ = plan_of(*arrays(), settings).open()  # type: ignore[misc]
+        return [
+            [v for x, _, w in dataset.as_numpy_iterator() for v in x[w > 0, 0]] for _ in range(2)
+        ]
+
+    first, second = orders()
+    assert first != second != sorted(second)
+    assert orders(shuffle=False) == [list(range(N))] * 2
+
+
+def test_sample_weights_come_along_and_padding_has_none() -> None:
+    weights = np.linspace(1.0, 2.0, N)
+    plan = plan_of(*arrays(), {"batch_size": 8, "sample_weight": weights, "shuffle": False})
+    dataset, _ = plan.open()  # type: ignore[misc]
+    found = np.concatenate([w for _, _, w in dataset.as_numpy_iterator()])
+    np.testing.assert_allclose(found, [*weights, *[0.0] * 6], rtol=1e-6)
+
+
+def test_nested_features_and_lists_of_labels() -> None:
+    x, y = arrays()
+    plan = plan_of({"a": x, "b": [x, x]}, y.tolist(), {"batch_size": 8})
+    [batch] = plan.open()[0].take(1)  # type: ignore[index]
+    assert batch[0]["b"][1].shape == (8, 1)
+    assert batch[1].shape == (8,)
+
+
+def test_sampled_batches_are_stated_as_sampled() -> None:
+    plan = plan_of(sampled())
+    assert (plan.sampling_probability, plan.uses_an_epoch, plan.steps_an_epoch) == (0.2, 12, 12)
+    assert (plan.num_units, plan.expected_batch, plan.disjoint) == (N, 10.0, False)
+    assert plan_of(sampled(), num_microbatches=None, denoiser=AltConv(4)).num_examples == 4
+
+
+@pytest.mark.parametrize(
+    ("q", "steps", "uses"),
+    [(0.2, 5, 1), (0.2, 6, 2), (0.2, 12, 3), (0.3, 3, 1), (0.3, 4, 2), (1.0, 4, 4)],
+)
+def test_denoisers_that_reveal_the_batch_get_passes(q: float, steps: int, uses: int) -> None:
+    plan = plan_of(sampled(q, steps), denoiser=SelfConv())
+    assert plan.disjoint
+    assert (plan.sampling_probability, plan.uses_an_epoch, plan.steps_an_epoch) == (
+        1.0,
+        uses,
+        steps,
+    )
+
+
+def test_datasets_are_unknown() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(arrays()).batch(10)
+    plan = plan_of(dataset)
+    assert plan.sampling_probability is None
+    assert plan.steps_an_epoch is None
+    assert plan.open() is None
+
+
+def test_the_divisor_knows_nothing_of_the_batch() -> None:
+    replicas = tf.distribute.get_replica_context()
+    batch = tf.zeros([6, 1])
+    assert float(plan_of(*arrays(), {"batch_size": 8}).divisor(batch, replicas)) == 8.0
+    assert float(plan_of(sampled()).divisor(batch, replicas)) == 10.0
+    micro = plan_of(*arrays(), {"batch_size": 8}, num_microbatches=4)
+    assert float(micro.divisor(batch, replicas)) == 4.0
+    assert float(plan_of(tf.data.Dataset.range(1)).divisor(batch, replicas)) == 6.0
+
+
+def test_rows_that_are_clipped_together() -> None:
+    micro = plan_of(*arrays(), {"batch_size": 8}, num_microbatches=4)
+    assert micro.rows_a_group(tf.zeros([8, 1]), 1) == 2
+    assert micro.rows_a_group(tf.zeros([4, 1]), 2) == 2
+    for rows, replicas in ((6, 1), (3, 2), (1, 2)):
+        with pytest.raises(ValueError, match="must divide the batch"):
+            micro.rows_a_group(tf.zeros([rows, 1]), replicas)
+    by_user = plan_of(sampled(users=np.arange(N) // 2, max_examples_per_user=2))
+    assert by_user.rows_a_group(tf.zeros([8, 1]), 1) == 2
+
+
+def test_a_plan_does_not_show_labels() -> None:
+    x = np.zeros((N, 1), np.float32)
+    shown = repr(plan_of(x, np.full(N, 31337)))
+    assert "31337" not in shown
+    assert "uses_an_epoch=1" in shown
+
+
+def test_vaults_and_their_ranges() -> None:
+    budget = ldp.PrivacyBudget(1.0, 1e-3)
+    labels = ldp.PrivateLabels(np.zeros(N), low=-1.0, high=2.0, budget=budget)
+    plan = plan_of(poisson_batches(arrays()[0], labels, sampling_probability=0.2, steps=2))
+    assert plan.vault is labels
+    assert plan.label_range == (-1.0, 2.0)
+    assert plan.known_labels() is None
+    assert plan_of(*arrays()).vault is None
+
+
+# The ledger and the guard.
+
+
+def run(name: str, steps: int) -> dict[str, Any]:
+    return {"run": name, "steps": steps}
+
+
+def test_a_ledger_counts_copies_of_a_run_once() -> None:
+    ledger = Ledger([run("a", 3)])
+    ledger.add([run("b", 1), run("a", 2)])
+    assert ledger.runs == [run("a", 3), run("b", 1)]
+    ledger.add([run("a", 5)])
+    again = Ledger([run("c", 1)])
+    again.add_bytes(ledger.to_bytes())
+    assert again.runs == [run("c", 1), run("a", 5), run("b", 1)]
+    ledger.runs[0]["steps"] = 0  # a copy
+    assert ledger.runs[0]["steps"] == 5
+
+
+def test_a_ledger_absorbs_another_with_its_vaults() -> None:
+    budget = ldp.PrivacyBudget(1.0)
+    first, second = (ldp.PrivateLabels([0, 1], 2, budget=budget) for _ in range(2))
+    one, two = Ledger([run("a", 1)]), Ledger([run("b", 1)])
+    one.add_vault(first)
+    two.add_vault(first)
+    two.add_vault(second)
+    one.absorb(two)
+    assert [entry["run"] for entry in one.runs] == ["a", "b"]
+    assert len(one.vaults) == 2
+
+
+def test_a_guard_lets_through_what_was_admitted() -> None:
+    guard = StepGuard()
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        guard.take_step()
+    guard.admit(2)
+    guard.take_step()
+    guard.take_step()
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        guard.take_step()
+    assert "has not been charged" in str(guard.error)
+    guard.admit(2)
+    guard.admit(1)  # does not add up
+    guard.take_step()
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        guard.take_step()
+    guard.admit(None)
+    for _ in range(5):
+        guard.take_step()

@@ -1,0 +1,326 @@
+"""Denoisers of noisy gradients, which know the public features and no label (Table 1)."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp import _validate
+from tf_labeldp.gradients import (
+    GradientOperator,
+    project_onto_hull,
+    project_onto_span,
+    smooth_coefficients,
+)
+from tf_labeldp.training._vertex_losses import VertexLosses
+
+_TOWARDS = ("uniform", "predictions")
+_LEAST_TOLERANCE = 1e-6
+_SOLVERS = ("conjugate", "accelerated", "frank_wolfe", "pgd")
+
+
+class Denoiser(abc.ABC):
+    """Makes a better gradient of a noisy one, out of public features and the model alone.
+
+    Privacy: it post-processes the noisy gradient and sees no label, so that it costs nothing. One
+    that uses the features of the sampled batch shows which examples are in it, which takes
+    amplification by sampling away (``ghazi2024``, section 3.4): ``reveals_batch`` says so, and
+    ``LabelDPModel`` then draws batches, and accounts for them, without amplification.
+
+    Attributes:
+        reveals_batch: whether it uses the features of the sampled batch.
+        num_examples: number of other public examples that it needs in each step; 0 for none.
+        takes_single_examples: whether steps of one example make sense with it.
+
+    Example:
+        >>> NoOp().reveals_batch, SelfConv().reveals_batch, AltConv(num_examples=256).num_examples
+        (False, True, 256)
+    """
+
+    reveals_batch: bool = False
+    num_examples: int = 0
+    takes_single_examples: bool = False
+
+    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
+        """Returns what is carried from step to step: a nest of tensors, ``()`` for nothing."""
+        del shapes
+        return ()
+
+    @abc.abstractmethod
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
+    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+        """Returns the denoised gradients, the next state, and scalars to report.
+
+        Args:
+            gradients: the noisy mean gradient, one tensor a variable.
+            vertices: the public examples of this step, and their losses for each label.
+            state: from ``initial_state`` or the last step.
+        """
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Denoiser:
+        """Returns the denoiser that ``get_config`` described."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class NoOp(Denoiser):
+    """Leaves the noisy gradient as it is: plain DP-SGD (``ghazi2024``, Table 1).
+
+    Example:
+        >>> NoOp().get_config()
+        {}
+    """
+
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
+    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+        """Returns the gradients."""
+        del vertices
+        return gradients, state, {}
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class SelfSpan(Denoiser):
+    """Projects onto the span of the batch's gradients for all labels (``ghazi2024``, Table 1).
+
+    The clean gradient is in the span, so that only noise is removed. On steps of a single example
+    this is LP-Normal-SGD (``ghazi2021``, Algorithm 6). Reveals the batch: no amplification.
+
+    Args:
+        tolerance: stops at this relative residual of the normal equations; at least 1e-6.
+        max_products: the most products with the gradient matrix or its transpose.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example:
+        >>> SelfSpan().reveals_batch
+        True
+    """
+
+    reveals_batch = True
+    takes_single_examples = True
+
+    def __init__(self, tolerance: float = 1e-3, max_products: int = 100) -> None:
+        self.tolerance = _validate.positive_finite("tolerance", tolerance)
+        if self.tolerance < _LEAST_TOLERANCE:
+            raise ValueError(
+                f"tolerance must be at least {_LEAST_TOLERANCE:g}, got {self.tolerance:g}: single "
+                "precision resolves no less, and steps that go on below it lead away."
+            )
+        self.max_products = _validate.integer_at_least("max_products", max_products, 4)
+
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
+    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+        """Returns the projection onto the span, and its residual."""
+        found = project_onto_span(
+            GradientOperator(vertices.losses, vertices.variables),
+            gradients,
+            max_products=self.max_products,
+            tolerance=self.tolerance,
+            mask=vertices.mask,
+        )
+        return found.point, state, _report(found.num_products, found.converged)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
+        return {"tolerance": self.tolerance, "max_products": self.max_products}
+
+
+class _Hull(Denoiser):
+    """What Self-Conv and Alt-Conv share: the projection onto a hull, and smoothing."""
+
+    def __init__(
+        self,
+        *,
+        smoothing: float = 1.0,
+        smooth_towards: str = "uniform",
+        hull: str = "per_example",
+        start: str = "predictions",
+        solver: str = "conjugate",
+        relative_gap: float = 1e-2,
+        stop_at_noise: bool = True,
+        max_products: int = 30,
+        step_size: float | None = None,
+        steps: int | None = None,
+    ) -> None:
+        self.smoothing = _checked_smoothing(smoothing)
+        if smooth_towards not in _TOWARDS:
+            raise ValueError(
+                f"smooth_towards must be one of {', '.join(_TOWARDS)}, got {smooth_towards!r}."
+            )
+        self.smooth_towards = smooth_towards
+        for name, value, known in (
+            ("hull", hull, ("per_example", "joint")),
+            ("start", start, ("predictions", "uniform")),
+            ("solver", solver, _SOLVERS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+        self.hull, self.start, self.solver = hull, start, solver
+        self.relative_gap = _validate.positive_finite("relative_gap", relative_gap)
+        self.stop_at_noise = _validate.boolean("stop_at_noise", stop_at_noise)
+        self.max_products = _validate.integer_at_least("max_products", max_products, 5)
+        if solver != "pgd" and (step_size, steps) != (None, None):
+            raise ValueError(
+                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: "
+                "the other solvers measure their steps, and max_products limits them."
+            )
+        self.step_size = (
+            None if step_size is None else _validate.positive_finite("step_size", step_size)
+        )
+        self.steps = None if steps is None else _validate.integer_at_least("steps", steps, 1)
+
+    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
+        """Returns the curvature estimate that the solver carries from step to step."""
+        del shapes
+        return tf.zeros([])
+
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
+    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+        """Returns the smoothed projection onto the hull, and its certificate."""
+        operator = GradientOperator(vertices.losses, vertices.variables)
+        predictions = vertices.predictions()
+        found = project_onto_hull(
+            operator,
+            gradients,
+            hull=self.hull,
+            start=self.start,
+            predictions=predictions,
+            solver=self.solver,
+            relative_gap=self.relative_gap,
+            noise_stddev=vertices.noise_stddev if self._stops_at_noise() else None,
+            max_products=self.max_products,
+            curvature=state,
+            mask=vertices.mask,
+            step_size=self.step_size,
+            steps=self.steps,
+        )
+        report = _report(found.num_products, found.converged)
+        report["projection_gap"] = found.relative_gap
+        point = found.point
+        if self.smoothing < 1.0:
+            smoothed = smooth_coefficients(
+                found.coefficients,
+                self.smoothing,
+                self.smooth_towards,
+                predictions=predictions,
+                mask=vertices.mask,
+            )
+            point = operator.matvec(smoothed)
+        return point, found.curvature, report
+
+    def _stops_at_noise(self) -> bool:
+        return self.stop_at_noise and self.solver != "pgd"
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
+        return {
+            "smoothing": self.smoothing,
+            "smooth_towards": self.smooth_towards,
+            "hull": self.hull,
+            "start": self.start,
+            "solver": self.solver,
+            "relative_gap": self.relative_gap,
+            "stop_at_noise": self.stop_at_noise,
+            "max_products": self.max_products,
+            "step_size": self.step_size,
+            "steps": self.steps,
+        }
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class SelfConv(_Hull):
+    """Projects onto the hull of the batch's own gradients for all labels (``ghazi2024``, Table 1).
+
+    The clean gradient, if it was not clipped, is in the hull. Reveals the batch: no amplification.
+
+    Args:
+        smoothing: as for ``AltConv``, like all others.
+        smooth_towards: see ``AltConv``.
+        hull: see ``AltConv``.
+        start: see ``AltConv``.
+        solver: see ``AltConv``.
+        relative_gap: see ``AltConv``.
+        stop_at_noise: see ``AltConv``.
+        max_products: see ``AltConv``.
+        step_size: see ``AltConv``.
+        steps: see ``AltConv``.
+
+    Example:
+        >>> SelfConv(smoothing=0.75).get_config()["smoothing"]
+        0.75
+    """
+
+    reveals_batch = True
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class AltConv(_Hull):
+    """Projects onto the hull of other public examples' gradients (``ghazi2024``, Table 1).
+
+    The examples are drawn independently of the batch, so that amplification by sampling stays.
+    ``data.poisson_batches`` brings them along.
+
+    Args:
+        num_examples: n2, the number of public examples in each step, at least 1.
+        smoothing: lambda in (0, 1]: the coefficients are mixed as ``lambda alpha + (1 - lambda)
+            beta`` (section 3.3); 1 leaves them.
+        smooth_towards: beta: ``"uniform"`` over all labels, as in the paper, or
+            ``"predictions"``, the model's own, where the gradient vanishes: this only shrinks.
+        hull: ``"per_example"``: the coefficients of each example sum to 1 / n2; ``"joint"``: all
+            of them to one (the paper's set, which is larger).
+        start: first coefficients: the model's ``"predictions"`` or ``"uniform"``.
+        solver: ``"conjugate"``, ``"accelerated"``, ``"frank_wolfe"``, or ``"pgd"``, the paper's
+            projected gradient of fixed ``steps`` and ``step_size``; see
+            ``gradients.project_onto_hull``.
+        relative_gap: stops once the Frank-Wolfe gap is this small, relative to the result.
+        stop_at_noise: also stops once the gap is as small as noise alone makes it, from where on
+            a better fit is mostly a fit to the noise. Not for ``"pgd"``.
+        max_products: or once so many products with the gradient matrix have been taken, at least
+            5. Few are better than many: an early stop from predictions has less noise.
+        step_size: of ``"pgd"`` alone.
+        steps: of ``"pgd"`` alone.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example:
+        >>> AltConv(num_examples=256, smoothing=0.75).get_config()["num_examples"]
+        256
+    """
+
+    def __init__(self, num_examples: int, smoothing: float = 1.0, **settings: Any) -> None:
+        super().__init__(smoothing=smoothing, **settings)
+        self.num_examples = _validate.integer_at_least("num_examples", num_examples, 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument."""
+        return {"num_examples": self.num_examples, **super().get_config()}
+
+
+def _report(num_products: tf.Tensor, converged: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {
+        "projection_products": tf.cast(num_products, tf.float32),
+        "projection_converged": tf.cast(converged, tf.float32),
+    }
+
+
+def _checked_smoothing(value: Any) -> float:
+    number = _validate.positive_finite("smoothing", value)
+    if number > 1.0:
+        raise ValueError(
+            f"smoothing must be in (0, 1], got {number:g}; 1 leaves coefficients as is."
+        )
+    return number

@@ -1,0 +1,469 @@
+"""The model whose training step is private: clip, sum, add noise, denoise, apply."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.data import PoissonBatches
+from tf_labeldp.training._cross_example_layers import check_layers
+from tf_labeldp.training._label_codes import check_codes
+from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
+from tf_labeldp.training._ledger import Ledger
+from tf_labeldp.training._per_example_clipping import PerExampleClipping
+from tf_labeldp.training._per_example_loss import per_example_loss
+from tf_labeldp.training._spending import Spending
+from tf_labeldp.training._step_guard import StepGuard
+from tf_labeldp.training._training_plan import TrainingPlan
+from tf_labeldp.training._vertex_losses import vertex_losses
+from tf_labeldp.training._weight_penalties import with_weight_penalties
+
+_HARMLESS = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.CancelledError,
+    tf.errors.AbortedError,
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+)
+"""Errors whose texts TensorFlow makes without looking at values."""
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class LabelDPModel(keras.Model):
+    """A Keras model that trains by DP-SGD under label DP: all that ``fit`` does is private.
+
+    Use it like any functional model; compile it with a ``LabelDPOptimizer`` and a loss per example,
+    and fit it on ``data.poisson_batches``. ``LabelDPModel.from_model`` makes one of a model that
+    exists and shares its layers.
+
+    Each step clips every example's gradient to ``l2_norm_clip``, adds noise to their sum once (also
+    with several replicas), divides by the expected batch size, denoises, and hands the result to
+    the inner optimizer (``ghazi2024``, Algorithm 1).
+
+    Privacy:
+        ``guarantee()`` states what all steps so far cost under replacement of one label.
+
+        The charge to a vault is made before an epoch's first step, and ``fit`` alone takes steps:
+        each has to be charged, or it stops before its noise is drawn.
+
+        Loss and metrics on the training labels are withheld, since they are not private: the log
+        shows the norm of the noisy gradient and what the denoiser says. Validation data are
+        reported as usual: their labels are taken for public. With
+        ``model.report_training_metrics = True`` the log shows all, and the statement says so.
+
+        Texts of TensorFlow's errors are withheld, since they may quote labels.
+
+    Args:
+        inputs: as for ``keras.Model``.
+        outputs: as for ``keras.Model``.
+        name: as for ``keras.Model``.
+
+    Raises:
+        ValueError: on ``compile``: layers that mix examples, a loss that is not per example, or
+            nothing to train.
+        TypeError: on ``compile``: another optimizer than ``LabelDPOptimizer``.
+        BudgetExceededError: on ``fit``: the vault's budget does not allow the epochs.
+        FloatingPointError: on ``fit``: the model returned NaN or infinity, or the noisy gradient
+            is not finite; the weights are those before that step.
+        RuntimeError: on ``fit``: not compiled, or TensorFlow stopped with an error whose text is
+            withheld; on ``train_on_batch``, and on ``train_step`` outside of ``fit``.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels
+        >>> from tf_labeldp.data import poisson_batches
+        >>> from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+        >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(2.0, 1e-3))
+        >>> inputs = keras.Input((3,))
+        >>> model = LabelDPModel(inputs, keras.layers.Dense(2)(inputs))
+        >>> model.compile(
+        ...     LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, noise_multiplier=5.0),
+        ...     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        ... )
+        >>> x = np.zeros((100, 3), np.float32)
+        >>> batches = poisson_batches(x, labels, sampling_probability=0.1, steps=2)
+        >>> history = model.fit(batches, epochs=1, verbose=0)
+        >>> 0 < model.guarantee().epsilon < 2
+        True
+    """
+
+    @classmethod
+    def from_model(cls, model: keras.Model, inputs: Any = None) -> LabelDPModel:
+        """Returns a private model that shares the layers and weights of ``model``.
+
+        Args:
+            model: functional or sequential, and built; any other with ``inputs``.
+            inputs: ``keras.Input`` tensors, for a model that is not functional.
+
+        Raises:
+            TypeError: not a Keras model.
+            ValueError: a model whose inputs are not known.
+        """
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"model must be a keras.Model, got {type(model).__name__}.")
+        if inputs is not None:
+            private = cls(inputs, model(inputs), name=model.name)
+        else:
+            try:
+                if isinstance(model, keras.Sequential):
+                    private = cls(model.inputs[0], model.outputs[0], name=model.name)
+                else:
+                    private = cls(model.input, model.output, name=model.name)
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"the inputs of {model.name!r} are not known: it is not a functional model, or "
+                    "not built. Give them: LabelDPModel.from_model(model, "
+                    "inputs=keras.Input(shape))."
+                ) from error
+        if isinstance(model, LabelDPModel):
+            private._ledger = model._own_ledger()
+        return private
+
+    def _own_ledger(self) -> Ledger:
+        """Returns the list of what was spent on these weights."""
+        if getattr(self, "_ledger", None) is None:
+            self._ledger = Ledger()
+        return self._ledger
+
+    @property
+    def report_training_metrics(self) -> bool:
+        """Whether loss and metrics on the true training labels are shown: that is not private."""
+        return bool(getattr(self, "_report_training_metrics", False))
+
+    @report_training_metrics.setter
+    def report_training_metrics(self, value: bool) -> None:
+        if self._is_training():
+            raise RuntimeError(
+                "report_training_metrics can't be changed while fit is under way; the statement "
+                "would not say what was shown. Set it before fit."
+            )
+        self._report_training_metrics = bool(value)
+
+    def compile(self, optimizer: Any = None, loss: Any = None, **settings: Any) -> None:
+        """Compiles the model; see ``keras.Model.compile``.
+
+        Args:
+            optimizer: a ``LabelDPOptimizer``.
+            loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,).
+            settings: all other arguments of ``keras.Model.compile``; ``jit_compile`` is off unless
+                given, as the noise is drawn outside of compiled code.
+        """
+        if not isinstance(optimizer, LabelDPOptimizer):
+            raise TypeError(
+                f"optimizer must be a LabelDPOptimizer, got {type(optimizer).__name__}. Wrap it: "
+                "LabelDPOptimizer(keras.optimizers.SGD(0.5), l2_norm_clip=1.0, "
+                "noise_multiplier=...). A LabelDPModel never trains in the clear."
+            )
+        if settings.pop("jit_compile", False) is True:
+            raise ValueError(
+                "jit_compile=True is not supported: noise is drawn from the operating system, "
+                "outside of compiled code. Leave it out."
+            )
+        if settings.get("loss_weights") is not None:
+            raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")
+        if settings.get("steps_per_execution") == "auto":
+            raise ValueError(
+                "steps_per_execution='auto' is not supported: steps are charged by the epoch, so "
+                "their number must be known. Give a number that divides the steps of an epoch."
+            )
+        if self._is_training():
+            raise RuntimeError("the model can't be compiled while fit is under way.")
+        owner = getattr(optimizer, "_owner", lambda: None)()
+        if owner is not None and owner is not self:
+            raise ValueError(
+                "optimizer belongs to another LabelDPModel, and counts its steps. Make one for "
+                "each model: LabelDPOptimizer.from_config(optimizer.get_config())."
+            )
+        check_layers(self)
+        self._per_example_loss = per_example_loss(loss)
+        settings["auto_scale_loss"] = False
+        super().compile(optimizer=optimizer, loss=loss, jit_compile=False, **settings)
+        self._clipping = PerExampleClipping(
+            self, method=optimizer.method, max_bytes=optimizer.max_bytes
+        )
+        # A model that is compiled anew keeps its weights, and so what was spent on them.
+        self._own_ledger().absorb(optimizer._ledger)
+        optimizer._ledger, optimizer._owner = self._own_ledger(), weakref.ref(self)
+        self._guard = StepGuard()
+        self._spending = Spending(optimizer, self._own_ledger(), self._guard)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a loaded model as it was when saved; its history of steps comes with it."""
+        settings = keras.saving.deserialize_keras_object(config)
+        self.compile(**settings)
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, x: Any = None, y: Any = None, **settings: Any) -> Any:
+        """Trains privately; see ``keras.Model.fit``.
+
+        Args:
+            x: ``data.poisson_batches(...)``; or arrays with ``y``, in which every example is used
+                once an epoch (no amplification); or a dataset of (x, y), of which nothing can be
+                stated.
+            y: labels, where ``x`` is arrays.
+            settings: all other arguments of ``keras.Model.fit``.
+
+        Returns:
+            The ``keras.callbacks.History``.
+        """
+        self._assert_compiled()
+        if self._is_training():
+            raise RuntimeError("fit is under way; a callback can't call it again.")
+        if isinstance(settings.get("validation_data"), PoissonBatches):
+            raise TypeError(
+                "validation_data can't be poisson_batches: their labels are private. Give (x, y) "
+                "of labels that may be seen."
+            )
+        plan = TrainingPlan.of(x, y, settings, self.optimizer)
+        self._check_plan(plan)
+        settings["callbacks"] = self._spending.with_charges(
+            settings.get("callbacks"), settings.get("epochs", 1), settings.get("initial_epoch", 0)
+        )
+        opened = plan.open()
+        if opened is not None:
+            x, y = opened[0], None
+            settings |= opened[1]
+        if isinstance(x, tf.data.Dataset):
+            settings["shuffle"] = False  # as Keras would do, with a warning
+        withheld = ""
+        self._label_range = plan.label_range
+        self._initial_epoch = None  # what BackupAndRestore found for an earlier fit
+        self._begin(plan)
+        try:
+            return super().fit(x, y, **settings)
+        except tf.errors.OpError as error:
+            if self._guard.error is None and isinstance(error, _HARMLESS):
+                raise
+            withheld = type(error).__name__
+        finally:
+            self._end()
+        # Outside of the handler, so that the new error has no link to the one withheld.
+        raise self._guard.error or RuntimeError(
+            f"training stopped with {withheld} of TensorFlow, whose text is withheld, since it may "
+            "quote labels. Run the same on made-up labels of the same shape, dtype and range to "
+            "see it. (An error while the features are read shows itself when they are read apart.)"
+        )
+
+    def _check_plan(self, plan: TrainingPlan) -> None:
+        together = self.steps_per_execution
+        if plan.batches is not None and plan.batches.steps % together:
+            raise ValueError(
+                f"steps={plan.batches.steps} of poisson_batches must be a multiple of "
+                f"steps_per_execution={together}, as Keras would take more steps than are charged. "
+                "Change one of them."
+            )
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas > 1 and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
+            needs = self.optimizer.preconditioner or self.optimizer.denoiser
+            raise ValueError(
+                f"{type(needs).__name__} works on one replica, not on {replicas}. Leave it out, "
+                "or train without a distribution strategy."
+            )
+        check_codes(self, self.loss, plan)
+
+    def _begin(self, plan: TrainingPlan) -> None:
+        if not self.optimizer.built:  # before a callback restores its variables
+            with self.distribute_strategy.scope():
+                self.optimizer.build(self.trainable_variables)
+        self._guard.error = None
+        self._withholding = not self.report_training_metrics
+        self._spending.begin(plan, self.report_training_metrics)
+        self.train_function = None  # the plan is a constant of the traced step
+
+    def _end(self) -> None:
+        self._spending.end()
+        self.train_function, self._withholding = None, False
+
+    def _is_training(self) -> bool:
+        spending = getattr(self, "_spending", None)
+        return spending is not None and spending.plan is not None
+
+    def train_on_batch(self, *unused: Any, **also_unused: Any) -> NoReturn:
+        """Raises: a batch by itself is not charged, and says nothing of how it was sampled."""
+        raise RuntimeError(
+            "train_on_batch is not private: what a batch costs depends on how it was drawn. Call "
+            "fit on tf_labeldp.data.poisson_batches, with epochs of as few steps as wanted."
+        )
+
+    def evaluate(self, *args: Any, **settings: Any) -> Any:
+        """Returns loss and metrics on data whose labels may be seen; see ``keras.Model``."""
+        withholding, self._withholding = getattr(self, "_withholding", False), False
+        try:
+            return super().evaluate(*args, **settings)
+        finally:
+            self._withholding = withholding
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the metrics; none while training, where they would be of private labels."""
+        return {} if getattr(self, "_withholding", False) else super().get_metrics_result()
+
+    def _assert_compiled(self) -> None:
+        if not isinstance(getattr(self, "optimizer", None), LabelDPOptimizer):
+            raise RuntimeError(
+                "LabelDPModel must be compiled before fit: model.compile(LabelDPOptimizer(...), "
+                "loss=...)."
+            )
+        if self._spending.optimizer is not self.optimizer:
+            raise RuntimeError(
+                "the optimizer was exchanged without compile, which would count other steps than "
+                "are taken. Call model.compile(optimizer, loss=...)."
+            )
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Takes one private step.
+
+        Args:
+            data: (x, y), (x, y, weights) or (x, y, weights, features of other public examples).
+
+        Returns:
+            Scalars that are private, or known without labels.
+        """
+        plan = self._spending.plan if self._is_training() else None
+        if plan is None:
+            raise RuntimeError(
+                "train_step is for fit alone, which charges its steps; outside of it they would "
+                "not be counted. Call fit on tf_labeldp.data.poisson_batches."
+            )
+        x, y, weights, alt = _unpacked(data)
+        optimizer, replicas = self.optimizer, tf.distribute.get_replica_context()
+        first = tf.nest.flatten(x)[0]
+        weights = tf.ones([tf.shape(first)[0]]) if weights is None else tf.cast(weights, tf.float32)
+        labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
+        scales = self._scales(labels, alt)
+        result = self._clipping.clipped_sum(
+            x,
+            y,
+            weights,
+            self._per_example_loss,
+            optimizer.l2_norm_clip,
+            group_size=plan.rows_a_group(first, replicas.num_replicas_in_sync),
+            scales=scales,
+        )
+        step = optimizer.iterations.value
+        with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
+            clipped = [tf.identity(part) for part in result.gradients]
+        noisy = self._with_noise_once(clipped, replicas)
+        mean = [part / plan.divisor(x, replicas) for part in noisy]
+        if scales is not None:  # back from the coordinates that were clipped and noised
+            mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
+        stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / plan.divisor(x, replicas)
+        mean, report = self._denoised(mean, x, labels, weights, alt, stddev)
+        mean = with_weight_penalties(mean, self.trainable_variables)
+        report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
+        # The inner optimizer adds up the gradients of all replicas, which are the same here.
+        share = 1.0 / replicas.num_replicas_in_sync
+        finite = self._guard.check_gradients(mean, self.trainable_variables, step)
+        with tf.control_dependencies([finite]):
+            ready = NoisyGradients(part * share for part in mean)
+        optimizer.apply(ready, self.trainable_variables)
+        if not self.report_training_metrics:
+            return report
+        losses = tf.cast(self._per_example_loss(y, result.outputs), tf.float32)
+        self._loss_tracker.update_state(losses, sample_weight=weights)
+        return {**self.compute_metrics(x, y, result.outputs, sample_weight=weights), **report}
+
+    def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
+        def noisy() -> list[tf.Tensor]:
+            with tf.control_dependencies([self._guard.take_step()]):
+                admitted = [tf.identity(part) for part in clipped]
+            return self.optimizer.add_noise(admitted)
+
+        if replicas.num_replicas_in_sync == 1:
+            return noisy()
+        if tf.nest.flatten(self.optimizer.noise.initial_state([])):
+            raise ValueError(
+                f"{type(self.optimizer.noise).__name__} carries a state from step to step, which "
+                "works on one replica only. Use GaussianNoise, or no strategy."
+            )
+        # The first replica adds the noise to its share of the sum; the others add nothing.
+        first = tf.equal(replicas.replica_id_in_sync_group, 0)
+        share = tf.cond(first, noisy, lambda: list(clipped))
+        return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
+
+    def _scales(self, labels: tf.TensorSpec, alt: Any) -> list[tf.Tensor] | None:
+        """Returns the factors on the gradients, made without labels; None without any."""
+        preconditioner = self.optimizer.preconditioner
+        if preconditioner is None:
+            return None
+        self._check_public(preconditioner, alt)
+        vertices = vertex_losses(
+            self, self.loss, self._per_example_loss, alt, None, labels, self._label_range
+        )
+        return self.optimizer.scales(vertices)
+
+    @staticmethod
+    def _check_public(needs: Any, alt: Any) -> None:
+        """Raises where something that needs public examples has none."""
+        if needs.num_examples and alt is None:
+            raise ValueError(
+                f"{type(needs).__name__} needs {needs.num_examples} public examples in each step, "
+                "and the data have none. Fit on tf_labeldp.data.poisson_batches, which brings them "
+                "along."
+            )
+
+    def _denoised(
+        self,
+        mean: list[tf.Tensor],
+        x: Any,
+        labels: tf.TensorSpec,
+        weights: tf.Tensor,
+        alt: Any,
+        stddev: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        denoiser = self.optimizer.denoiser
+        if not denoiser.reveals_batch and not denoiser.num_examples:
+            return mean, {}
+        self._check_public(denoiser, alt)
+        mask = None if denoiser.num_examples else weights
+        vertices = vertex_losses(
+            self,
+            self.loss,
+            self._per_example_loss,
+            alt if denoiser.num_examples else x,
+            mask,
+            labels,
+            self._label_range,
+            stddev,
+        )
+        return self.optimizer.denoise(mean, vertices)
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns what all training of this model's optimizer costs, and of its vault.
+
+        Args:
+            delta: of the statement. None takes that of the vault's budget, or n^-1.1 without a
+                vault.
+
+        Returns:
+            The statement. Its epsilon is infinite where nothing is promised, and then it says why.
+
+        Raises:
+            RuntimeError: the model has not been compiled.
+        """
+        self._assert_compiled()
+        return self._spending.guarantee(delta)
+
+    def guarantee_after_next_epoch(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns what ``guarantee`` will state after another epoch of the ``fit`` under way.
+
+        Raises:
+            RuntimeError: no ``fit`` is under way.
+        """
+        self._assert_compiled()
+        return self._spending.guarantee(delta, next_epoch=True)
+
+
+def _unpacked(data: Any) -> tuple[Any, Any, Any, Any]:
+    """Returns (x, y, weights, alt) of what a dataset yields."""
+    parts = data if isinstance(data, (tuple, list)) else (data,)
+    if not 2 <= len(parts) <= 4:
+        raise ValueError(
+            f"a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
+            f"{len(parts)} parts. Fit on tf_labeldp.data.poisson_batches."
+        )
+    return (*parts, *([None] * (4 - len(parts))))  # type: ignore[return-value]

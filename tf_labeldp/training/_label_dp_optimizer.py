@@ -1,0 +1,363 @@
+"""The optimizer of DP-SGD under label DP: it takes noisy gradients, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp import _validate
+from tf_labeldp.training._denoisers import Denoiser, NoOp
+from tf_labeldp.training._ledger import Ledger
+from tf_labeldp.training._noise import GaussianNoise, NoiseMechanism
+from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
+
+_HISTORY = "label_dp_history"
+_FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+
+
+class NoisyGradients(list):
+    """Gradients that are clipped and noised: the only kind that ``LabelDPOptimizer`` applies."""
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class LabelDPOptimizer(keras.optimizers.Optimizer):
+    """DP-SGD around any Keras optimizer, with a denoiser that uses the public features.
+
+    It belongs into a ``LabelDPModel``, which clips per-example gradients to ``l2_norm_clip``, has
+    this optimizer add noise to their sum, divides by the expected batch size, denoises and hands
+    the result to ``inner_optimizer`` (``ghazi2024``, Algorithm 1).
+
+    Privacy: one step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
+    ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice ``l2_norm_clip``
+    at most. Denoiser and inner optimizer only process what has been made private. Gradients that
+    did not go through ``LabelDPModel`` are refused: there is no way to train in the clear with it.
+    What all steps together cost is in ``LabelDPModel.guarantee()``; the history of steps that it is
+    made from is saved with the configuration and with the weights, and comes back with either.
+
+    Args:
+        inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate
+            schedule, weight decay and ``use_ema``; its own clipping and gradient accumulation
+            must be off, as they would act on noisy gradients.
+        l2_norm_clip: C, the largest L2 norm of one example's gradient; above zero.
+        noise_multiplier: standard deviation of the noise over C, above zero
+            (``accounting.calibrate_noise_multiplier`` finds it for a target epsilon).
+        denoiser: ``AltConv``, ``SelfConv``, ``SelfSpan``, or None for plain DP-SGD.
+        preconditioner: ``"gauss_newton"`` or a ``GaussNewton``, to clip and to add noise in
+            coordinates that follow the curvature of the loss, which no label is needed for; not
+            together with a denoiser. None for the weights themselves.
+        num_microbatches: clips means of ``batch / num_microbatches`` neighbouring examples instead
+            of single gradients; None: one example each.
+        noise: another source of noise than ``GaussianNoise(noise_multiplier)``; then
+            ``noise_multiplier`` may be left out, or must be the same.
+        seed: makes the noise repeatable; statements then say "not private: seeded".
+        method: how per-example gradients are made: ``"auto"``, ``"ghost"`` or ``"vectorized"``.
+            Changes speed, not privacy.
+        max_bytes: the most extra memory that they may take.
+        history: the steps taken so far, as ``get_config`` gives them.
+        name: of the optimizer.
+
+    Raises:
+        ValueError: an argument out of range, or an inner optimizer with clipping of its own.
+        TypeError: an argument of the wrong kind.
+
+    Example:
+        >>> import keras
+        >>> optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, noise_multiplier=2.0)
+        >>> optimizer.apply([0.0], [keras.Variable(0.0)])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        RuntimeError: LabelDPOptimizer got gradients that are not clipped and noised...
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer | str,
+        l2_norm_clip: float,
+        noise_multiplier: float | None = None,
+        denoiser: Denoiser | None = None,
+        num_microbatches: int | None = None,
+        *,
+        preconditioner: Preconditioner | str | None = None,
+        noise: NoiseMechanism | None = None,
+        seed: int | None = None,
+        method: str = "auto",
+        max_bytes: int = 2**30,
+        history: Any = (),
+        name: str | None = None,
+        **unused: Any,
+    ) -> None:
+        inner = _checked_inner(inner_optimizer)
+        _refuse_arguments(unused)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner
+        self.l2_norm_clip = _validate.positive_finite("l2_norm_clip", l2_norm_clip)
+        self.noise = _checked_noise(noise, noise_multiplier, seed)
+        self.seed = seed
+        self.denoiser = _checked_denoiser(denoiser)
+        self.preconditioner = _checked_preconditioner(preconditioner, self.denoiser)
+        self.num_microbatches = (
+            None
+            if num_microbatches is None
+            else _validate.integer_at_least("num_microbatches", num_microbatches, 1)
+        )
+        if method not in ("auto", "ghost", "vectorized"):
+            raise ValueError(f"method must be 'auto', 'ghost' or 'vectorized', got {method!r}.")
+        self.method = method
+        self.max_bytes = _validate.integer_at_least("max_bytes", max_bytes, 1)
+        self._ledger = Ledger(history)
+        self._noise_state: Any = ()
+        self._denoiser_state: Any = ()
+        self._curvature: Any = ()
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One entry for each ``fit``: how noisy its steps were, and how many there have been."""
+        return self._ledger.runs
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of one step's noise over ``l2_norm_clip``."""
+        return self.noise.noise_multiplier
+
+    def build(self, variables: list[Any]) -> None:
+        """Makes the variables of the inner optimizer, the noise and the denoiser."""
+        if self.built:
+            return
+        self.inner_optimizer.build(variables)
+        shapes = [tuple(variable.shape) for variable in variables]
+        self._noise_state = self._state_variables("noise", self.noise.initial_state(shapes))
+        self._denoiser_state = self._state_variables(
+            "denoiser", self.denoiser.initial_state(shapes)
+        )
+        if self.preconditioner is not None:
+            self._curvature = self._state_variables(
+                "curvature", self.preconditioner.initial_state(shapes)
+            )
+        super().build(variables)
+
+    def _state_variables(self, prefix: str, state: Any) -> Any:
+        flat = tf.nest.flatten(state)
+        made = []
+        for number, value in enumerate(flat):
+            array = keras.ops.convert_to_numpy(value)
+            variable = keras.Variable(
+                array, trainable=False, dtype=str(array.dtype), name=f"{prefix}_{number}"
+            )
+            self._track_variable(variable)
+            made.append(variable)
+        return tf.nest.pack_sequence_as(state, made)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The optimizer's variables and those of the inner one."""
+        return [*self._variables, *self.inner_optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the inner optimizer, which callbacks may set."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if hasattr(self, "inner_optimizer"):
+            self.inner_optimizer.learning_rate = value
+
+    @property
+    def iterations(self) -> Any:
+        """Number of steps taken."""
+        return self.inner_optimizer.iterations
+
+    def add_noise(self, clipped_sum: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sum with this step's noise; called once a step by ``LabelDPModel``."""
+        state = tf.nest.map_structure(tf.convert_to_tensor, self._noise_state)
+        noisy, after = self.noise.add_noise(clipped_sum, self.l2_norm_clip, state)
+        _assign(self._noise_state, after)
+        return noisy
+
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: Any
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns the denoised gradients and what there is to report of it."""
+        state = tf.nest.map_structure(tf.convert_to_tensor, self._denoiser_state)
+        denoised, after, report = self.denoiser.denoise(gradients, vertices, state)
+        _assign(self._denoiser_state, after)
+        return denoised, report
+
+    @property
+    def num_examples(self) -> int:
+        """Number of public examples beside the batch that each step needs."""
+        if self.preconditioner is not None:
+            return self.preconditioner.num_examples
+        return self.denoiser.num_examples
+
+    def scales(self, vertices: Any) -> list[tf.Tensor]:
+        """Returns this step's factors on the gradients; raises without a preconditioner."""
+        if self.preconditioner is None:
+            raise ValueError("there is no preconditioner; give preconditioner='gauss_newton'.")
+        state = tf.nest.map_structure(tf.convert_to_tensor, self._curvature)
+        scales, after = self.preconditioner.scales(vertices, state)
+        _assign(self._curvature, after)
+        return scales
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Applies noisy gradients; raises for any others."""
+        if not isinstance(grads, NoisyGradients):
+            self._refuse()
+        if not self.built:
+            self.build(trainable_variables)
+        self.inner_optimizer.apply(list(grads), trainable_variables)
+
+    def apply_gradients(self, grads_and_vars: Any, **unused: Any) -> NoReturn:
+        """Raises: gradients come from ``LabelDPModel`` alone."""
+        self._refuse()
+
+    def update_step(self, *unused: Any, **also_unused: Any) -> NoReturn:
+        """Raises: gradients come from ``LabelDPModel`` alone."""
+        self._refuse()
+
+    def stateless_apply(self, *unused: Any, **also_unused: Any) -> NoReturn:
+        """Raises: gradients come from ``LabelDPModel`` alone."""
+        self._refuse()
+
+    def scale_loss(self, loss: Any) -> NoReturn:
+        """Raises: only a model that trains in the clear asks for it."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            "LabelDPOptimizer got gradients that are not clipped and noised; training with them "
+            "would not be private. Use it in a tf_labeldp.LabelDPModel: "
+            "LabelDPModel.from_model(model), or LabelDPModel(inputs, outputs), and call its fit."
+        )
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the variables, and the history of steps, into a checkpoint."""
+        super().save_own_variables(store)
+        store[_HISTORY] = self._ledger.to_bytes()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the variables; the steps of the checkpoint are added to those known already."""
+        values = {name: store[name] for name in store.keys()}
+        text = values.pop(_HISTORY, None)
+        if text is not None:
+            self._ledger.add_bytes(text)
+        super().load_own_variables(values)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Sets the variables to their moving averages where the inner optimizer keeps them."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument, and the steps taken."""
+        return {
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": self.noise_multiplier,
+            "denoiser": keras.saving.serialize_keras_object(self.denoiser),
+            "preconditioner": keras.saving.serialize_keras_object(self.preconditioner),
+            "num_microbatches": self.num_microbatches,
+            "noise": keras.saving.serialize_keras_object(self.noise),
+            "seed": self.seed,
+            "method": self.method,
+            "max_bytes": self.max_bytes,
+            "history": self.history,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
+        """Returns the optimizer that ``get_config`` described."""
+        config = dict(config)
+        for name in ("inner_optimizer", "denoiser", "preconditioner", "noise"):
+            config[name] = keras.saving.deserialize_keras_object(
+                config[name], custom_objects=custom_objects
+            )
+        return cls(**config)
+
+
+def _assign(variables: Any, values: Any) -> None:
+    for variable, value in zip(tf.nest.flatten(variables), tf.nest.flatten(values), strict=True):
+        variable.assign(value)
+
+
+def _checked_inner(given: Any) -> keras.optimizers.Optimizer:
+    inner = keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"inner_optimizer must be a Keras optimizer, got {type(inner).__name__}. Write "
+            "keras.optimizers.SGD(0.5)."
+        )
+    if isinstance(inner, (LabelDPOptimizer, keras.optimizers.LossScaleOptimizer)):
+        raise ValueError(
+            f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Give the one "
+            "inside it; losses in half precision are scaled by LabelDPModel itself."
+        )
+    clipping = [name for name in _FIXED if getattr(inner, name, None)]
+    if clipping:
+        raise ValueError(
+            f"inner_optimizer has {', '.join(clipping)} set, which would act on noisy gradients "
+            "after the clipping that privacy needs. Leave it out, and set l2_norm_clip instead."
+        )
+    return inner
+
+
+def _checked_noise(noise: Any, noise_multiplier: float | None, seed: int | None) -> NoiseMechanism:
+    if noise is None:
+        if noise_multiplier is None:
+            raise TypeError(
+                "noise_multiplier is missing. accounting.calibrate_noise_multiplier finds it for a "
+                "target epsilon."
+            )
+        return GaussianNoise(noise_multiplier, seed=seed)
+    if not isinstance(noise, NoiseMechanism):
+        raise TypeError(
+            f"noise must be a tf_labeldp.training.NoiseMechanism, got {type(noise).__name__}. For "
+            "a DPQuery of TF Privacy write tf_labeldp.tf_privacy.QueryNoise(query)."
+        )
+    if noise_multiplier is not None and noise_multiplier != noise.noise_multiplier:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier:g} contradicts noise, which has "
+            f"{noise.noise_multiplier:g}. Leave noise_multiplier out."
+        )
+    if seed is not None and getattr(noise, "seed", None) != seed:
+        raise ValueError("seed and noise were both given; give the seed to the noise.")
+    return noise
+
+
+def _checked_preconditioner(value: Any, denoiser: Denoiser) -> Preconditioner | None:
+    if value is None:
+        return None
+    if value == "gauss_newton":
+        value = GaussNewton()
+    if not isinstance(value, Preconditioner):
+        raise TypeError(
+            f"preconditioner must be 'gauss_newton', a Preconditioner or None, got {value!r}."
+        )
+    if not isinstance(denoiser, NoOp):
+        raise ValueError(
+            f"preconditioner and {type(denoiser).__name__} were both given: a denoiser would "
+            "project in other coordinates than the gradients are in. Leave one of them out."
+        )
+    return value
+
+
+def _checked_denoiser(denoiser: Any) -> Denoiser:
+    if denoiser is None:
+        return NoOp()
+    if not isinstance(denoiser, Denoiser):
+        raise TypeError(
+            f"denoiser must be a tf_labeldp denoiser or None, got {type(denoiser).__name__}, for "
+            "example AltConv(num_examples=256)."
+        )
+    return denoiser
+
+
+def _refuse_arguments(unused: dict[str, Any]) -> None:
+    # What Keras writes into every optimizer's configuration may come back with its default.
+    given = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
+    if given:
+        raise TypeError(
+            f"LabelDPOptimizer does not take {', '.join(sorted(given))}; set it on inner_optimizer."
+        )

@@ -1,0 +1,110 @@
+"""Turns a Keras loss into one number an example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# They compare row by row. Any other loss might look at the whole batch, as Circle does.
+_ROW_BY_ROW = {
+    getattr(keras.losses, name)
+    for name in """
+    BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy
+    CategoricalHinge CosineSimilarity Hinge Huber KLDivergence LogCosh MeanAbsoluteError
+    MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson
+    SparseCategoricalCrossentropy SquaredHinge binary_crossentropy binary_focal_crossentropy
+    categorical_crossentropy categorical_focal_crossentropy categorical_hinge cosine_similarity
+    hinge huber kl_divergence log_cosh mean_absolute_error mean_absolute_percentage_error
+    mean_squared_error mean_squared_logarithmic_error poisson sparse_categorical_crossentropy
+    squared_hinge
+    """.split()
+}
+
+
+def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
+    """Returns a callable ``(y_true, y_pred) -> (B,)`` from anything that Keras takes as a loss.
+
+    The reduction of a ``keras.losses.Loss`` is left out: per-example gradients are clipped one by
+    one and divided by the expected batch size later. Losses with more axes (one number a time
+    step, say) are averaged over them.
+
+    Args:
+        loss: a ``keras.losses.Loss``, the name of one, or a function of ``y_true`` and ``y_pred``
+            that returns one number an example.
+
+    Returns:
+        The function; its result is ``float32`` or the loss's own floating dtype. It raises a
+        ``ValueError`` where the loss turns out to be a scalar or of another length.
+
+    Raises:
+        TypeError: not a loss.
+        ValueError: no loss has that name.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> squared = per_example_loss(keras.losses.MeanSquaredError())
+        >>> print(squared(np.array([[1.0], [2.0]]), np.array([[1.0], [5.0]])).numpy())
+        [0. 9.]
+    """
+    found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    name = str(getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__))
+    if isinstance(found, keras.losses.Loss):
+        function = found.call
+    elif callable(found) and not isinstance(found, type):
+        function = found
+    else:
+        given = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
+        raise TypeError(
+            "the loss must be a keras.losses.Loss, its name or a function of y_true and y_pred, "
+            f"got {given}. Losses must be per example: for instance "
+            "keras.losses.SparseCategoricalCrossentropy(from_logits=True)."
+        )
+    is_keras = isinstance(found, keras.losses.Loss)
+    axis = found.get_config().get("axis", -1) if is_keras else -1
+    row_by_row = (type(found) if is_keras else found) in _ROW_BY_ROW and axis == -1
+
+    def one_call(y_true: Any, y_pred: Any) -> tf.Tensor:
+        losses = tf.convert_to_tensor(function(y_true, y_pred))
+        batch, rank = tf.nest.flatten(y_pred)[0].shape[0], losses.shape.rank
+        if rank == 0 or (None not in (batch, losses.shape[0]) and losses.shape[0] != batch):
+            raise ValueError(
+                f"losses must be per example: for {batch} examples the loss {name!r} must return "
+                f"shape ({batch},), got shape {tuple(losses.shape)}. A loss that adds up or "
+                "averages over examples cannot be clipped example by example; return the losses "
+                "before that, as keras.losses.Loss objects do with any reduction."
+            )
+        return losses if rank == 1 else tf.reduce_mean(losses, axis=list(range(1, rank)))
+
+    def alone(row: Any) -> tf.Tensor:
+        y_true, y_pred = tf.nest.map_structure(lambda part: part[tf.newaxis], row)
+        return one_call(y_true, y_pred)[0]
+
+    def losses_of(y_true: Any, y_pred: Any) -> tf.Tensor:
+        # With dtype as in Loss.__call__, which reduces afterwards.
+        dtype = found.dtype if is_keras else None
+        y_true, y_pred = tf.nest.map_structure(
+            lambda values: keras.ops.convert_to_tensor(values, dtype=dtype), (y_true, y_pred)
+        )
+        if isinstance(loss, str) and tf.is_tensor(y_true) and tf.is_tensor(y_pred):
+            # As Keras does for losses by name: labels (B,) for outputs (B, 1).
+            if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
+                y_true = y_true[..., tf.newaxis]
+        if row_by_row or tf.nest.flatten(y_pred)[0].shape[0] == 1:
+            return one_call(y_true, y_pred)
+        return tf.vectorized_map(alone, (y_true, y_pred), warn=False)
+
+    return losses_of
+
+
+def checked_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns the losses if there is one for each weight, else raises."""
+    if tuple(losses.shape) != tuple(weights.shape):
+        raise ValueError(
+            f"losses must be per example: for {weights.shape[0]} examples the loss must return "
+            f"shape {tuple(weights.shape)}, got {tuple(losses.shape)}. Do not add up or average "
+            "over examples."
+        )
+    return losses

@@ -1,0 +1,170 @@
+"""The losses that public examples would have with each possible label, and the labels they fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_ONE_LOGIT = (
+    keras.losses.BinaryCrossentropy,
+    keras.losses.BinaryFocalCrossentropy,
+    keras.losses.Hinge,
+    keras.losses.SquaredHinge,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VertexLosses:
+    """What a denoiser may know of one step: public examples, and the model; no label.
+
+    Attributes:
+        losses: callable without arguments: (n, K) losses of n examples for each of K labels, from
+            the current variables.
+        predictions: callable without arguments: (n, K) weights of the labels, rows that sum to
+            one: the model's own predictions. With cross-entropy and squared error the gradient
+            vanishes there.
+        variables: the trainable weights.
+        mask: float (n,), 0 for rows that are padding; None where all count.
+        noise_stddev: of the noise in each coordinate of the noisy mean gradient; None where it is
+            not known.
+
+    Example:
+        >>> x, w = tf.constant([[1.0], [2.0]]), tf.Variable([[0.0, 1.0, 2.0]])
+        >>> vertices = VertexLosses(
+        ...     losses=lambda: -tf.nn.log_softmax(x @ w),
+        ...     predictions=lambda: tf.nn.softmax(x @ w),
+        ...     variables=[w],
+        ... )
+        >>> vertices.losses().shape
+        TensorShape([2, 3])
+    """
+
+    losses: Callable[[], tf.Tensor]
+    predictions: Callable[[], tf.Tensor]
+    variables: list[Any]
+    mask: tf.Tensor | None = None
+    noise_stddev: Any = None
+
+
+def vertex_losses(
+    model: keras.Model,
+    loss: Any,
+    per_example: Callable[[Any, Any], tf.Tensor],
+    x: Any,
+    mask: tf.Tensor | None,
+    labels: tf.TensorSpec,
+    label_range: tuple[float, float] | None,
+    noise_stddev: Any = None,
+) -> VertexLosses:
+    """Returns the losses of public examples for each label that they could have.
+
+    With one number an example, the possible labels are the two ends of the range: the gradient for
+    any label in between lies between theirs, as for squared error and whatever else has a
+    derivative by the output that is monotone in the label.
+
+    Args:
+        model: ends in (n, K) scores of K classes, or in (n,) or (n, 1) for two classes or numbers.
+        loss: as compiled; says whether outputs are logits.
+        per_example: its losses (n,), from (y_true, y_pred).
+        x: features of n public examples.
+        mask: float (n,) or None.
+        labels: how labels look: class codes (n,) or (n, 1), or rows (n, K), and their dtype.
+        label_range: (low, high) of a regression task, or None.
+        noise_stddev: handed through.
+
+    Raises:
+        ValueError: an output that is neither (n,), (n, 1) nor (n, K), or numbers without a range.
+    """
+    resolved = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    ends = _ends(resolved, labels, label_range)
+
+    def outputs() -> tf.Tensor:
+        y_pred = model(x, training=False)
+        if not tf.is_tensor(y_pred) or y_pred.shape.rank not in (1, 2):
+            shapes = tf.nest.map_structure(lambda part: tuple(part.shape), y_pred)
+            raise ValueError(
+                f"denoisers need a model that returns (n, K) scores or (n, 1) numbers, got shape "
+                f"{shapes}. Flatten the output, or train with denoiser=None."
+            )
+        return tf.cast(y_pred, tf.float32)
+
+    def candidates(y_pred: tf.Tensor) -> tf.Tensor:
+        """Returns all labels that an example could have, (K, ...)."""
+        if _is_one_number(y_pred):
+            codes = tf.constant(_known_ends(ends, resolved), tf.float32)
+        elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
+            return tf.eye(y_pred.shape[1], dtype=labels.dtype)
+        else:
+            codes = tf.range(y_pred.shape[1])
+        codes = tf.cast(codes, labels.dtype)
+        return codes[:, None] if labels.shape.rank == 2 else codes
+
+    def losses() -> tf.Tensor:
+        y_pred = outputs()
+        if not _is_one_number(y_pred) and _is_cross_entropy(resolved):
+            return -tf.nn.log_softmax(y_pred)  # as below, in n K instead of n K^2 work
+        known = candidates(y_pred)
+        n, k = y_pred.shape[0], known.shape[0]
+        tiles = tf.tile(known, [n] + [1] * (known.shape.rank - 1))
+        return tf.reshape(per_example(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
+
+    def predictions() -> tf.Tensor:
+        y_pred = outputs()
+        if not _is_one_number(y_pred):
+            return tf.exp(_log_probabilities(y_pred, resolved))
+        value = tf.reshape(y_pred, (-1,))
+        if getattr(resolved, "from_logits", False):
+            value = tf.sigmoid(value)
+        low, high = _known_ends(ends, resolved)
+        upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
+        return tf.stack([1.0 - upper, upper], axis=1)
+
+    variables = list(model.trainable_variables)
+    return VertexLosses(losses, predictions, variables, mask, noise_stddev)
+
+
+def _is_one_number(y_pred: tf.Tensor) -> bool:
+    return bool(y_pred.shape.rank == 1 or y_pred.shape[1] == 1)
+
+
+def _ends(
+    loss: Any, labels: tf.TensorSpec, label_range: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """Returns the two labels of an output of one number; None where they are not known."""
+    if label_range is not None:
+        return label_range
+    name = getattr(loss, "__name__", "")
+    of_two_classes = isinstance(loss, _ONE_LOGIT) or name.startswith("binary_") or "hinge" in name
+    return (0.0, 1.0) if of_two_classes or labels.dtype == tf.bool else None
+
+
+def _known_ends(ends: tuple[float, float] | None, loss: Any) -> tuple[float, float]:
+    if ends is None:
+        raise ValueError(
+            f"the range of the labels is not known: with {getattr(loss, 'name', loss)!r} the model "
+            "predicts numbers. Give them in PrivateLabels(labels, low=..., high=...), or train "
+            "with denoiser=None."
+        )
+    return ends
+
+
+def _is_cross_entropy(loss: Any) -> bool:
+    plain = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
+    if type(loss) not in plain:
+        return False
+    config = loss.get_config()
+    if not config.get("from_logits"):
+        return False
+    special = config.get("label_smoothing") or config.get("ignore_class") is not None
+    return not special and config.get("axis", -1) == -1
+
+
+def _log_probabilities(y_pred: tf.Tensor, loss: Any) -> tf.Tensor:
+    if getattr(loss, "from_logits", False):
+        return tf.nn.log_softmax(y_pred)
+    total = tf.reduce_sum(y_pred, axis=1, keepdims=True)
+    return tf.math.log(tf.clip_by_value(y_pred / total, keras.config.epsilon(), 1.0))
