@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable
 
 NOISE_SHARE = 0.3  # as in tf_labeldp/gradients/_hull.py
+MAX_PRODUCTS = 30  # the default, of which one goes to measure the noise
 PROBES = {"clipped": 4, "plain": 0}
 DEFAULT = {"solver": "conjugate", "hull": "per_example", "start": "predictions"}
 COLOURS = {
@@ -35,10 +36,11 @@ def select(results: list[dict], **wanted: object) -> list[dict]:
 
 def stopped(result: dict) -> dict:
     """Returns the point at which the default's rule stops on a curve."""
-    for point in result["curve"]:
+    curve = [point for point in result["curve"] if point["products"] < MAX_PRODUCTS]
+    for point in curve:
         if point["gap"] <= NOISE_SHARE * result["noise_gap"] or point["relative_gap"] <= 1e-2:
             return point
-    return result["curve"][-1]
+    return curve[-1]
 
 
 def first_as_good(result: dict, error: float) -> int | None:

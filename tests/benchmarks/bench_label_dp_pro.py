@@ -143,7 +143,7 @@ def train_on_noisy_labels(
     targets = np.eye(classes, dtype=np.float32)[noisy]
     if run["method"] == "rr-debiased":
         targets = debiased_targets(mechanism, noisy).astype(np.float32)
-        loss = LabelWeightedLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        loss = LabelWeightedLoss(keras.losses.CategoricalCrossentropy(from_logits=True))
     model = _models.small_cnn((28, 28, 1), classes)
     steps = settings["epochs"] * -(-len(noisy) // BATCH)
     schedule = keras.optimizers.schedules.PolynomialDecay(settings["learning_rate"], steps, 0.0)

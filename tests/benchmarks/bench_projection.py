@@ -5,8 +5,9 @@ The target is what a step of DP-SGD would see: the mean of 1,024 clipped gradien
 noise. "Direction error" is one minus the cosine between the projected and the clean clipped
 gradient, "relative error" the distance of the two over the length of the clean one. Columns are
 the gradients of all labels as they are (``plain``), or scaled to norm 1 by norms estimated from
-four products (``clipped``; the four are not in the counts of a curve, but in the table's). Each
-curve is a line in a JSON file, so a benchmark that is stopped goes on where it was.
+four products (``clipped``; the four are not in the counts of a curve, but in the table's). The
+curvature that a training step hands on to the next is that of another draw of noise. Each curve is
+a line in a JSON file, so a benchmark that is stopped goes on where it was.
 
     python tests/benchmarks/bench_projection.py --plot tests/benchmarks/projection_convergence.png
     python tests/benchmarks/bench_projection.py --quick
@@ -124,13 +125,30 @@ def operator_of(
     return operator, tf.nn.softmax(state.model(x))
 
 
+def noisy(state: State, noise_multiplier: float, seed: int) -> np.ndarray:
+    """Returns the clean gradient (d,) with the noise of a step of DP-SGD."""
+    rng = np.random.default_rng([seed, int(10 * noise_multiplier)])
+    noise = rng.normal(size=state.clean.size).astype(np.float32)
+    return state.clean + noise_multiplier * CLIP / BATCH_SIZE * noise
+
+
+def earlier_curvature(
+    state: State, hull: str, operator: CountingOperator, predictions: tf.Tensor
+) -> float:
+    """Returns what the projection of an earlier training step would hand on."""
+    target = unflatten(tf.constant(noisy(state, 5.0, seed=1)), operator.variable_shapes)
+    result = project_onto_hull(
+        operator, target, hull, predictions=predictions, relative_gap=0.0, max_products=12
+    )
+    return float(result.curvature)
+
+
 def run(
-    case: dict, state: State, operator: CountingOperator, predictions: tf.Tensor
+    case: dict, state: State, operator: CountingOperator, predictions: tf.Tensor, curvature: float
 ) -> Iterator[dict]:
     """Makes the curves of one case: one, or of pgd one a step size."""
-    rng = np.random.default_rng([case["seed"], int(10 * case["noise_multiplier"])])
+    target = noisy(state, case["noise_multiplier"], case["seed"])
     stddev = case["noise_multiplier"] * CLIP / BATCH_SIZE
-    target = state.clean + stddev * rng.normal(size=state.clean.size).astype(np.float32)
     wanted = unflatten(tf.constant(target), operator.variable_shapes)
     feasible = CoefficientSet.of(case["hull"], None, predictions.shape[0], tf.float32)
     noise = tf.random.stateless_normal(target.shape, [0, 0])
@@ -138,7 +156,7 @@ def run(
     start = feasible.fill(predictions)
     noise_gap = stddev * float(feasible.gap(start, noise_slope))
 
-    settings: list[dict] = [{"max_products": MAX_PRODUCTS}]
+    settings: list[dict] = [{"max_products": MAX_PRODUCTS, "curvature": curvature}]
     if case["solver"] == "pgd":
         u = tf.ones_like(predictions)
         for _ in range(10):  # a stable step size, which the paper's grid does not offer
@@ -214,12 +232,17 @@ def main() -> None:
     if wanted:
         states = {s.name: s for s in training_states(CLIP)}
         made: tuple[Any, Any] = (None, None)
+        curvatures: dict[str, float] = {}
         with arguments.results.open("a") as file:
             for case in wanted:
                 which = case["state"], case["num_examples"], case["columns"]
                 if made[0] != which:
                     made = which, operator_of(states[which[0]], *which[1:])
-                for result in run(case, states[case["state"]], *made[1]):
+                    curvatures = {}
+                state, hull = states[case["state"]], case["hull"]
+                if hull not in curvatures:
+                    curvatures[hull] = earlier_curvature(state, hull, *made[1])
+                for result in run(case, state, *made[1], curvatures[hull]):
                     results.append(result)
                     print(json.dumps(result), file=file, flush=True)
     report.print_tables(results)

@@ -345,7 +345,7 @@ def test_training_with_a_denoiser(denoiser: Denoiser, task: str) -> None:
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
     elif task == "classes":
         y = (score > 0).astype(int)
-        labels, units, loss = ldp.PrivateLabels(y, 2, budget=budget), 2, LOSS
+        labels, units, loss = y, 2, LOSS
     else:
         y = np.eye(2, dtype=np.float32)[(score > 0).astype(int)]
         labels, units, loss = y, 2, keras.losses.CategoricalCrossentropy(from_logits=True)
@@ -359,4 +359,3 @@ def test_training_with_a_denoiser(denoiser: Denoiser, task: str) -> None:
     history = model.fit(batches, verbose=0).history
     assert model.evaluate(x, y, verbose=0) < 0.8 * before
     assert history["projection_products"][0] > 0
-    assert np.isfinite(model.guarantee(1e-3).epsilon)

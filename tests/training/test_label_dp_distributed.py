@@ -20,7 +20,7 @@ RUN = textwrap.dedent(
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     import tf_labeldp as ldp
     from tf_labeldp.data import poisson_batches
-    from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, AltConv
+    from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, AltConv, SelfConv
 
     x = np.random.default_rng(0).normal(size=(44, 3)).astype("float32")
     y = np.arange(44) % 4
@@ -38,17 +38,17 @@ RUN = textwrap.dedent(
             model = LabelDPModel(inputs, keras.layers.Dense(4)(hidden))
             optimizer = LabelDPOptimizer(inner or keras.optimizers.SGD(0.7, momentum=0.5), 0.4,
                                          noise_multiplier, **settings)
-            model.compile(optimizer, loss=loss, metrics=["accuracy"])
+            model.compile(optimizer, loss=loss)
         before = model.get_weights()
         if on == "arrays":
             model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
         elif on == "users":
-            batches = poisson_batches(x, y, sampling_probability=0.5, steps=4, seed=3,
+            batches = poisson_batches(x, y, sampling_probability=1.0, steps=4, seed=3,
                                       users=np.arange(44) // 2, max_examples_per_user=2)
             model.fit(batches, epochs=2, verbose=0)
         else:
-            batches = poisson_batches(x, y, sampling_probability=0.4, steps=4, seed=3)
-            model.fit(batches, epochs=2, verbose=0, validation_data=(x, y))
+            batches = poisson_batches(x, y, sampling_probability=1.0, steps=4, seed=3)
+            model.fit(batches, epochs=2, verbose=0)
         return model, before
 
     result = {}
@@ -77,11 +77,13 @@ RUN = textwrap.dedent(
     sample = np.concatenate(moves)
     result["noise"] = [int(sample.size),
                        float(np.sum(sample ** 2) / (0.7 * 1.5 * 0.4 / 22) ** 2)]
-    try:
-        train(two, "poisson", denoiser=AltConv(8))
-        result["denoiser"] = "trained"
-    except ValueError as error:
-        result["denoiser"] = str(error)
+    alone = tf.distribute.OneDeviceStrategy("CPU:0")
+    for name, strategy, denoiser in (("alt", two, AltConv(8)), ("self", alone, SelfConv())):
+        try:
+            train(strategy, "poisson", denoiser=denoiser)
+            result[name] = "trained"
+        except ValueError as error:
+            result[name] = str(error)
     print("RESULT" + json.dumps(result))
     """
 )
@@ -121,5 +123,6 @@ def test_noise_is_added_once_a_step_and_not_once_a_replica(found: dict[str, Any]
     assert not low < 0.5 * ratio < high
 
 
-def test_denoisers_are_refused_on_two_replicas(found: dict[str, Any]) -> None:
-    assert "AltConv works on one replica" in found["denoiser"]
+def test_denoisers_are_refused_with_a_strategy_also_of_one_replica(found: dict[str, Any]) -> None:
+    assert "AltConv does not work with a distribution strategy" in found["alt"]
+    assert "SelfConv does not work with a distribution strategy" in found["self"]

@@ -257,12 +257,15 @@ class LabelDPModel(keras.Model):
                 f"steps_per_execution={together}, as Keras would take more steps than are charged. "
                 "Change one of them."
             )
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        if replicas > 1 and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
+        with self.distribute_strategy.scope():
+            distributed = tf.distribute.has_strategy()
+        if distributed and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
+            # With a strategy Keras also takes a batch that it does not train on, which would move
+            # the passes against the epochs that are charged.
             needs = self.optimizer.preconditioner or self.optimizer.denoiser
             raise ValueError(
-                f"{type(needs).__name__} works on one replica, not on {replicas}. Leave it out, "
-                "or train without a distribution strategy."
+                f"{type(needs).__name__} does not work with a distribution strategy. Leave it out, "
+                "or make and train the model without a strategy."
             )
         check_codes(self, self.loss, plan)
 
@@ -433,7 +436,11 @@ class LabelDPModel(keras.Model):
         return self.optimizer.denoise(mean, vertices)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns what all training of this model's optimizer costs, and of its vault.
+        """Returns what all training of these weights costs, with what their vaults have paid for.
+
+        Counted are all calls of ``fit`` of this model, of models that share its weights by
+        ``from_model``, and those that came with a saved model or checkpoint. Weights that were
+        copied by ``set_weights`` bring no history.
 
         Args:
             delta: of the statement. None takes that of the vault's budget, or n^-1.1 without a

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tf_labeldp.accounting import Charge, PrivacyGuarantee, compose_charges, dp_sgd_guarantee
 from tf_labeldp.mechanisms import DPSGDSteps
@@ -81,12 +82,12 @@ class Spending:
         self._plan = None
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
-        """Returns the callbacks of a ``fit``, and the one that charges each epoch."""
+        """Returns the callbacks of a ``fit``, and last the one that charges each epoch."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
         several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         given = [one for one in several if one is not None]
-        return [*given, _ChargeEpochs(self, epochs, initial_epoch)]
+        return [_PlainLogs(), *given, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
         """Raises if the vault's budget does not allow so many epochs."""
@@ -202,6 +203,16 @@ class Spending:
         if any(entry["privacy_unit"] == "user" for entry in history):
             notes[_BY_LABEL] = None
         return dataclasses.replace(whole, assumptions=tuple(notes))
+
+
+class _PlainLogs(keras.callbacks.Callback):
+    """Makes numbers of what a step returned, which some versions of Keras leave as tensors."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Changes the logs for the callbacks to come."""
+        for name, value in (logs or {}).items():
+            if np.ndim(value) == 0:
+                logs[name] = float(value)
 
 
 class _ChargeEpochs(keras.callbacks.Callback):
