@@ -11,14 +11,17 @@ _TRAINED_ON: weakref.WeakKeyDictionary[Any, list[Callable[[], Any]]] = weakref.W
 
 
 def remember(model: Any, vault: Any) -> None:
-    """Notes that the trainable layers of a Keras model are trained on noisy labels of a vault.
+    """Notes that the trainable layers of a Keras model are trained on labels of a vault.
+
+    None stands for labels that no vault keeps account of.
 
     Layers, and not the model: an encoder is usually a new model over layers of a trained one.
     """
+    one_more = _no_vault if vault is None else weakref.ref(vault)
     for layer in _layers(model):
         known = _TRAINED_ON.setdefault(layer, []) if layer.trainable_weights else None
         if known is not None and all(one() is not vault for one in known):
-            known.append(weakref.ref(vault))
+            known.append(one_more)
 
 
 def remember_head(head: Any, vault: Any) -> None:

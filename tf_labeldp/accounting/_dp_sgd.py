@@ -141,6 +141,7 @@ def dp_sgd_assumptions(
             f"each step's batch was drawn by Poisson sampling, every {one} with probability "
             f"{sampling_probability:.6g}, and who was in it stays secret"
         )
+    notes.append("the number of steps was not chosen after seeing what earlier steps gave")
     return tuple(notes)
 
 

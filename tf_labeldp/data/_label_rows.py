@@ -66,10 +66,9 @@ def _checked_array(labels: Any) -> np.ndarray:
         raise ValueError("labels must have shape (n,) or (n, ...), got one number.")
     with np.errstate(over="ignore"):
         array = array.astype(kept_dtype(array.dtype), copy=False)
-    bad = int(np.count_nonzero(~np.isfinite(array))) if array.dtype.kind == "f" else 0
-    if bad:
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
         raise ValueError(
-            f"labels must be finite ({array.dtype}), but {bad} of {array.size} are not. Leave "
-            "these examples out, or fill them in, by a rule that does not look at labels."
+            f"labels must be finite ({array.dtype}), but some are not. Leave these "
+            "examples out, or fill them in, by a rule that does not look at labels."
         )
     return array

@@ -109,9 +109,11 @@ class ProductRule(Rule):
         gram = sum(tf.matmul(view, view, transpose_b=True) for view in views)
         gram *= tf.matmul(products, products, transpose_b=True)
         # Where positions cancel, rounding could hide what is left of the norm, and the example
-        # would be clipped too little. So the norm is rounded up by the size of that error.
+        # would be clipped too little. So the norm is rounded up by the bound of that error, which
+        # grows with the number of terms of the dot products.
         longest = tf.reduce_sum(tf.sqrt(squares * product_squares), axis=-1)
-        return total + tf.reduce_sum(gram, axis=(1, 2)) + _EPSILON * tf.square(longest)
+        terms = sum(view.shape[-1] for view in views) + sum(products.shape[1:])
+        return total + tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
 
     def scaled_norm_bytes(self, output_gradients: tf.Tensor, group_size: int) -> int | None:
         if self.window is not None or group_size > 1 or output_gradients.shape.rank != 2:

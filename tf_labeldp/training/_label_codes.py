@@ -25,26 +25,27 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
         ValueError: a code outside of 0..K-1; no label is shown.
     """
     shape = getattr(model, "output_shape", None)
-    if not _is_sparse_cross_entropy(loss) or not isinstance(shape, tuple) or len(shape) < 2:
+    if not isinstance(shape, tuple) or len(shape) < 2:
         return
     outputs, vault = shape[-1], plan.vault
     if not isinstance(outputs, int):
         return
     if vault is not None:
-        if vault.label_range is None and vault.num_classes > outputs:
+        # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
+        one_score = outputs == 1 and not _is_sparse_cross_entropy(loss)
+        if vault.label_range is None and vault.num_classes > outputs and not one_score:
             raise ValueError(
                 f"the labels have {vault.num_classes} classes, but the model {outputs} outputs. "
                 "Give its last layer one unit for each class."
             )
         return
-    labels = plan.known_labels()
+    labels = plan.known_labels() if _is_sparse_cross_entropy(loss) else None
     if labels is None:
         return
-    wrong = int(np.count_nonzero(~((labels >= 0) & (labels < outputs))))
-    if wrong:
+    if not np.all((labels >= 0) & (labels < outputs)):
         raise ValueError(
-            f"labels must lie in 0..{outputs - 1}, as the model has {outputs} outputs, but {wrong} "
-            f"of {labels.size} do not. Give its last layer one unit for each class, or renumber "
+            f"labels must lie in 0..{outputs - 1}, as the model has {outputs} outputs, but "
+            f"some do not. Give its last layer one unit for each class, or renumber "
             "the classes from zero."
         )
 

@@ -8,12 +8,13 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from tf_labeldp._trained_models import remember
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.data import PoissonBatches
-from tf_labeldp.training._cross_example_layers import check_layers
+from tf_labeldp.training._cross_example_layers import all_layers, check_layers
 from tf_labeldp.training._label_codes import check_codes
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
-from tf_labeldp.training._ledger import Ledger
+from tf_labeldp.training._ledger import HISTORY, Ledger
 from tf_labeldp.training._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._per_example_loss import per_example_loss
 from tf_labeldp.training._spending import Spending
@@ -127,7 +128,24 @@ class LabelDPModel(keras.Model):
         """Returns the list of what was spent on these weights."""
         if getattr(self, "_ledger", None) is None:
             self._ledger = Ledger()
+        # Layers may have been trained as part of another model, before or since.
+        self._ledger.absorb_those_of(_trained_layers(self))
         return self._ledger
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the history of steps beside the weights, which it goes with."""
+        super().save_own_variables(store)
+        if self._own_ledger().runs:
+            store[HISTORY] = self._own_ledger().to_bytes()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the history of steps; it is added to what is known already."""
+        values = {name: store[name] for name in store.keys()}
+        text = values.pop(HISTORY, None)
+        if text is not None:
+            self._own_ledger().add_bytes(text)
+        if values or text is None:
+            super().load_own_variables(values)
 
     @property
     def report_training_metrics(self) -> bool:
@@ -275,6 +293,8 @@ class LabelDPModel(keras.Model):
                 self.optimizer.build(self.trainable_variables)
         self._guard.error = None
         self._withholding = not self.report_training_metrics
+        self._own_ledger().belongs_to(_trained_layers(self))
+        remember(self, plan.vault)
         self._spending.begin(plan, self.report_training_metrics)
         self.train_function = None  # the plan is a constant of the traced step
 
@@ -438,8 +458,8 @@ class LabelDPModel(keras.Model):
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns what all training of these weights costs, with what their vaults have paid for.
 
-        Counted are all calls of ``fit`` of this model, of models that share its weights by
-        ``from_model``, and those that came with a saved model or checkpoint. Weights that were
+        Counted are all calls of ``fit`` of this model and of others that share layers with it,
+        and those that came with a saved model or checkpoint. Weights that were
         copied by ``set_weights`` bring no history.
 
         Args:
@@ -453,6 +473,7 @@ class LabelDPModel(keras.Model):
             RuntimeError: the model has not been compiled.
         """
         self._assert_compiled()
+        self._own_ledger()  # with what other models did to these layers
         return self._spending.guarantee(delta)
 
     def guarantee_after_next_epoch(self, delta: float | None = None) -> PrivacyGuarantee:
@@ -463,6 +484,12 @@ class LabelDPModel(keras.Model):
         """
         self._assert_compiled()
         return self._spending.guarantee(delta, next_epoch=True)
+
+
+def _trained_layers(model: keras.Model) -> list[Any]:
+    """Returns the layers, not the models, that have weights."""
+    layers = [one for one in all_layers(model) if not isinstance(one, keras.Model)]
+    return [layer for layer in layers if layer.weights]
 
 
 def _unpacked(data: Any) -> tuple[Any, Any, Any, Any]:

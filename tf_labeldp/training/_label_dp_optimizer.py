@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._ledger import Ledger
+from tf_labeldp.training._ledger import HISTORY, Ledger
 from tf_labeldp.training._noise import GaussianNoise, NoiseMechanism
 from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
 
-_HISTORY = "label_dp_history"
+_LEAST_CLIP = 1e-10
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
@@ -92,7 +92,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         _refuse_arguments(unused)
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
-        self.l2_norm_clip = _validate.positive_finite("l2_norm_clip", l2_norm_clip)
+        self.l2_norm_clip = _checked_clip(l2_norm_clip)
         self.noise = _checked_noise(noise, noise_multiplier, seed)
         self.seed = seed
         self.denoiser = _checked_denoiser(denoiser)
@@ -235,12 +235,12 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store: Any) -> None:
         """Writes the variables, and the history of steps, into a checkpoint."""
         super().save_own_variables(store)
-        store[_HISTORY] = self._ledger.to_bytes()
+        store[HISTORY] = self._ledger.to_bytes()
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the variables; the steps of the checkpoint are added to those known already."""
         values = {name: store[name] for name in store.keys()}
-        text = values.pop(_HISTORY, None)
+        text = values.pop(HISTORY, None)
         if text is not None:
             self._ledger.add_bytes(text)
         super().load_own_variables(values)
@@ -324,6 +324,16 @@ def _checked_noise(noise: Any, noise_multiplier: float | None, seed: int | None)
     if seed is not None and getattr(noise, "seed", None) != seed:
         raise ValueError("seed and noise were both given; give the seed to the noise.")
     return noise
+
+
+def _checked_clip(value: Any) -> float:
+    clip = _validate.positive_finite("l2_norm_clip", value)
+    if not _LEAST_CLIP <= clip <= 1.0 / _LEAST_CLIP:
+        raise ValueError(
+            f"l2_norm_clip must be between {_LEAST_CLIP:g} and {1.0 / _LEAST_CLIP:g}, where norms "
+            f"can be computed in single precision, got {clip:g}. Scale the loss instead."
+        )
+    return clip
 
 
 def _checked_preconditioner(value: Any, denoiser: Denoiser) -> Preconditioner | None:

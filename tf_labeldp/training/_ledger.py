@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+HISTORY = "label_dp_history"
+"""Name of the runs in checkpoints."""
+
+_OF_LAYERS: weakref.WeakKeyDictionary[Any, list[Ledger]] = weakref.WeakKeyDictionary()
+"""Ledgers of the trainings that each layer was part of."""
 
 
 class Ledger:
@@ -47,6 +54,19 @@ class Ledger:
         self.add(other.runs)
         for vault in other.vaults:
             self.add_vault(vault)
+
+    def belongs_to(self, layers: Iterable[Any]) -> None:
+        """Notes that these layers are trained by runs of this ledger."""
+        for layer in layers:
+            known = _OF_LAYERS.setdefault(layer, [])
+            if all(one is not self for one in known):
+                known.append(self)
+
+    def absorb_those_of(self, layers: Iterable[Any]) -> None:
+        """Adds all runs that these layers were part of, in whichever model."""
+        for layer in layers:
+            for one in _OF_LAYERS.get(layer, []):
+                self.absorb(one)
 
     def to_bytes(self) -> np.ndarray:
         """Returns the runs as JSON in ``uint8`` (length,), for a checkpoint."""

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# They compare row by row. Any other loss might look at the whole batch, as Circle does.
+# They compare row by row, where labels and outputs have the same rank: without, they broadcast one
+# example's label against another's output. Any other loss might look at the batch, as Circle does.
 _ROW_BY_ROW = {
     getattr(keras.losses, name)
     for name in """
@@ -22,6 +23,8 @@ _ROW_BY_ROW = {
     squared_hinge
     """.split()
 }
+
+_CODES = {keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy}
 
 
 def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
@@ -64,7 +67,9 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         )
     is_keras = isinstance(found, keras.losses.Loss)
     axis = found.get_config().get("axis", -1) if is_keras else -1
-    row_by_row = (type(found) if is_keras else found) in _ROW_BY_ROW and axis == -1
+    kind = type(found) if is_keras else found
+    row_by_row = kind in _ROW_BY_ROW and axis == -1
+    is_sparse = kind in _CODES  # labels have one axis less than outputs, and are looked up
 
     def one_call(y_true: Any, y_pred: Any) -> tf.Tensor:
         losses = tf.convert_to_tensor(function(y_true, y_pred))
@@ -92,11 +97,16 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
             # As Keras does for losses by name: labels (B,) for outputs (B, 1).
             if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
                 y_true = y_true[..., tf.newaxis]
-        if row_by_row or tf.nest.flatten(y_pred)[0].shape[0] == 1:
+        together = row_by_row and (is_sparse or _same_rank(y_true, y_pred))
+        if together or tf.nest.flatten(y_pred)[0].shape[0] == 1:
             return one_call(y_true, y_pred)
         return tf.vectorized_map(alone, (y_true, y_pred), warn=False)
 
     return losses_of
+
+
+def _same_rank(y_true: Any, y_pred: Any) -> bool:
+    return len({part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}) == 1
 
 
 def checked_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -22,6 +22,7 @@ from tf_labeldp.training._training_plan import TrainingPlan
 _REPORTED = (
     "nobody sees the training loss and metrics that were reported: they are made of true labels"
 )
+_WEIGHTED = "the sample weights were made without labels"
 _UNKNOWN = (
     "nothing is promised: it is not known how often these data used a label; fit on "
     "data.poisson_batches or on arrays"
@@ -73,6 +74,8 @@ class Spending:
             "has_event": noise.dp_event(1.0, 1) is not None,
             "seeded": bool(noise.seeded or (batches is not None and batches.seeded)),
             "reported": reported,
+            "noise_assumptions": list(noise.assumptions()),
+            "weighted": plan.is_weighted,
             "steps": 0,
         }
 
@@ -155,7 +158,17 @@ class Spending:
         if not history:
             return PrivacyGuarantee(epsilon=0.0)
         reported = any(entry["reported"] for entry in history)
-        notes = (*self.optimizer.noise.assumptions(), *((_REPORTED,) if reported else ()))
+        of_noise = [text for entry in history for text in entry.get("noise_assumptions", ())]
+        notes = tuple(
+            dict.fromkeys(
+                (
+                    *self.optimizer.noise.assumptions(),
+                    *of_noise,
+                    *((_WEIGHTED,) if any(entry.get("weighted") for entry in history) else ()),
+                    *((_REPORTED,) if reported else ()),
+                )
+            )
+        )
         seeded = self.optimizer.noise.seeded or any(entry["seeded"] for entry in history)
         unknown = [
             *((_UNKNOWN,) if any(e["sampling_probability"] is None for e in history) else ()),

@@ -36,6 +36,7 @@ class TrainingPlan:
         num_microbatches: as the optimizer has it.
         disjoint: whether batches are disjoint in each pass over the data.
         num_examples: public examples to bring along in each step.
+        is_weighted: whether sample weights were given.
         arrays: (x, y, weights) of arrays, or None.
         shuffle: whether arrays are shuffled in each pass.
     """
@@ -50,6 +51,7 @@ class TrainingPlan:
     num_microbatches: int | None
     disjoint: bool = False
     num_examples: int = 0
+    is_weighted: bool = False
     arrays: tuple[Any, Any, Any] | None = dataclasses.field(default=None, repr=False)
     shuffle: bool = True
 
@@ -142,6 +144,7 @@ class TrainingPlan:
                 "poisson_batches(x, labels, sampling_probability=..., steps=...))."
             )
         weights = settings.pop("sample_weight", None)
+        is_weighted = weights is not None
         y = np.asarray(y) if isinstance(y, list) else y
         x, y = tf.nest.map_structure(np.asarray, (x, y))
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
@@ -175,6 +178,7 @@ class TrainingPlan:
             1,
             microbatches,
             arrays=(x, y, weights),
+            is_weighted=is_weighted,
             shuffle=bool(settings.pop("shuffle", True)),
         )
 
@@ -247,10 +251,16 @@ def _padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> t
 
     def take(numbers: tf.Tensor) -> Any:
         missing = size - tf.shape(numbers)[0]
-        # Padding repeats the first example with weight zero.
+        # Padding repeats the first features, with label and weight zero: no label is used twice.
         numbers = tf.ensure_shape(tf.pad(numbers, [[0, missing]]), [size])
         x, y, weights = tf.nest.map_structure(lambda part: tf.gather(part, numbers), whole)
-        return x, y, weights * tf.cast(tf.range(size) < size - missing, tf.float32)
+        real = tf.range(size) < size - missing
+
+        def without(part: tf.Tensor) -> tf.Tensor:
+            rows = tf.reshape(real, [size] + [1] * (part.shape.rank - 1))
+            return tf.where(rows, part, tf.zeros_like(part))
+
+        return x, tf.nest.map_structure(without, y), without(weights)
 
     return rows.batch(size).map(take).prefetch(2)
 

@@ -1,0 +1,130 @@
+"""What was spent goes where the weights go, also when layers are used in another model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.data import poisson_batches
+from tf_labeldp.heads import PrivateRidge
+from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+
+N = 40
+DELTA = 1e-3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(N, 3)).astype("f"), rng.integers(0, 2, N)
+
+
+def compiled(model: LabelDPModel) -> LabelDPModel:
+    model.compile(LabelDPOptimizer("sgd", 1.0, 8.0), loss=LOSS)
+    return model
+
+
+def trained(labels: Any = None) -> LabelDPModel:
+    x, y = data()
+    inputs = keras.Input((3,))
+    hidden = keras.layers.Dense(4, activation="tanh", name="hidden")(inputs)
+    model = compiled(LabelDPModel(inputs, keras.layers.Dense(2, name="scores")(hidden)))
+    batches = poisson_batches(x, y if labels is None else labels, sampling_probability=0.3, steps=2)
+    model.fit(batches, verbose=0)
+    return model
+
+
+def test_weights_that_are_loaded_before_compiling_bring_their_history(tmp_path: Path) -> None:
+    model = trained()
+    spent = model.guarantee(DELTA).epsilon
+    model.save(tmp_path / "whole.keras")
+    model.save_weights(tmp_path / "some.weights.h5")
+    found = [
+        keras.models.load_model(tmp_path / "whole.keras"),
+        compiled(keras.models.load_model(tmp_path / "whole.keras", compile=False)),
+    ]
+    fresh = LabelDPModel.from_config(model.get_config())
+    fresh.load_weights(tmp_path / "some.weights.h5")
+    found.append(compiled(fresh))
+    assert spent > 0
+    assert [one.guarantee(DELTA).epsilon for one in found] == [spent] * 3
+
+
+def test_layers_bring_their_history_into_other_models() -> None:
+    model = trained()
+    spent = model.guarantee(DELTA).epsilon
+    again = compiled(LabelDPModel.from_model(keras.Model(model.input, model.output)))
+    tuned = compiled(
+        LabelDPModel(model.input, keras.layers.Dense(2)(model.get_layer("hidden").output))
+    )
+    assert again.guarantee(DELTA).epsilon == tuned.guarantee(DELTA).epsilon == spent
+    inputs = keras.Input((3,))
+    untouched = compiled(LabelDPModel(inputs, keras.layers.Dense(2)(inputs)))
+    assert untouched.guarantee(DELTA).epsilon == 0.0
+
+
+def test_models_that_share_layers_add_up_whichever_is_trained_last() -> None:
+    x, y = data()
+    base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    both = [compiled(LabelDPModel.from_model(base)) for _ in range(2)]
+    alone = []
+    for model in both:
+        batches = poisson_batches(x, y, sampling_probability=0.3, steps=2)
+        model.fit(batches, verbose=0)
+        alone.append(model.guarantee(DELTA).epsilon)
+    first, second = (model.guarantee(DELTA).epsilon for model in both)
+    assert first == second == alone[1] > alone[0]
+
+
+def test_a_head_on_a_trained_model_needs_its_vault() -> None:
+    x, y = data()
+    labels = PrivateLabels(y, num_classes=2, budget=PrivacyBudget(9.0, DELTA))
+    model = trained(labels)
+    spent = labels.guarantee().epsilon
+    encoder = keras.Model(model.input, model.get_layer("hidden").output)
+    with pytest.raises(ValueError, match="trained on labels"):
+        PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, y)
+    PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, labels)
+    assert labels.guarantee().epsilon > spent
+    of_arrays = trained()  # labels that no vault holds
+    encoder = keras.Model(of_arrays.input, of_arrays.get_layer("hidden").output)
+    with pytest.raises(ValueError, match="trained on labels"):
+        PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, labels)
+
+
+def test_padding_of_arrays_has_no_label() -> None:
+    from tf_labeldp.training._training_plan import _padded_batches
+
+    x, y = data()
+    arrays = (x, y + 5, np.ones(N, "f"))
+    *_, (_, labels, weights) = _padded_batches(arrays, 16, shuffle=False)
+    np.testing.assert_array_equal(weights.numpy(), [1.0] * 8 + [0.0] * 8)
+    np.testing.assert_array_equal(labels.numpy()[8:], 0)
+    np.testing.assert_array_equal(labels.numpy()[:8], y[32:] + 5)
+
+
+@pytest.mark.parametrize("clip", [1e-19, 1e19])
+def test_a_clip_that_single_precision_does_not_hold_is_refused(clip: float) -> None:
+    with pytest.raises(ValueError, match="l2_norm_clip must be between"):
+        LabelDPOptimizer("sgd", clip, 1.0)
+
+
+def test_wrapped_losses_of_too_few_outputs_are_refused_before_tensorflow_sees_a_label() -> None:
+    x, y = data()
+    labels = PrivateLabels(y * 3, num_classes=4, budget=PrivacyBudget(9.0, DELTA))
+    inputs = keras.Input((3,))
+    model = LabelDPModel(inputs, keras.layers.Dense(3)(inputs))
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+    model.compile(LabelDPOptimizer("sgd", 1.0, 8.0), loss=loss)
+    with pytest.raises(ValueError, match="4 classes, but the model 3 outputs"):
+        model.fit(poisson_batches(x, labels, sampling_probability=0.3, steps=2), verbose=0)
+    assert labels.guarantee().epsilon == 0.0

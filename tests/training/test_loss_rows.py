@@ -1,0 +1,56 @@
+"""No loss lets one example's label into another example's row, whatever shapes it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.training._per_example_loss import per_example_loss
+
+B = 5
+NAMES = (
+    "hinge",
+    "squared_hinge",
+    "categorical_hinge",
+    "poisson",
+    "kl_divergence",
+    "categorical_focal_crossentropy",
+    "mean_squared_error",
+    "mean_absolute_error",
+    "huber",
+    "log_cosh",
+    "cosine_similarity",
+)
+CLASSES = {"huber": "Huber", "log_cosh": "LogCosh", "kl_divergence": "KLDivergence"}
+SHAPES = (((B,), (B, 1)), ((B,), (B, B)), ((B, 1), (B,)), ((B, B), (B, B, 1)), ((B, 3), (B, 3)))
+
+
+def forms(name: str) -> list[Any]:
+    """Gives the loss as a function, by name, and as an object."""
+    title = CLASSES.get(name, "".join(part.title() for part in name.split("_")))
+    return [getattr(keras.losses, name), name, getattr(keras.losses, title)()]
+
+
+@pytest.mark.parametrize("form", range(3), ids=["function", "name", "object"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_label_changes_its_own_row_alone(name: str, form: int) -> None:
+    loss = forms(name)[form]
+    rng = np.random.default_rng(0)
+    seen = 0
+    for y_shape, p_shape in SHAPES:
+        y = rng.uniform(0.2, 0.8, y_shape).astype("f")
+        p = rng.uniform(0.2, 0.8, p_shape).astype("f")
+        other = y.copy()
+        other[0] = 1.0 - other[0]
+        function = per_example_loss(loss)
+        try:
+            before, after = function(y, p).numpy(), function(other, p).numpy()
+        except (ValueError, TypeError):  # refused: nothing is trained
+            continue
+        seen += 1
+        assert before.shape == (B,)
+        np.testing.assert_array_equal(before[1:], after[1:])
+    assert seen >= 1
