@@ -49,9 +49,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rr-debiased": {"learning_rate": 0.05, "epochs": 5},
     "dp-sgd": {"learning_rate": 8.0, "clip": 1.0, "epochs": 5},
     "gauss-newton": {"learning_rate": 8.0, "clip": 1.0, "epochs": 5},
-    "labeldp-pro": {"learning_rate": 2.0, "clip": 1.0, "epochs": 2},
-    "self-conv": {"learning_rate": 2.0, "clip": 1.0, "epochs": 5},
-    "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 5},
+    "labeldp-pro": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
+    "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
+    "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
 }
 # Where the search that the table speaks of found others. With little noise, large steps diverge.
 LEARNING_RATES = {("dp-sgd", 0.1): 4.0, ("dp-sgd", 0.5): 4.0, ("dp-sgd", 1.0): 4.0}

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_labeldp.gradients._layer_gradients import FLOAT_BYTES, Rule, num_positions
 
-_EPSILON = 2.0**-23  # of float32
+_EPSILON = 2.0**-52  # of float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,8 @@ class ProductRule(Rule):
         if positions is None:
             return None
         positions *= group_size
-        return 2 * FLOAT_BYTES * (positions**2 if positions > 1 else 1)
+        # Two Gram matrices in double precision.
+        return 4 * FLOAT_BYTES * positions**2 if positions > 1 else 2 * FLOAT_BYTES
 
     def squared_norms(
         self, inputs: tf.Tensor, output_gradients: tf.Tensor, group_size: int
@@ -106,14 +107,17 @@ class ProductRule(Rule):
         product_squares = tf.reduce_sum(tf.square(products), axis=-1)
         if products.shape[1] == 1:
             return total + tf.squeeze(squares * product_squares, 1)
-        gram = sum(tf.matmul(view, view, transpose_b=True) for view in views)
-        gram *= tf.matmul(products, products, transpose_b=True)
-        # Where positions cancel, rounding could hide what is left of the norm, and the example
-        # would be clipped too little. So the norm is rounded up by the bound of that error, which
-        # grows with the number of terms of the dot products.
-        longest = tf.reduce_sum(tf.sqrt(squares * product_squares), axis=-1)
+        # In double precision: where positions cancel, the rounding of single could hide what is left
+        # of the norm, and the example would be clipped too little. What is left of that error, which
+        # grows with the length of the dot products, is added.
+        wide = tf.cast(products, tf.float64)
+        gram = tf.matmul(wide, wide, transpose_b=True)
+        seen = [tf.cast(view, tf.float64) for view in views]
+        gram *= sum(tf.matmul(view, view, transpose_b=True) for view in seen)
         terms = sum(view.shape[-1] for view in views) + sum(products.shape[1:])
-        return total + tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
+        longest = tf.reduce_sum(tf.sqrt(tf.cast(squares * product_squares, tf.float64)), axis=-1)
+        exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
+        return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
 
     def scaled_norm_bytes(self, output_gradients: tf.Tensor, group_size: int) -> int | None:
         if self.window is not None or group_size > 1 or output_gradients.shape.rank != 2:
