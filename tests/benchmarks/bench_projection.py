@@ -221,6 +221,9 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default="projection_results.jsonl")
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true", help="two noise levels, 256 examples")
+    parser.add_argument(
+        "--columns", nargs="+", default=["clipped", "plain"], choices=["clipped", "plain"]
+    )
     parser.add_argument("--times", action="store_true", help="only the times of products")
     arguments = parser.parse_args()
     if arguments.times:
@@ -228,7 +231,8 @@ def main() -> None:
         return
     results = report.read(arguments.results)
     done = {report.key(result) for result in results}
-    wanted = [case for case in cases(arguments.quick) if report.key(case) not in done]
+    chosen = [case for case in cases(arguments.quick) if case["columns"] in arguments.columns]
+    wanted = [case for case in chosen if report.key(case) not in done]
     if wanted:
         states = {s.name: s for s in training_states(CLIP)}
         made: tuple[Any, Any] = (None, None)
