@@ -115,12 +115,13 @@ def plot(results: list[dict], path: pathlib.Path) -> None:
     import matplotlib.pyplot as plt
 
     states = list(dict.fromkeys(result["state"] for result in results))
-    rows: list[tuple[str, str, float, Callable[[dict], float | None]]] = [
-        ("direction error", "clipped", 2.0, lambda p: p["direction_error"]),
-        ("direction error", "clipped", 10.0, lambda p: p["direction_error"]),
-        ("direction error", "plain", 10.0, lambda p: p["direction_error"]),
-        ("relative gap", "clipped", 10.0, lambda p: p["relative_gap"]),
-    ]
+    rows: list[tuple[str, str, float, Callable[[dict], float | None]]] = []
+    for columns in dict.fromkeys(result["columns"] for result in results):
+        rows += [
+            ("direction error", columns, 2.0, lambda p: p["direction_error"]),
+            ("direction error", columns, 10.0, lambda p: p["direction_error"]),
+            ("relative gap", columns, 10.0, lambda p: p["relative_gap"]),
+        ]
     figure, axes = plt.subplots(
         len(rows), len(states), figsize=(4.2 * len(states), 3.1 * len(rows)), squeeze=False
     )
@@ -144,7 +145,7 @@ def plot(results: list[dict], path: pathlib.Path) -> None:
             for result in select(results, num_examples=256, **same, **DEFAULT):
                 end = stopped(result)
                 axis.plot([end["products"]], [value(end)], "k*", markersize=10)
-            axis.set(xscale="log", yscale="log", xlabel="products", ylabel=what)
+            axis.set(xscale="log", yscale="log", xlim=(1.5, 500), xlabel="products", ylabel=what)
             axis.set_title(f"{state}, noise {multiplier:g}, {columns} columns", fontsize=9)
     handles = [plt.Line2D([], [], color=c, label=s) for s, c in COLOURS.items()]
     handles += [

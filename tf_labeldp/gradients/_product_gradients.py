@@ -107,9 +107,9 @@ class ProductRule(Rule):
         product_squares = tf.reduce_sum(tf.square(products), axis=-1)
         if products.shape[1] == 1:
             return total + tf.squeeze(squares * product_squares, 1)
-        # In double precision: where positions cancel, the rounding of single could hide what is left
-        # of the norm, and the example would be clipped too little. What is left of that error, which
-        # grows with the length of the dot products, is added.
+        # In double precision: where positions cancel, rounding could hide what is left of the norm,
+        # and the example would be clipped too little. What remains of that error, which grows with
+        # the length of the dot products, is added.
         wide = tf.cast(products, tf.float64)
         gram = tf.matmul(wide, wide, transpose_b=True)
         seen = [tf.cast(view, tf.float64) for view in views]
