@@ -233,7 +233,7 @@ class PrivateLabels:
         """Releases one noisy statistic of the labels; charges and stores it like a draw.
 
         Args:
-            mechanism: for example ``estimation.HistogramMechanism``.
+            mechanism: for example ``mechanisms.HistogramMechanism``.
             indices: the examples it is made of, as for ``randomize``; each is charged.
             public_input: what else the statistic is made of, in the order of ``indices``: group
                 numbers (m,), features (m, d), as the mechanism says. An object with ``digest()``

@@ -15,8 +15,8 @@ from scipy import stats
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import HistogramMechanism, histogram_prior, private_histogram
-from tf_labeldp.estimation._histogram import _certified_measurement
 from tf_labeldp.mechanisms import deserialize, serialize
+from tf_labeldp.mechanisms._histogram import _certified_measurement
 
 NOISES = ("discrete_laplace", "laplace")
 SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000

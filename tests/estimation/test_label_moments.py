@@ -11,8 +11,8 @@ import pytest
 from scipy import special, stats
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, composed_epsilon
-from tf_labeldp.estimation import LabelMomentMechanism, _grid_noise
-from tf_labeldp.mechanisms import deserialize, serialize
+from tf_labeldp.estimation import LabelMomentMechanism
+from tf_labeldp.mechanisms import _grid_noise, deserialize, serialize
 from tf_labeldp.private_labels import PrivateLabels
 
 FALSE_ALARM = 1e-6

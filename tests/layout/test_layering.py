@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PARTS: dict[str, frozenset[str] | None] = {
     "_validate": frozenset({"numpy"}),
     "accounting": frozenset({"numpy", "scipy", "dp_accounting"}),
-    "mechanisms": frozenset({"numpy", "scipy"}),
+    "mechanisms": frozenset({"numpy", "scipy", "opendp"}),
     "estimation": frozenset({"numpy", "scipy", "sklearn", "opendp"}),
     "private_labels": frozenset({"numpy"}),
     "data": frozenset({"numpy", "tensorflow"}),

@@ -11,8 +11,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import gaussian_event, gaussian_sigma, pure_dp_event
-from tf_labeldp.estimation import _grid_noise
-from tf_labeldp.mechanisms import AggregateMechanism
+from tf_labeldp.mechanisms import AggregateMechanism, _grid_noise
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent

@@ -13,6 +13,7 @@ from tf_labeldp.mechanisms._base import (
 from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
 from tf_labeldp.mechanisms._dp_sgd_steps import DPSGDSteps
 from tf_labeldp.mechanisms._exponential import ExponentialMechanism
+from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
 from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
@@ -31,6 +32,7 @@ __all__ = [
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",
     "ExponentialMechanism",
+    "HistogramMechanism",
     "LabelMechanism",
     "LaplaceMechanism",
     "Mechanism",

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import gaussian_sigma
-from tf_labeldp.estimation._certified_laplace import certified_laplace
+from tf_labeldp.mechanisms._certified_laplace import certified_laplace
 from tf_labeldp.mechanisms._random import checked_generator
 
 _MARGIN = 1e-9
