@@ -8,7 +8,10 @@ this package registers every class with Keras: a saved `.keras` file then loads 
   signed weights `(batch, num_classes)` of a channel's inverse.
 - `lipschitz_factor`: by how much debiasing RRTop-k enlarges a loss's Lipschitz constant.
 - `ForwardCorrectedLoss`: cross-entropy of the model's distribution passed through the channel.
+- `ALIBILoss`: cross-entropy to the posterior of the true class given a noisy one-hot label, with
+  the model's own prediction as the prior.
 - `Mixup`, and its stateless parts `mixup` and `symmetric_beta`.
+- `NearestCentre`: the outputs of the centre that is nearest, for clusters with classes.
 - `PatchFeatures`, `FourierFeatures` and `NeighbourFeatures`: fixed, label-free features of images,
   of numbers and of other features, as `tf_labeldp.heads` fits them.
 
@@ -16,18 +19,22 @@ All of them work on labels that are already private (or need no protection): wha
 post-processing and spends no privacy budget. None of them makes a label private.
 """
 
+from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._fourier_features import FourierFeatures
 from ._label_weighted_loss import LabelWeightedLoss, lipschitz_factor
 from ._mixup import Mixup, mixup, symmetric_beta
+from ._nearest_centre import NearestCentre
 from ._neighbour_features import NeighbourFeatures
 from ._patch_features import PatchFeatures
 
 __all__ = [
+    "ALIBILoss",
     "ForwardCorrectedLoss",
     "FourierFeatures",
     "LabelWeightedLoss",
     "Mixup",
+    "NearestCentre",
     "NeighbourFeatures",
     "PatchFeatures",
     "lipschitz_factor",

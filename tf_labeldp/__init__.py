@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
     from tf_labeldp.heads import PrivateRidge
     from tf_labeldp.mechanisms import (
+        ALIBI,
+        ClusterRandomizedResponse,
         RandomizedResponse,
         RROnBins,
         RRTopK,
@@ -51,8 +53,10 @@ _SUBMODULES = (
     "training",
 )
 _HOME_OF = {
+    "ALIBI": "mechanisms",
     "AltConv": "training",
     "BudgetExceededError": "accounting",
+    "ClusterRandomizedResponse": "mechanisms",
     "LabelDPModel": "training",
     "LabelDPOptimizer": "training",
     "LabelRandomizer": "private_labels",
@@ -70,8 +74,10 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "ALIBI",
     "AltConv",
     "BudgetExceededError",
+    "ClusterRandomizedResponse",
     "LabelDPModel",
     "LabelDPOptimizer",
     "LabelRandomizer",

@@ -467,7 +467,7 @@ class PrivateLabels:
         differing = [
             name
             for name, same in (
-                ("mechanism", draw.mechanism == serialize(mechanism)),
+                ("mechanism", deserialize(draw.mechanism) == mechanism),
                 ("indices", np.array_equal(draw.indices, rows)),
                 ("priors or public input", same_input),
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import itertools
 import json
 import os
@@ -77,13 +78,20 @@ def denoiser_of(method: str, settings: dict[str, Any]) -> Any:
     own = {
         name: value
         for name, value in settings.items()
-        if name not in ("learning_rate", "clip", "epochs")
+        if name not in ("learning_rate", "clip", "epochs", "standardize")
     }
     if method == "labeldp-pro":
         return AltConv(**{**ALT, **own})
     if method == "self-conv":
         return SelfConv(**own)
     return SelfSpan(**own) if method == "self-span" else None
+
+
+def standardized(data: _datasets.ClassificationData) -> _datasets.ClassificationData:
+    """Returns the data with pixels of mean zero and variance one; the features are public."""
+    mean, stddev = data.x_train.mean(), data.x_train.std()
+    train, test = ((x - mean) / stddev for x in (data.x_train, data.x_test))
+    return dataclasses.replace(data, x_train=train, x_test=test)
 
 
 def train_privately(
@@ -186,7 +194,6 @@ def main() -> None:
     done = [tuple(str(line[name]) for name in names) for line in finished(options.results)]
     for data_name in options.data:
         raw = _datasets.load(data_name, os.environ["LABELDP_DATA_DIR"])
-        data = raw
         for seed, epsilon, method in itertools.product(
             options.seeds, options.epsilons, options.methods
         ):
@@ -201,9 +208,10 @@ def main() -> None:
             keras.utils.set_random_seed(seed)
             begun = time.perf_counter()
             train = train_on_noisy_labels if method.startswith("rr") else train_privately
-            model, cost = train(data, run, settings)
-            scores = model.predict(data.x_test, batch_size=1000, verbose=0)
-            accuracy = 100.0 * float(np.mean(scores.argmax(axis=1) == data.y_test))
+            used = standardized(raw) if settings.get("standardize") else raw
+            model, cost = train(used, run, settings)
+            scores = model.predict(used.x_test, batch_size=1000, verbose=0)
+            accuracy = 100.0 * float(np.mean(scores.argmax(axis=1) == raw.y_test))
             took = time.perf_counter() - begun
             line = {**run, **cost, "accuracy": accuracy, "seconds": round(took, 1)}
             with options.results.open("a") as file:

@@ -14,9 +14,10 @@ import pytest
 from scipy import stats
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import gaussian_delta
 from tf_labeldp.estimation import HistogramMechanism, histogram_prior, private_histogram
-from tf_labeldp.mechanisms import deserialize, serialize
-from tf_labeldp.mechanisms._histogram import _certified_measurement
+from tf_labeldp.mechanisms import _grid_noise, deserialize, serialize
+from tf_labeldp.mechanisms._histogram import _certified_measurement, _grid_bits
 
 NOISES = ("discrete_laplace", "laplace")
 SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
@@ -226,6 +227,8 @@ def test_prior_clips_and_normalises():
     expected = [[0.75, 0.0, 0.25], [1 / 3] * 3, [0.0, 0.0, 1.0]]
     np.testing.assert_allclose(prior, expected, rtol=1e-15)
     assert prior.dtype == np.float64
+    found = histogram_prior([12, -3, 5, 0])  # by another program
+    np.testing.assert_allclose(found, [0.705882353, 0.0, 0.294117647, 0.0], atol=1e-6)
     assert histogram_prior([0.5, -1.0, 1.5]).tolist() == [0.25, 0.0, 0.75]
     noisy = np.random.default_rng(76).laplace(size=(500, 7), scale=30)
     np.testing.assert_allclose(histogram_prior(noisy).sum(axis=1), 1.0, rtol=0, atol=1e-15)
@@ -251,13 +254,15 @@ def test_prior_of_what_is_no_histogram(histogram, message):
     [
         HistogramMechanism(0.5, 3),
         HistogramMechanism(0.5, values=(0.0, 2.5), noise="laplace"),
+        HistogramMechanism(0.5, 3, noise="gaussian", delta=1e-6),
     ],
-    ids=["classes", "values"],
+    ids=["classes", "values", "gaussian"],
 )
 def test_round_trip(mechanism):
     assert list(mechanism.get_config()) == [f.name for f in dataclasses.fields(mechanism)]
     assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
-    assert mechanism.delta == 0.0 and mechanism.dp_event() is not None
+    assert mechanism.delta == (1e-6 if mechanism.noise == "gaussian" else 0.0)
+    assert mechanism.dp_event() is not None
 
 
 BAD_SETTINGS = {
@@ -268,6 +273,17 @@ BAD_SETTINGS = {
     "nan": ({"values": (0.0, math.nan)}, ValueError, "values must be finite"),
     "noise": ({"num_classes": 3, "noise": "gauss"}, ValueError, "noise must be one of.*'gauss'"),
     "epsilon": ({"num_classes": 3, "epsilon": 0.0}, ValueError, "epsilon must be finite"),
+    "pure-gaussian": (
+        {"num_classes": 3, "noise": "gaussian"},
+        ValueError,
+        "gaussian noise needs delta above zero, got delta=0",
+    ),
+    "delta-of-laplace": (
+        {"num_classes": 3, "delta": 1e-5},
+        ValueError,
+        "discrete_laplace noise needs delta equal to zero, got delta=1e-05",
+    ),
+    "delta": ({"num_classes": 3, "noise": "gaussian", "delta": 1.0}, ValueError, "delta must be"),
 }
 
 
@@ -301,6 +317,102 @@ def test_bad_numbers():
         mechanism.release([0.0, math.nan])
     with pytest.raises(TypeError, match="must be numbers"):
         mechanism.release(["0.5"])
+
+
+# Sigma of the analytic calibration for L2 sensitivity sqrt(2) and delta 1e-5, by another program.
+SIGMAS = {0.3: 15.8929949, 0.4: 12.20406, 1.0: 5.27590985, 2.0: 2.8196766, 6.0: 1.07994323}
+
+
+def gaussian(epsilon, num_classes=10, delta=1e-5):
+    return HistogramMechanism(epsilon, num_classes, noise="gaussian", delta=delta)
+
+
+@pytest.mark.parametrize("epsilon", SIGMAS)
+def test_gaussian_noise_has_the_sigma_of_noise_cluster(epsilon):
+    """The stated sigma, and the one that is drawn, which has a margin of some 1e-9 more."""
+    bits = _grid_bits(epsilon, 1e-5, 1000)
+    scale = _grid_noise.gaussian_scale(epsilon, 1e-5, 2.0**bits * math.sqrt(2), 1000)
+    stated = gaussian(epsilon).noise_stddev
+    assert stated == pytest.approx(SIGMAS[epsilon], rel=1e-6)
+    assert stated < scale / 2.0**bits < stated * (1 + 1e-8)
+    # Exactly private at two moved counts: a millionth less noise is not.
+    assert gaussian_delta(scale / 2.0**bits, epsilon, math.sqrt(2)) <= 1e-5
+    assert gaussian_delta(stated * (1 - 1e-6), epsilon, math.sqrt(2)) > 1e-5
+    assert gaussian_delta(stated, epsilon, 2.0) > 1e-4  # where L1 is taken for L2
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+@pytest.mark.parametrize("num_counts", [1, 10**6, 10**9])
+def test_the_grid_is_fine_enough_for_every_epsilon(num_counts, delta):
+    """``gaussian_scale`` itself refuses a grid that is too coarse: one of whole counts, say."""
+    for epsilon in np.geomspace(1e-8, 1e4, 25).tolist():
+        bits = _grid_bits(epsilon, delta, num_counts)
+        _grid_noise.gaussian_scale(epsilon, delta, 2.0**bits * math.sqrt(2), num_counts)
+    with pytest.raises(ValueError, match="too coarse"):
+        _grid_noise.gaussian_scale(1.0, delta, math.sqrt(2), num_counts)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_gaussian_noise_has_the_stated_law(seeded):
+    """Kolmogorov-Smirnov on 20,000 counts: a fifth less or more noise is rejected."""
+    mechanism = gaussian(1.0, num_classes=20_000)
+    exact = np.arange(20_000)
+    noisy = mechanism.add_noise(exact, rng=np.random.default_rng(77) if seeded else None)
+    assert noisy.dtype == np.float64 and noisy.shape == (20_000,)
+    drawn, sigma = noisy - exact, mechanism.noise_stddev
+    assert stats.kstest(drawn, stats.norm(scale=sigma).cdf).pvalue > 1e-9
+    for factor in (0.8, 1.25):
+        assert stats.kstest(drawn, stats.norm(scale=factor * sigma).cdf).pvalue < 1e-5
+    assert abs(stats.pearsonr(drawn[::2], drawn[1::2])[0]) < 6.2 / 100.0  # of 10,000 pairs
+    steps = drawn * 2.0 ** _grid_bits(1.0, 1e-5, 20_000)
+    assert np.array_equal(steps, np.rint(steps))  # on the grid, not on rounding errors
+
+
+def test_gaussian_noise_by_groups_and_of_nothing():
+    labels, groups = np.array([0, 2, 2, 1, 2]), np.array([1, 1, 0, 3, 1])
+    sure = HistogramMechanism(1e6, 3, noise="gaussian", delta=0.5)
+    by_group = sure.release(labels, groups)
+    np.testing.assert_allclose(by_group, [[0, 0, 1], [1, 0, 2], [0, 0, 0], [0, 1, 0]], atol=0.02)
+    assert sure.release(np.zeros(0, int), np.zeros(0, int)).shape == (0, 3)
+    seeded = [sure.release(labels, groups, rng=np.random.default_rng(78)) for _ in range(2)]
+    assert np.array_equal(*seeded)
+
+
+def test_too_many_labels_for_the_gaussian_grid():
+    """Whether it raises depends on the number of labels alone, not on where they are."""
+    mechanism = gaussian(1.0, 3)
+    most = (1 << 61) >> _grid_bits(1.0, 1e-5, 3)
+    for counts in ([most + 1, 0, 0], [most // 2, 1, most - most // 2]):
+        with pytest.raises(ValueError, match="too many labels for exact Gaussian noise on 3"):
+            mechanism.add_noise(counts)
+    assert mechanism.add_noise([most, 0, 0])[0] == pytest.approx(most, rel=1e-6)
+
+
+def test_a_vault_charges_gaussian_noise():
+    """Two releases compose as one Gaussian does: to less than twice epsilon."""
+    budget = ldp.PrivacyBudget(1.5, 1e-5)
+    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=budget)
+    first = labels.release(gaussian(0.75, 3), key="one")
+    assert first.shape == (3,)
+    assert labels.guarantee().epsilon == pytest.approx(0.75, rel=1e-3)
+    assert labels.guarantee().delta == 1e-5
+    labels.release(gaussian(0.75, 3), key="two")
+    assert 0.9 < labels.guarantee().epsilon < 1.2
+    with pytest.raises(ldp.BudgetExceededError):
+        labels.release(gaussian(1.4, 3), key="three")
+
+
+@pytest.mark.parametrize("noise", [*NOISES, "gaussian"])
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+def test_noise_stddev(noise, epsilon):
+    """Of 40,000 draws: within 5 standard errors, and 10 % off is not."""
+    delta = 1e-5 if noise == "gaussian" else 0.0
+    mechanism = HistogramMechanism(epsilon, 40_000, noise=noise, delta=delta)
+    drawn = mechanism.add_noise(np.zeros(40_000, int), rng=np.random.default_rng(79))
+    kurtosis = 3.0 if noise == "gaussian" else 6.0 + 1.0 / mechanism.noise_stddev**2
+    error = math.sqrt((kurtosis - 1.0) / 40_000) / 2.0  # relative, of a standard deviation
+    assert abs(drawn.std() / mechanism.noise_stddev - 1.0) < 5.0 * error < 0.1
+    assert HistogramMechanism(SURE, 3).noise_stddev < 1e-200
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tf_labeldp.estimation import _posterior_probabilities, posterior_probabilit
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     LaplaceMechanism,
+    PriorResampling,
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
@@ -33,6 +34,8 @@ MECHANISMS = {
     "prior": RRWithPrior(1.5, K),
     "prior-large": RRWithPrior(6.0, K),
     "prior-huge": RRWithPrior(900.0, K),
+    "resampling-small": PriorResampling(0.05, K),
+    "resampling": PriorResampling(1.5, K),
 }
 
 
@@ -87,7 +90,7 @@ def test_where_the_label_says_nothing_the_prior_stays(mechanism, noisy, prior):
     )
 
 
-@pytest.mark.parametrize("name", ["rr", "top-2", "prior"])
+@pytest.mark.parametrize("name", ["rr", "top-2", "prior", "resampling"])
 def test_probabilities_are_those_of_the_true_labels(name):
     """Of the labels that have posterior p for their class, a share p is of that class."""
     mechanism = MECHANISMS[name]
@@ -116,7 +119,7 @@ def test_probabilities_are_those_of_the_true_labels(name):
 
 
 @pytest.mark.parametrize("cells", [1, 12, 1000])
-@pytest.mark.parametrize("name", ["rr", "prior"])
+@pytest.mark.parametrize("name", ["rr", "prior", "resampling"])
 def test_chunks_change_nothing(monkeypatch, cells, name):
     noisy = np.arange(len(PRIORS)) % K
     whole = posterior_probabilities(MECHANISMS[name], noisy, PRIORS)

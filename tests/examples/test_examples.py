@@ -49,6 +49,31 @@ def test_multi_stage(
     assert after == draws
 
 
+def test_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = EXAMPLES / "04_clusters.py"
+    folder = tmp_path / "output"
+    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
+    runpy.run_path(str(script), run_name="__main__")
+
+    printed = capsys.readouterr().out
+    assert "(1, 0)-label-DP" in printed and "20 clusters" in printed
+    # 87 % in the first runs; chance is 10 %.
+    assert float(printed.rpartition("test accuracy: ")[2].partition("%")[0]) > 70
+    guarantee = PrivacyGuarantee.from_json((folder / "publish" / "privacy.json").read_text())
+    assert guarantee.epsilon == 1.0 and guarantee.is_private
+    assert keras.models.load_model(folder / "publish" / "model.keras").output_shape == (None, 10)
+
+    # Again with the same folder: the distributions and the draw are stored, nothing is spent again.
+    stored = folder / "private" / "label-store" / "draws"
+    draws = {path: path.read_bytes() for path in stored.iterdir()}
+    assert len(draws) == 2
+    runpy.run_path(str(script), run_name="__main__")
+    assert "(1, 0)-label-DP" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in stored.iterdir()} == draws
+
+
 def test_one_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

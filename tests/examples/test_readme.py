@@ -16,7 +16,7 @@ def test_the_python_blocks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:  # they go on from one another
@@ -25,6 +25,8 @@ def test_the_python_blocks_run(
     assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
     assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0  # the head on digits
     assert "(1, 1e-05)-label-DP" in shown
+    assert "(1, 0)-label-DP" in shown  # clusters
+    assert names["targets"].shape == (1400, 10)  # type: ignore[attr-defined]
     spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])  # DP-SGD
     assert 3.9 < spent <= 4.0
     for vault in ("labels", "amounts"):

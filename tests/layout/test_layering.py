@@ -21,7 +21,7 @@ PARTS: dict[str, frozenset[str] | None] = {
     "_validate": frozenset({"numpy"}),
     "accounting": frozenset({"numpy", "scipy", "dp_accounting"}),
     "mechanisms": frozenset({"numpy", "scipy", "opendp"}),
-    "estimation": frozenset({"numpy", "scipy", "sklearn", "opendp"}),
+    "estimation": frozenset({"numpy", "scipy", "sklearn", "opendp", "threadpoolctl"}),
     "private_labels": frozenset({"numpy"}),
     "data": frozenset({"numpy", "tensorflow"}),
     "gradients": frozenset({"numpy", "tensorflow"}),

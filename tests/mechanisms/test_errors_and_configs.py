@@ -10,6 +10,7 @@ import pytest
 
 from tf_labeldp.mechanisms import (
     LabelMechanism,
+    PriorResampling,
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
@@ -22,7 +23,9 @@ MAKERS = {
     "RandomizedResponse": lambda epsilon: RandomizedResponse(epsilon, 4),
     "RRTopK": lambda epsilon: RRTopK(epsilon, 4, 2),
     "RRWithPrior": lambda epsilon: RRWithPrior(epsilon, 4),
+    "PriorResampling": lambda epsilon: PriorResampling(epsilon, 4, 0.9, 0.1),
 }
+WITH_PRIORS = ["RRTopK", "RRWithPrior", "PriorResampling"]
 
 
 @pytest.fixture(params=MAKERS)
@@ -101,7 +104,7 @@ BAD_PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", ["RRTopK", "RRWithPrior"])
+@pytest.mark.parametrize("name", WITH_PRIORS)
 @pytest.mark.parametrize("case", BAD_PRIORS)
 def test_bad_priors(name, case):
     priors, message = BAD_PRIORS[case]
@@ -114,7 +117,7 @@ def test_priors_within_the_tolerance_are_taken():
     assert RRWithPrior(1.0, 4).randomize([0, 3], priors).shape == (2,)
 
 
-@pytest.mark.parametrize("name", ["RRTopK", "RRWithPrior"])
+@pytest.mark.parametrize("name", WITH_PRIORS)
 def test_priors_missing(name):
     with pytest.raises(ValueError, match=rf"{name} needs priors of shape \(4,\) or \(2, 4\)"):
         MAKERS[name](1.0).randomize([0, 3])

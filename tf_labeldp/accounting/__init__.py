@@ -12,6 +12,7 @@ from tf_labeldp.accounting._dp_sgd import (
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting._events import (
+    approximate_dp_event,
     compose_events,
     composed_epsilon,
     dp_sgd_event,
@@ -22,12 +23,19 @@ from tf_labeldp.accounting._events import (
 from tf_labeldp.accounting._gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from tf_labeldp.accounting._group_privacy import group_privacy, item_budget_for_group
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
+from tf_labeldp.accounting._peer_to_peer import (
+    peer_to_peer_assumptions,
+    peer_to_peer_bound,
+    peer_to_peer_delta,
+    peer_to_peer_guarantee,
+)
 
 __all__ = [
     "BudgetExceededError",
     "Charge",
     "PrivacyBudget",
     "PrivacyGuarantee",
+    "approximate_dp_event",
     "calibrate_noise_multiplier",
     "compose_charges",
     "compose_events",
@@ -41,6 +49,10 @@ __all__ = [
     "gaussian_sigma",
     "group_privacy",
     "item_budget_for_group",
+    "peer_to_peer_assumptions",
+    "peer_to_peer_bound",
+    "peer_to_peer_delta",
+    "peer_to_peer_guarantee",
     "pure_dp_event",
     "randomized_response_event",
 ]

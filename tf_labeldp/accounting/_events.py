@@ -93,6 +93,34 @@ def pure_dp_event(epsilon: float) -> DpEvent:
     return randomized_response_event(epsilon, 2)
 
 
+def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
+    """Returns the event of a mechanism of which (epsilon, delta) is all that is known.
+
+    Args:
+        epsilon: privacy parameter, finite and above zero.
+        delta: in [0, 1).
+
+    Returns:
+        ``pure_dp_event(epsilon)`` at ``delta=0``. Above, ``dp_accounting`` 0.6 has no event for
+        this, so the answer is ``NonPrivateDpEvent``, for which accountants find an infinite
+        epsilon; ``compose_charges`` then adds up epsilons and deltas by basic composition.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> approximate_dp_event(0.5, 0.0) == pure_dp_event(0.5)
+        True
+        >>> approximate_dp_event(0.5, 1e-6)
+        NonPrivateDpEvent()
+    """
+    import dp_accounting
+
+    event = pure_dp_event(epsilon)
+    delta = _validate.probability_below_one("delta", delta)
+    return event if delta == 0.0 else dp_accounting.NonPrivateDpEvent()
+
+
 def gaussian_event(noise_ratio: float) -> DpEvent:
     """Returns the event of one release with Gaussian noise.
 

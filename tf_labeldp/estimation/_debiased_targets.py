@@ -11,16 +11,22 @@ from tf_labeldp import _validate
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     PriorMechanism,
+    PriorResampling,
     RandomizedResponse,
     checked_mechanism,
     top_k_members,
 )
+from tf_labeldp.mechanisms._prior_resampling import checked_bias_correction
 
 _MAX_CONDITION = 1e12
 
 
 def debiased_targets(
-    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any = None
+    mechanism: ClassificationMechanism,
+    noisy_labels: Any,
+    priors: Any = None,
+    *,
+    bias_correction: float | None = None,
 ) -> np.ndarray:
     """Returns weights w such that ``sum_k w_k loss(y_pred, k)`` is unbiased for the true label.
 
@@ -34,12 +40,21 @@ def debiased_targets(
     bounded losses the bias is at most the probability that it does not (Lemma 20). Its Lipschitz
     constant grows by ``(1 + k p) / (1 - k p)`` (Lemma 19).
 
+    For ``PriorResampling``, which cluster-based randomized response draws by, the weights are those
+    of the modified loss of ``esfandiari2022`` (lines 28 to 30 of Algorithm 1):
+    ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The loss is unbiased for
+    ``beta = lambda`` (Lemma 3); a smaller beta varies less and leaves a bias, for losses in [0, 1]
+    of at most ``|beta - lambda| / (1 - beta)`` times the L1 distance of q from the true
+    distribution.
+
     Privacy: post-processing of noisy labels; nothing is charged.
 
     Args:
         mechanism: the mechanism that drew the labels.
         noisy_labels: its output, integers (n,) in 0..K-1.
         priors: the very priors of the draw, (K,) or (n, K), for mechanisms that use them.
+        bias_correction: beta, in [0, 1), for ``PriorResampling`` alone; None is the lambda with
+            which each label was resampled. With 0 the targets are the noisy labels, one-hot.
 
     Returns:
         ``float64`` array (n, K); rows sum to one, entries may be negative.
@@ -47,7 +62,8 @@ def debiased_targets(
     Raises:
         TypeError: the mechanism is none, or the labels are not integers.
         ValueError: priors missing, superfluous or of a wrong shape; a noisy label that these
-            priors cannot have produced; or a channel that cannot be inverted.
+            priors cannot have produced; a channel that cannot be inverted; or a bias correction
+            out of its range, or for another mechanism.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -56,6 +72,11 @@ def debiased_targets(
         [[-0.582, -0.582, 2.164]]
     """
     num_classes = checked_mechanism(mechanism, ClassificationMechanism).num_classes
+    if bias_correction is not None and not isinstance(mechanism, PriorResampling):
+        raise ValueError(
+            f"bias_correction is for PriorResampling, got {type(mechanism).__name__}, whose loss "
+            "is corrected in full. Leave bias_correction=None."
+        )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if not mechanism.uses_priors:
         if priors is not None:
@@ -69,6 +90,8 @@ def debiased_targets(
             f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of shape "
             f"({num_classes},) or ({noisy.size}, {num_classes})."
         )
+    if isinstance(mechanism, PriorResampling):
+        return _resampling_weights(mechanism, noisy, priors, bias_correction)
     if not isinstance(mechanism, PriorMechanism):
         raise ValueError(
             f"debiased_targets does not know the channel of {type(mechanism).__name__} by prior."
@@ -84,6 +107,31 @@ def debiased_targets(
             "with and pass those, in the same order."
         )
     return _top_k_weights(noisy, members, k, mechanism.epsilon)
+
+
+def _resampling_weights(
+    mechanism: PriorResampling, noisy: np.ndarray, priors: Any, bias_correction: float | None
+) -> np.ndarray:
+    """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``.
+
+    As ``q^T 1 = 1``, the formula of Sherman and Morrison gives ``(I - beta 1 q^T) / (1 - beta)``.
+    """
+    rows = _validate.prior_rows("priors", priors, noisy.size, mechanism.num_classes)
+    if bias_correction is not None:
+        beta = np.array([checked_bias_correction(bias_correction)])
+    else:
+        beta = mechanism.resampling_probabilities(rows)
+        if np.any(beta >= 1.0):
+            raise ValueError(
+                f"{int(np.count_nonzero(beta >= 1.0))} prior(s) have resampling probability 1: the "
+                "noisy label says nothing of the true one, and no loss is unbiased. Give a "
+                "bias_correction below 1; 0 takes the noisy labels as they are."
+            )
+    weights = np.broadcast_to(rows, (noisy.size, mechanism.num_classes)) * -beta[:, np.newaxis]
+    weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them
+    weights[np.arange(noisy.size), noisy] += 1.0
+    weights /= 1.0 - beta[:, np.newaxis]
+    return weights
 
 
 def channel_inverse(transition_matrix: Any) -> np.ndarray:

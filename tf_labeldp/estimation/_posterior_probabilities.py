@@ -11,9 +11,11 @@ from tf_labeldp import _validate
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     PriorMechanism,
+    PriorResampling,
     checked_mechanism,
     top_k_members,
 )
+from tf_labeldp.mechanisms._prior_resampling import prior_units
 
 _CHUNK_CELLS = 1 << 20
 """Likelihoods that are held at a time."""
@@ -37,10 +39,11 @@ def posterior_probabilities(
 
     Args:
         mechanism: the mechanism that drew the labels: ``RandomizedResponse``, ``RRTopK``,
-            ``RRWithPrior``, or another for classes whose channel is the same for every prior.
+            ``RRWithPrior``, ``PriorResampling``, or another for classes whose channel is the same
+            for every prior.
         noisy_labels: its output, integers (n,) in 0..K-1.
-        priors: probabilities (K,) or (n, K). For ``RRTopK`` and ``RRWithPrior`` the very ones of
-            the draw, since they decide the channel.
+        priors: probabilities (K,) or (n, K). For mechanisms that use priors the very ones of the
+            draw, since they decide the channel.
 
     Returns:
         ``float64`` (n, K); rows sum to one. The memory needed beside it is bounded.
@@ -57,11 +60,11 @@ def posterior_probabilities(
         [[0.512, 0.256, 0.232]]
     """
     num_classes = checked_mechanism(mechanism, ClassificationMechanism).num_classes
-    if mechanism.uses_priors and not isinstance(mechanism, PriorMechanism):
+    if mechanism.uses_priors and not isinstance(mechanism, (PriorMechanism, PriorResampling)):
         raise ValueError(
             "posterior_probabilities does not know the channel of "
-            f"{type(mechanism).__name__} by prior. Use one of RandomizedResponse, RRTopK and "
-            "RRWithPrior."
+            f"{type(mechanism).__name__} by prior. Use one of RandomizedResponse, RRTopK, "
+            "RRWithPrior and PriorResampling."
         )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
@@ -73,6 +76,8 @@ def posterior_probabilities(
         prior = rows if rows.shape[0] == 1 else rows[chunk]
         if isinstance(mechanism, PriorMechanism):
             weights = _top_k_likelihood(mechanism, noisy[chunk], prior)
+        elif isinstance(mechanism, PriorResampling):
+            weights = _resampling_likelihood(mechanism, noisy[chunk], prior)
         else:
             weights = channel[:, noisy[chunk]].T  # type: ignore[index]
         weights = weights * prior
@@ -104,3 +109,22 @@ def _top_k_likelihood(
     likelihood[every, noisy] = np.broadcast_to(kept[:, 0], noisy.shape)
     within = np.broadcast_to(members, likelihood.shape)[every, noisy]
     return likelihood * within[:, np.newaxis]
+
+
+def _resampling_likelihood(
+    mechanism: PriorResampling, noisy: np.ndarray, prior: np.ndarray
+) -> np.ndarray:
+    """Returns ``P[noisy_i | class]`` of Algorithm 1 of ``esfandiari2022``, (m, K).
+
+    Args:
+        mechanism: decides lambda for each prior.
+        noisy: noisy labels (m,).
+        prior: (m, K), or (1, K) for all.
+    """
+    resampled = mechanism.resampling_probabilities(prior)
+    every = np.arange(noisy.size)
+    drawn = prior_units(prior) / 2.0**53  # the prior as it is drawn from
+    rows = np.broadcast_to(drawn, (noisy.size, prior.shape[1]))
+    likelihood = np.repeat((resampled * rows[every, noisy])[:, np.newaxis], rows.shape[1], axis=1)
+    likelihood[every, noisy] += np.broadcast_to(1.0 - resampled, noisy.shape)
+    return likelihood

@@ -1,6 +1,7 @@
 """One-release heads, and feature maps without labels; loads neither TensorFlow nor Keras."""
 
 from tf_labeldp.heads._neighbour_smoothing import NeighbourSmoothing
+from tf_labeldp.heads._noise_cluster import NoiseCluster
 from tf_labeldp.heads._patch_dictionary import PatchDictionary
 from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer, HeadRandomizedLabels
 from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegression
@@ -12,6 +13,7 @@ __all__ = [
     "HeadPriorRandomizer",
     "HeadRandomizedLabels",
     "NeighbourSmoothing",
+    "NoiseCluster",
     "PatchDictionary",
     "PrivateLogisticRegression",
     "PrivateRidge",

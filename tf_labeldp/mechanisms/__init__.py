@@ -1,5 +1,6 @@
 """How a label becomes a noisy label: one small file a mechanism, one contract; no TensorFlow."""
 
+from tf_labeldp.mechanisms._alibi import ALIBI
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -11,12 +12,19 @@ from tf_labeldp.mechanisms._base import (
     serialize,
 )
 from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms._cluster_distributions import cluster_distributions
+from tf_labeldp.mechanisms._cluster_randomized_response import (
+    ClusterRandomizedLabels,
+    ClusterRandomizedResponse,
+)
 from tf_labeldp.mechanisms._dp_sgd_steps import DPSGDSteps
 from tf_labeldp.mechanisms._exponential import ExponentialMechanism
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
+from tf_labeldp.mechanisms._peer_to_peer import PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
+from tf_labeldp.mechanisms._prior_resampling import PriorResampling
 from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
 from tf_labeldp.mechanisms._rr_on_bins import RROnBins
 from tf_labeldp.mechanisms._rr_top_k import RRTopK
@@ -25,9 +33,12 @@ from tf_labeldp.mechanisms._staircase import DiscreteStaircaseMechanism, Stairca
 from tf_labeldp.mechanisms._top_k import top_k_members
 
 __all__ = [
+    "ALIBI",
     "AggregateMechanism",
     "ChannelMechanism",
     "ClassificationMechanism",
+    "ClusterRandomizedLabels",
+    "ClusterRandomizedResponse",
     "DPSGDSteps",
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",
@@ -36,7 +47,9 @@ __all__ = [
     "LabelMechanism",
     "LaplaceMechanism",
     "Mechanism",
+    "PeerToPeerRandomizedResponse",
     "PriorMechanism",
+    "PriorResampling",
     "RROnBins",
     "RRTopK",
     "RRWithPrior",
@@ -44,6 +57,7 @@ __all__ = [
     "RegressionMechanism",
     "StaircaseMechanism",
     "checked_mechanism",
+    "cluster_distributions",
     "deserialize",
     "optimal_bins",
     "serialize",

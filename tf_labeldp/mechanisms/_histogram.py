@@ -4,40 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import gaussian_event, gaussian_sigma
+from tf_labeldp.mechanisms import _grid_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._certified_laplace import certified_laplace
 from tf_labeldp.mechanisms._nearest import nearest_index
 from tf_labeldp.mechanisms._random import checked_generator
 
-_NOISES = ("discrete_laplace", "laplace")
+if TYPE_CHECKING:
+    from tf_labeldp.accounting._events import DpEvent
+
+_NOISES = ("discrete_laplace", "laplace", "gaussian")
 _SENSITIVITY = 2
 """L1: a replaced label leaves one cell of its group and enters another."""
+_L2_SENSITIVITY = math.sqrt(2.0)
+_MOST_STEPS = 1 << 61
+"""Of all labels together: the noise has as much room again in 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HistogramMechanism(AggregateMechanism):
-    """Counts labels in public cells and adds Laplace noise of scale 2/epsilon to each count.
+    """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
 
-    Privacy: all the noisy counts together, of all groups, are (epsilon, 0)-DP for the replacement
-    of one label. A replaced label moves two counts of one group by one each, so the L1 sensitivity
-    is 2 however many groups there are. The groups, their sizes and the number of labels are public.
-    The noise comes from OpenDP, whose own privacy map certifies ``epsilon`` for L1 sensitivity 2;
-    its samplers are exact (``"discrete_laplace"``) or safe in floating point (``"laplace"``).
+    Privacy: all the noisy counts together, of all groups, are (epsilon, delta)-DP for the
+    replacement of one label; delta is zero for Laplace noise. A replaced label moves two counts of
+    one group by one each, so the sensitivity is 2 in L1 and sqrt(2) in L2 however many groups there
+    are. The groups, their sizes and the number of labels are public.
+
+    Laplace noise has the scale 2/epsilon. It comes from OpenDP, whose own privacy map certifies
+    ``epsilon`` for L1 sensitivity 2; its samplers are exact (``"discrete_laplace"``) or safe in
+    floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration, and is
+    drawn by OpenDP's exact sampler on a fine grid of fractions of a count (``_grid_noise``). For
+    one release it is less than Laplace noise only where epsilon is below some 200 delta; it pays
+    where many releases compose.
 
     Source: M^Lap, Algorithm 4 of ``ghazi2023`` (appendix C.1), before its clipping, which is
-    ``estimation.histogram_prior``; by groups, Algorithm 4 of ``ghazi2021``.
+    ``estimation.histogram_prior``; by groups, Algorithm 4 of ``ghazi2021``. With Gaussian noise,
+    Algorithm 2 and Theorem 1 of ``tang2022``, before the largest count is taken.
 
     Attributes:
         epsilon: finite and above zero.
         num_classes: K, at least 2, for labels that are classes 0..K-1; None with ``values``.
         values: the cells for labels that are numbers, strictly increasing, fixed without looking at
             labels; a label is counted at its nearest value, of two equally near at the smaller.
-        noise: ``"discrete_laplace"`` (whole counts) or ``"laplace"`` (real ones).
+        noise: ``"discrete_laplace"`` (whole counts), ``"laplace"`` or ``"gaussian"`` (real ones).
+        delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for Laplace noise.
 
     Example:
         >>> import numpy as np
@@ -50,6 +66,7 @@ class HistogramMechanism(AggregateMechanism):
     num_classes: int | None = None
     values: tuple[float, ...] | None = None
     noise: str = "discrete_laplace"
+    delta: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -68,6 +85,30 @@ class HistogramMechanism(AggregateMechanism):
             object.__setattr__(self, "values", tuple(values.tolist()))
         if self.noise not in _NOISES:
             raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
+        delta = _validate.probability_below_one("delta", self.delta)
+        object.__setattr__(self, "delta", delta)
+        if (self.noise == "gaussian") != (delta > 0.0):
+            raise ValueError(
+                f"{self.noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, "
+                f"got delta={delta:g}. Gaussian noise takes a delta below 1/n for n labels; the "
+                "Laplace noises are pure."
+            )
+
+    def dp_event(self) -> DpEvent:
+        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
+        if self.noise != "gaussian":
+            return super().dp_event()
+        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+
+    @property
+    def noise_stddev(self) -> float:
+        """The standard deviation of the noise on each count."""
+        if self.noise == "gaussian":
+            return gaussian_sigma(self.epsilon, self.delta, _L2_SENSITIVITY)
+        scale = _SENSITIVITY / self.epsilon
+        if self.noise == "laplace":
+            return math.sqrt(2.0) * scale
+        return math.sqrt(0.5) / math.sinh(0.5 / scale) if scale > 1e-3 else 0.0
 
     @property
     def num_cells(self) -> int:
@@ -87,8 +128,9 @@ class HistogramMechanism(AggregateMechanism):
                 draws from the operating system's random bits and cannot be seeded.
 
         Returns:
-            ``int64`` (``float64`` for ``"laplace"``), (cells,), or (G, cells) with groups; negative
-            counts are possible. No charge is made here: ``PrivateLabels.release`` makes it.
+            ``int64`` for ``"discrete_laplace"``, else ``float64``; (cells,), or (G, cells) with
+            groups. Negative counts are possible. No charge is made here: ``PrivateLabels.release``
+            makes it.
 
         Raises:
             TypeError: labels, groups or ``rng`` of a wrong kind.
@@ -108,7 +150,8 @@ class HistogramMechanism(AggregateMechanism):
 
         Raises:
             TypeError: the counts are not integers, or ``rng`` of a wrong kind.
-            ValueError: negative counts, or a wrong shape.
+            ValueError: negative counts, a wrong shape, or too many labels for the grid of exact
+                Gaussian noise (only their number counts).
         """
         counts = np.asarray(counts)
         if counts.ndim not in (1, 2) or counts.shape[-1] != self.num_cells:
@@ -123,12 +166,33 @@ class HistogramMechanism(AggregateMechanism):
             )
         if counts.size and counts.min() < 0:
             raise ValueError("counts must not be negative. Noise was added already, or they wrap.")
+        if self.noise == "gaussian":
+            return self._with_gaussian_noise(counts, rng)
         kind = np.int64 if self.noise == "discrete_laplace" else np.float64
         exact = counts.astype(kind)
         if rng is not None:
             return exact + _seeded_noise(self.noise, self.epsilon, exact.shape, rng)
         measure, _ = _certified_measurement(self.noise, self.epsilon)
         return np.array(measure(exact.ravel().tolist()), dtype=kind).reshape(exact.shape)
+
+    def _with_gaussian_noise(
+        self, counts: np.ndarray, rng: np.random.Generator | None
+    ) -> np.ndarray:
+        """Returns counts with the noise that is drawn in whole steps of a grid."""
+        if not counts.size:
+            return counts.astype(np.float64)
+        bits = _grid_bits(self.epsilon, self.delta, counts.size)
+        if counts.sum(dtype=np.float64) > _MOST_STEPS >> bits:  # of all labels, which is public
+            raise ValueError(
+                f"there are too many labels for exact Gaussian noise on {counts.size} counts at "
+                f"epsilon={self.epsilon:g}. Use fewer groups, or noise='discrete_laplace'."
+            )
+        steps = 1 << bits
+        l2 = steps * _L2_SENSITIVITY
+        scale = _grid_noise.gaussian_scale(self.epsilon, self.delta, l2, counts.size)
+        exact = counts.astype(np.int64) * steps
+        noisy = _grid_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
+        return noisy / float(steps)
 
     def _count(self, labels: Any, groups: Any) -> np.ndarray:
         """Returns the exact counts, which are not private."""
@@ -142,6 +206,14 @@ class HistogramMechanism(AggregateMechanism):
         shape = (int(groups.max(initial=-1)) + 1, self.num_cells)
         flat = groups * self.num_cells + cells
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:
+    """Returns k such that steps of 2^-k counts are fine enough for ``gaussian_scale``."""
+    sigma = gaussian_sigma(epsilon, delta, _L2_SENSITIVITY)
+    # 140 m / sigma^2 < 1e-9 min(epsilon, 1), with a factor of two to spare in sigma.
+    needed = 2.0 * math.sqrt(1.4e11 * num_counts / min(epsilon, 1.0))
+    return max(0, math.ceil(math.log2(needed / sigma)))
 
 
 def _checked_groups(groups: Any, size: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Privacy of users who have many labels: all labels of a postcode are protected together.
 
-    LABELDP_DATA_DIR=... python examples/04_user_level.py
+    LABELDP_DATA_DIR=... python examples/06_user_level.py
 
 Reads `insurance/beMTPL97.csv.gz` (Belgian motor liability, 163,212 policies in 583 postcodes) from
 that folder. The label is whether a policy had a claim, the unit of privacy the postcode: whoever

@@ -1,0 +1,398 @@
+"""Peer-to-peer randomized response: delta against enumeration, and every bound from its side."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from tf_labeldp.accounting import (
+    Charge,
+    PrivacyBudget,
+    approximate_dp_event,
+    compose_charges,
+    peer_to_peer_assumptions,
+    peer_to_peer_bound,
+    peer_to_peer_delta,
+    peer_to_peer_guarantee,
+    pure_dp_event,
+)
+from tf_labeldp.accounting._peer_to_peer import _Cluster
+from tf_labeldp.accounting._peer_to_peer_divergence import Core, _binomial
+
+RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.4, 0.75), (0.01, 0.5)]
+
+
+def law_of_reports(labels: tuple[int, ...], alpha: Fraction, theta: Fraction) -> dict:
+    """The law of what all users report (-1 for nothing), by enumerating every random choice.
+
+    Flips, peers and who reports are enumerated as they are drawn; nothing is summarised.
+    """
+    users = range(len(labels))
+    law: dict[tuple[int, ...], Fraction] = {}
+    for noisy in itertools.product((0, 1), repeat=len(labels)):
+        flips = math.prod((1 - alpha if noisy[i] == labels[i] else alpha) for i in users)
+        for peers in itertools.product(users, repeat=len(labels)):
+            chance = flips / Fraction(len(labels)) ** len(labels)
+            for inside in itertools.product((False, True), repeat=len(labels)):
+                reported = math.prod((theta if i else 1 - theta) for i in inside)
+                out = tuple(noisy[j] if i else -1 for i, j in zip(inside, peers, strict=True))
+                law[out] = law.get(out, Fraction(0)) + chance * reported
+    return law
+
+
+def law_given_share(labels: tuple[int, ...], alpha: Fraction, theta: Fraction) -> dict:
+    """The same law with reports drawn independently, given the share of noisy ones."""
+    law: dict[tuple[int, ...], Fraction] = {}
+    for noisy in itertools.product((0, 1), repeat=len(labels)):
+        pairs = zip(noisy, labels, strict=True)
+        flips = math.prod((1 - alpha if a == b else alpha) for a, b in pairs)
+        share = Fraction(sum(noisy), len(labels))
+        of_one = {-1: 1 - theta, 1: theta * share, 0: theta * (1 - share)}
+        for out in itertools.product((-1, 0, 1), repeat=len(labels)):
+            chance = flips * math.prod(of_one[value] for value in out)
+            law[out] = law.get(out, Fraction(0)) + chance
+    return law
+
+
+@functools.lru_cache(maxsize=64)
+def pairs_of_laws(size: int, alpha: float, theta: float) -> list[tuple[list, list]]:
+    """Both laws, outcome by outcome, for all labels of the others and in both directions."""
+    pairs = []
+    for ones in range(size):
+        others = (1,) * ones + (0,) * (size - 1 - ones)
+        laws = [law_given_share((own, *others), Fraction(alpha), Fraction(theta)) for own in (0, 1)]
+        zero, one = ([law[out] for out in laws[0]] for law in laws)
+        pairs += [(zero, one), (one, zero)]
+    return pairs
+
+
+def enumerated_delta(epsilon: float, size: int, alpha: float, theta: float) -> float:
+    """The worst delta over all labels of the others and both directions, in exact arithmetic."""
+    grown, zero = Fraction(math.exp(epsilon)), Fraction(0)
+    return float(
+        max(
+            sum((max(a - grown * b, zero) for a, b in zip(*pair, strict=True)), zero)
+            for pair in pairs_of_laws(size, alpha, theta)
+        )
+    )
+
+
+def summed_deltas(epsilon: float, size: int, alpha: float, theta: float) -> np.ndarray:
+    """Delta for each number of ones among the others (size,), summed over all t, k and M."""
+    counts = np.arange(size + 1)
+    weights = stats.binom.pmf(counts, size, theta)
+    deltas = np.zeros(size)
+    signed = []
+    for ones in range(size):
+        q = np.convolve(
+            stats.binom.pmf(np.arange(ones + 1), ones, 1 - alpha),
+            stats.binom.pmf(np.arange(size - ones), size - 1 - ones, alpha),
+        )
+        less, more = np.append(q, 0.0), np.append(0.0, q)
+        grown = math.exp(epsilon)
+        signed.append((alpha - grown * (1 - alpha)) * less + (1 - alpha - grown * alpha) * more)
+    for t in counts[weights > 1e-22]:
+        chances = stats.binom.pmf(np.arange(t + 1)[:, np.newaxis], t, counts / size)
+        deltas += weights[t] * np.maximum(chances @ np.array(signed).T, 0.0).sum(axis=0)
+    return deltas
+
+
+def test_given_the_share_of_ones_the_reports_are_independent():
+    """The fact that everything rests on: the two laws are the same, exactly."""
+    rates = Fraction(1, 7), Fraction(2, 3)
+    for labels in [(0, 1), (1, 1), (0, 0, 1), (1, 0, 1)]:
+        full, short = law_of_reports(labels, *rates), law_given_share(labels, *rates)
+        assert sum(full.values()) == 1
+        assert {k: v for k, v in full.items() if v} == {k: v for k, v in short.items() if v}
+
+
+@pytest.mark.parametrize(("alpha", "theta"), RATES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_delta_is_the_enumerated_one(size, alpha, theta):
+    for epsilon in (1e-9, 0.2, 0.7):
+        exact = enumerated_delta(epsilon, size, alpha, theta)
+        ours = peer_to_peer_delta(epsilon, alpha, theta, size, sizes="exactly")
+        assert exact <= ours <= exact * (1 + 1e-9) + 1e-11
+
+
+def test_delta_is_the_enumerated_one_for_five_users():
+    exact = enumerated_delta(0.3, 5, 0.125, 0.5)  # short fractions are quick
+    ours = peer_to_peer_delta(0.3, 0.125, 0.5, 5, sizes="exactly")
+    assert exact <= ours <= exact * (1 + 1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("alpha", "theta", "delta"), [(0.1, 0.6, 1e-3), (0.3, 1.0, 1e-4)])
+def test_epsilon_is_the_least_that_holds(size, alpha, theta, delta):
+    epsilon = peer_to_peer_guarantee(alpha, theta, size, delta, sizes="exactly").epsilon
+    assert enumerated_delta(epsilon, size, alpha, theta) <= delta
+    assert enumerated_delta(epsilon * (1 - 1e-7), size, alpha, theta) > delta
+
+
+CLUSTERS = [
+    (0.1, 1.0, 60, 0.8),
+    (0.1, 0.3, 60, 0.4),
+    (0.25, 0.3, 80, 0.2),
+    (0.02, 0.05, 150, 0.5),
+    (0.4, 1.0, 100, 0.1),
+]
+
+
+@pytest.mark.parametrize(("alpha", "theta", "size", "epsilon"), CLUSTERS)
+def test_delta_of_a_larger_cluster_is_the_summed_one(alpha, theta, size, epsilon):
+    exact = summed_deltas(epsilon, size, alpha, theta).max()
+    ours = peer_to_peer_delta(epsilon, alpha, theta, size, sizes="exactly")
+    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-8)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    alpha=st.floats(1e-3, 0.499),
+    theta=st.floats(1e-2, 1.0),
+    size=st.integers(2, 25),
+    part=st.floats(1e-3, 0.99),
+)
+def test_delta_is_never_below_and_hardly_above(alpha, theta, size, part):
+    epsilon = part * math.log((1 - alpha) / alpha)
+    exact = summed_deltas(epsilon, size, alpha, theta).max()
+    ours = peer_to_peer_delta(epsilon, alpha, theta, size, sizes="exactly")
+    assert exact * (1 - 1e-9) - 1e-15 <= ours <= exact * (1 + 1e-3) + 1e-11
+
+
+def test_no_composition_is_left_out():
+    """The worst is not always a cluster of one label: here it is in between."""
+    deltas = summed_deltas(0.00584, 200, 0.49, 1.0)
+    assert deltas.argmax() == 187
+    assert deltas.max() > 1.003 * max(deltas[0], deltas[-1])
+    ours = peer_to_peer_delta(0.00584, 0.49, 1.0, 200, sizes="exactly")
+    assert deltas.max() * (1 - 1e-9) <= ours <= deltas.max() * (1 + 1e-7)
+    epsilon = peer_to_peer_guarantee(0.49, 1.0, 200, 1e-6, sizes="exactly").epsilon
+    assert summed_deltas(epsilon, 200, 0.49, 1.0).max() <= 1e-6
+
+
+def test_a_range_of_compositions_is_bounded_by_its_core():
+    size, alpha, epsilon = 60, 0.2, 0.3
+    deltas = summed_deltas(epsilon, size, alpha, 0.5)
+    for low, high in [(0, 5), (3, 3), (10, 30), (0, 59), (50, 59)]:
+        bound = _Cluster(alpha, 0.5, size, False, 1e-20).bound((low, high), epsilon)
+        assert bound >= deltas[low : high + 1].max() * (1 - 1e-9)
+
+
+def test_what_could_not_be_split_counts_with_its_bound(monkeypatch):
+    exact = peer_to_peer_delta(0.03, 0.45, 1.0, 201, sizes="exactly")
+    monkeypatch.setattr("tf_labeldp.accounting._peer_to_peer._SMALL", 0)
+    monkeypatch.setattr("tf_labeldp.accounting._peer_to_peer._MOST_SPLITS", 8)
+    cluster = _Cluster(0.45, 1.0, 201, False, 1e-20)
+    found = cluster.above(exact, 0.03)
+    assert found and max(found.values()) > exact
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+@pytest.mark.parametrize(("alpha", "theta"), [*RATES, (0.1, 0.05), (0.3, 1.0)])
+def test_at_least_holds_for_all_larger_clusters(alpha, theta):
+    for epsilon in (0.05, 0.3, 1.0):
+        stated = peer_to_peer_delta(epsilon, alpha, theta, 12)
+        for size in (12, 13, 14, 17, 24, 40):
+            exact = summed_deltas(epsilon, size, alpha, theta).max()
+            assert exact <= stated * (1 + 1e-9) + 1e-20
+
+
+def test_hoeffding_bounds_of_the_number_of_reports():
+    """P[N > j] of every larger cluster is below the one used, at every edge."""
+    for theta, size in ((1.0, 10), (0.3, 40), (0.05, 7)):
+        core = Core(0.2, theta, size, True, 1e-9, 0, size - 1)
+        edges, above, beyond = core.reports
+        for larger in (size, size + 1, size + 5, 10 * size, 10_000):
+            exact = stats.binom.sf(edges, larger, theta * size / larger)
+            assert np.all(exact[:-1] <= above[1:] + 1e-13)
+            assert exact[-1] <= beyond + 1e-13
+
+
+@pytest.mark.parametrize("trials", [0, 1, 7, 1000, 100_000])
+@pytest.mark.parametrize("p", [1e-9, 0.03, 0.5])
+def test_binomial_weights(trials, p):
+    low, weights = _binomial(trials, p, math.log(1e-30))
+    exact = stats.binom.logpmf(np.arange(low, low + weights.size), trials, p)
+    # At 100,000 trials the log-gammas of the reference lose ten digits.
+    assert np.allclose(np.log(weights), exact, rtol=1e-9, atol=1e-8)
+    assert weights.sum() == pytest.approx(1.0, rel=1e-14)
+    outside = special.bdtr(low - 1, trials, p) if low else 0.0
+    outside += special.bdtrc(low + weights.size - 1, trials, p) if weights.size <= trials else 0.0
+    assert outside <= 2.5e-30
+
+
+def test_statements_at_the_ends():
+    alone = math.log(9.0)
+    assert peer_to_peer_guarantee(0.5, 1.0, 10, 1e-6).epsilon == 0.0
+    almost = peer_to_peer_guarantee(0.5 - 2.0**-54, 1.0, 10, 0.0).epsilon
+    assert almost == pytest.approx(2.0**-52, rel=1e-12)
+    assert peer_to_peer_guarantee(0.1, 1.0, 10, 0.0).epsilon == pytest.approx(alone, rel=1e-14)
+    assert peer_to_peer_guarantee(0.1, 1.0, 10, 1e-30).epsilon == pytest.approx(alone, rel=1e-14)
+    # So few reports that they tell nothing but for delta.
+    assert peer_to_peer_guarantee(0.1, 1e-6, 10, 0.1).epsilon == 0.0
+    assert peer_to_peer_delta(alone + 1e-6, 0.1, 1.0, 10) == 0.0
+    assert 0.0 < peer_to_peer_delta(0.9 * alone, 0.1, 1.0, 10) < 1e-3
+    assert peer_to_peer_guarantee(1e-12, 1.0, 2, 1e-3).epsilon <= math.log(1e12)
+
+
+def test_epsilon_is_monotonic_and_below_that_of_the_flips():
+    def epsilon(alpha=0.1, theta=0.5, size=50, delta=1e-5):
+        return peer_to_peer_guarantee(alpha, theta, size, delta).epsilon
+
+    for name, values in {
+        "alpha": (0.3, 0.1, 0.02),
+        "theta": (0.01, 0.1, 1.0),
+        "size": (200, 50, 10, 2),
+        "delta": (0.3, 1e-2, 1e-5, 1e-20),
+    }.items():
+        found = [epsilon(**{name: value}) for value in values]
+        assert found == sorted(found)
+        assert found[0] < found[-1] <= math.log(0.98 / 0.02) * (1 + 1e-12)
+
+
+def test_delta_and_epsilon_are_inverse():
+    guarantee = peer_to_peer_guarantee(0.15, 0.2, 300, 1e-7)
+    assert guarantee.delta == 1e-7
+    back = peer_to_peer_delta(guarantee.epsilon, 0.15, 0.2, 300)
+    assert back == pytest.approx(1e-7, rel=2e-2)  # the blocks of t follow delta
+
+
+def test_several_sizes_count_with_the_worst():
+    one = [peer_to_peer_guarantee(0.1, 0.5, n, 1e-5, sizes="exactly") for n in (30, 40)]
+    both = peer_to_peer_guarantee(0.1, 0.5, np.array([40, 30, 40]), 1e-5, sizes="exactly")
+    assert both.epsilon == max(guarantee.epsilon for guarantee in one)
+    assert "one of the 2 sizes given, of 30 to 40 users" in both.assumptions[1]
+    least = peer_to_peer_guarantee(0.1, 0.5, [40, 30], 1e-5)
+    assert least == peer_to_peer_guarantee(0.1, 0.5, 30, 1e-5)
+    assert least.epsilon >= both.epsilon
+    assert "exactly 30 users" in one[0].assumptions[1]
+
+
+def test_a_hundred_thousand_users_take_seconds():
+    began = time.process_time()
+    guarantee = peer_to_peer_guarantee(0.1, 1.0, 100_000, 1e-10, sizes="exactly")
+    assert time.process_time() - began < 60.0
+    # The normal approximation of shift over noise, with delta's quantile.
+    variance = 100_000 * (0.09 + 0.09)
+    shift = 0.8 / math.sqrt(variance)
+    normal = next(
+        e
+        for e in np.linspace(0.0, 1.0, 100_001)[1:]
+        if special.ndtr(shift / 2 - e / shift) - math.exp(e) * special.ndtr(-shift / 2 - e / shift)
+        <= 1e-10
+    )
+    assert guarantee.epsilon == pytest.approx(normal, rel=0.05)
+
+
+def test_the_statement_names_what_it_rests_on():
+    guarantee = peer_to_peer_guarantee(0.1, 0.25, 100, 1e-5)
+    text = " ".join(guarantee.assumptions)
+    for words in (
+        "clusters were made from them without labels",
+        "at least 100 users",
+        "the learner sees the reports alone",
+        "follows the protocol (flips once, with probability 0.1;",
+        "reports with probability 0.25",
+        "(2.19722, 0)-label-DP towards that one; this statement does not cover it",
+    ):
+        assert words in text
+    assert guarantee.relation == "replace_label"
+    assert guarantee.assumptions == peer_to_peer_assumptions(0.1, 0.25, 100)
+
+
+@pytest.mark.parametrize("theta", [0.1, 1.0])
+@pytest.mark.parametrize(("alpha", "size"), [(0.3, 100), (0.2, 200)])
+def test_the_papers_bound_is_above(alpha, theta, size):
+    least = -2.25 * alpha**3 * theta * size / (alpha + 1 / size)
+    for share in (1.0, 0.1):
+        delta = math.exp(share * least) * (1 + 1e-9)
+        bound = peer_to_peer_bound(alpha, theta, size, delta).epsilon
+        if delta > 1e-25:
+            assert peer_to_peer_guarantee(alpha, theta, size, delta).epsilon <= bound
+
+
+def test_the_papers_bound_is_lemma_9():
+    alpha, theta, s, xi = 0.2, 0.5, 10_000, 15.0
+    delta = math.exp(-alpha * xi**2 / (4 * (alpha + 1 / s) * (1 - alpha)))
+    epsilon = theta * math.log(math.e + 3 / (s * alpha))
+    epsilon += math.sqrt(theta) * xi * math.log(1 + 3 / math.sqrt(s * alpha))
+    assert peer_to_peer_bound(alpha, theta, s, delta).epsilon == pytest.approx(epsilon, rel=1e-12)
+    assert "Lemma 9" in peer_to_peer_bound(alpha, theta, s, delta).assumptions[-1]
+
+
+def test_the_papers_bound_where_it_says_nothing():
+    with pytest.raises(ValueError, match="at least 2 / flip_probability = 20 users, got 19"):
+        peer_to_peer_bound(0.1, 1.0, 19, 0.5)
+    with pytest.raises(ValueError, match=r"Lemma 9 reaches no delta below .*got delta=1e-08"):
+        peer_to_peer_bound(0.1, 0.1, 1000, 1e-8)
+    with pytest.raises(ValueError, match=r"Lemma 9 reaches no delta below .*got delta=0\."):
+        peer_to_peer_bound(0.4, 1.0, 1000, 0.0)
+
+
+BAD = {
+    "flip-zero": (dict(flip_probability=0.0), ValueError, "flip_probability must be finite and ab"),
+    "flip-large": (dict(flip_probability=0.6), ValueError, r"must be in \(0, 0.5\], got 0.6"),
+    "flip-nan": (dict(flip_probability=math.nan), ValueError, "flip_probability must be finite"),
+    "flip-text": (dict(flip_probability="0.1"), TypeError, "flip_probability must be a number"),
+    "rate-zero": (dict(subsampling_rate=0.0), ValueError, "subsampling_rate must be finite and ab"),
+    "rate-large": (dict(subsampling_rate=1.1), ValueError, r"subsampling_rate must be in \(0, 1\]"),
+    "rate-bool": (dict(subsampling_rate=True), TypeError, "subsampling_rate must be a number"),
+    "size-one": (dict(cluster_size=1), ValueError, "must be at least 2, got 1: a user alone"),
+    "size-zero": (dict(cluster_size=0), ValueError, "cluster_size must be at least 1, got 0"),
+    "size-float": (dict(cluster_size=10.0), TypeError, "cluster_size must be an integer"),
+    "sizes-float": (dict(cluster_size=np.ones(2)), TypeError, "cluster_size must be an integer"),
+    "sizes-one": (dict(cluster_size=[5, 1]), ValueError, "Merge small clusters"),
+    "sizes-none": (dict(cluster_size=[]), ValueError, "cluster_size is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case):
+    changed, error, message = BAD[case]
+    values = dict(flip_probability=0.1, subsampling_rate=0.5, cluster_size=100) | changed
+    with pytest.raises(error, match=message):
+        peer_to_peer_guarantee(**values, delta=1e-5)
+    with pytest.raises(error, match=message):
+        peer_to_peer_delta(0.5, **values)
+    with pytest.raises(error, match=message):
+        peer_to_peer_bound(**values, delta=1e-5)
+    with pytest.raises(error, match=message):
+        peer_to_peer_assumptions(**values)
+
+
+def test_other_bad_arguments():
+    with pytest.raises(ValueError, match=r"sizes must be one of at_least, exactly, got 'all'"):
+        peer_to_peer_guarantee(0.1, 0.5, 100, 1e-5, sizes="all")
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1.0"):
+        peer_to_peer_guarantee(0.1, 0.5, 100, 1.0)
+    with pytest.raises(ValueError, match=r"epsilon must be finite and above zero, got 0\.0"):
+        peer_to_peer_delta(0.0, 0.1, 0.5, 100)
+
+
+def test_charges_with_delta_add_up():
+    """Two uses at a budget that has room for both deltas: basic composition, and no more."""
+    one = Charge(0.5, 1e-6, approximate_dp_event(0.5, 1e-6))
+    both = compose_charges([one, one], 2e-6)
+    assert (both.epsilon, both.delta) == (1.0, 2e-6)
+    assert PrivacyBudget(1.0, 2e-6).allows(both)
+    mixed = compose_charges([one, Charge(0.25, 0.0, pure_dp_event(0.25))], 1e-5)
+    assert (mixed.epsilon, mixed.delta) == (0.75, 1e-6)
+    assert compose_charges([one, one], 1.5e-6).epsilon == math.inf
+    assert compose_charges([one], 0.5e-6).epsilon == math.inf
+
+
+def test_approximate_event_without_delta_is_the_pure_one():
+    assert approximate_dp_event(0.5, 0.0) == pure_dp_event(0.5)
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1.0"):
+        approximate_dp_event(0.5, 1.0)
+    with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
+        approximate_dp_event(-1.0, 1e-6)

@@ -1,0 +1,193 @@
+"""RRWithPrior with cluster priors, and ALIBI, against RR and LP-2ST: accuracy of a CNN.
+
+``raw`` and ``encoder`` release a noisy histogram by k-means cluster (Algorithm 4 of ``ghazi2021``,
+100 clusters of pixels, or of the features of an autoencoder that was trained on the unlabelled
+images), and draw labels by RRWithPrior with it; the histogram costs ``min(epsilon / 2, 0.1)`` of
+epsilon. ``soft`` trains on the posteriors of the drawn labels instead of the labels. ``alibi``
+draws noisy one-hot labels and trains with ``ALIBILoss``. The CNN is that of ``ghazi2024``, Table
+10(a); Adam, 5 epochs (a stage). Epsilon is for the replacement of one label (delta = 1/n for
+``alibi gaussian``, else 0).
+
+Labels of these data sets are public; draws are seeded so that the table can be made again, and
+protect nobody. Every run is a line in a JSON file, so a benchmark that is stopped goes on.
+
+    python tests/benchmarks/bench_cluster_priors.py --data fashion_mnist
+    python tests/benchmarks/bench_cluster_priors.py --data mnist --methods RR "alibi laplace"
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from _one_release_deep import STAGE_BATCH, STAGE_EPOCHS, STAGE_RATE, stages_logits
+
+import tf_labeldp as ldp
+from tf_labeldp.cli import _datasets, _models
+from tf_labeldp.estimation import cluster_priors, find_clusters, posterior_probabilities
+from tf_labeldp.keras_layers import ALIBILoss
+from tf_labeldp.mechanisms import ALIBI, RRWithPrior
+
+EPSILONS = (0.1, 0.5, 1.0, 2.0)
+CLUSTERS = 100
+METHODS = (
+    "RR",
+    "LP-2ST",
+    "raw",
+    "raw soft",
+    "encoder",
+    "encoder soft",
+    "alibi laplace",
+    "alibi gaussian",
+)
+
+
+class Problem:
+    """A data set with its clusterings, made when first asked for."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.data = _datasets.load(name, folder)
+        self._clusters: dict[str, Any] = {}
+
+    def clusters(self, kind: str) -> Any:
+        """Returns clusters of the pixels (``raw``) or of an autoencoder's features."""
+        if kind not in self._clusters:
+            begun = time.perf_counter()
+            images = self.data.x_train
+            encoder = None if kind == "raw" else trained_encoder(images)
+            found = find_clusters(images, CLUSTERS, encoder=encoder, seed=0)
+            counts = np.zeros((CLUSTERS, self.data.num_classes))
+            np.add.at(counts, (found.assignments, self.data.y_train), 1.0)
+            purity = counts.max(axis=1).sum() / counts.sum()
+            took = time.perf_counter() - begun
+            print(f"{kind} clusters in {took:.0f} s, purity {purity:.3f}, {found.summary()}")
+            self._clusters[kind] = found
+        return self._clusters[kind]
+
+    def run(self, method: str, epsilon: float, seed: int) -> float:
+        """Returns the test accuracy in percent."""
+        if method in ("RR", "LP-2ST"):
+            logits = stages_logits(self.data, epsilon, seed, two_stages=method == "LP-2ST")
+        else:
+            keras.utils.set_random_seed(seed)
+            kind, _, rest = method.partition(" ")
+            if kind == "alibi":
+                logits = self._alibi(epsilon, seed, rest)
+            else:
+                logits = self._cluster_priors(epsilon, seed, kind, soft=rest == "soft")
+        return 100.0 * float(np.mean(logits.argmax(axis=1) == self.data.y_test))
+
+    def _cluster_priors(self, epsilon: float, seed: int, kind: str, *, soft: bool) -> np.ndarray:
+        data, clusters = self.data, self.clusters(kind)
+        labels = self._vault(ldp.PrivacyBudget(epsilon), seed)
+        spent = min(0.5 * epsilon, 0.1)
+        priors = cluster_priors(data.x_train, labels, CLUSTERS, spent, clusters=clusters)
+        mechanism = RRWithPrior(epsilon - spent, data.num_classes)
+        noisy = labels.randomize(mechanism, priors=priors)
+        targets = np.eye(data.num_classes)[noisy]
+        if soft:
+            targets = posterior_probabilities(mechanism, noisy, priors)
+        return self._fit(targets, keras.losses.CategoricalCrossentropy(from_logits=True))
+
+    def _alibi(self, epsilon: float, seed: int, noise: str) -> np.ndarray:
+        delta = 1.0 / len(self.data.y_train) if noise == "gaussian" else 0.0
+        labels = self._vault(ldp.PrivacyBudget(epsilon, delta), seed)
+        mechanism = ALIBI(epsilon, self.data.num_classes, delta=delta, noise=noise)
+        return self._fit(labels.release(mechanism), ALIBILoss.of(mechanism))
+
+    def _vault(self, budget: ldp.PrivacyBudget, seed: int) -> ldp.PrivateLabels:
+        data = self.data
+        return ldp.PrivateLabels(data.y_train, data.num_classes, budget=budget, seed=seed)
+
+    def _fit(self, targets: np.ndarray, loss: keras.losses.Loss) -> np.ndarray:
+        data = self.data
+        model = _models.small_cnn(data.x_train.shape[1:], data.num_classes)
+        model.compile(keras.optimizers.Adam(STAGE_RATE), loss=loss)
+        model.fit(
+            data.x_train,
+            targets.astype(np.float32),
+            batch_size=STAGE_BATCH,
+            epochs=STAGE_EPOCHS,
+            verbose=0,
+        )
+        return model.predict(data.x_test, batch_size=1000, verbose=0)
+
+
+def trained_encoder(images: np.ndarray, size: int = 32) -> keras.Model:
+    """Returns the encoder (n, 28, 28, 1) -> (n, size) of an autoencoder; no label is used."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    inputs = keras.Input(images.shape[1:])
+    flat = layers.Flatten()(inputs)
+    hidden = layers.Dense(256, activation="relu")(flat)
+    code = layers.Dense(size)(hidden)
+    decoded = layers.Dense(256, activation="relu")(code)
+    decoded = layers.Dense(flat.shape[1])(decoded)
+    model = keras.Model(inputs, decoded)
+    model.compile(keras.optimizers.Adam(1e-3), "mse")
+    targets = images.reshape(len(images), -1)
+    model.fit(images, targets, batch_size=256, epochs=8, verbose=0)
+    return keras.Model(inputs, code)
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    """Prints mean and standard deviation over seeds as a Markdown table."""
+    found = collections.defaultdict(list)
+    for line in results:
+        found[line["data"], line["method"], line["epsilon"]].append(line["accuracy"])
+    print("| data | method | " + " | ".join(f"{e:g}" for e in EPSILONS) + " |")
+    print("|---" * (2 + len(EPSILONS)) + "|")
+    for name in dict.fromkeys(key[0] for key in found):
+        for method in METHODS:
+            row = [found.get((name, method, epsilon), []) for epsilon in EPSILONS]
+            if any(row):
+                texts = [
+                    f"{np.mean(a):.1f} ± {np.std(a):.1f} ({len(a)})" if a else "-" for a in row
+                ]
+                print(f"| {name} | {method} | " + " | ".join(texts) + " |")
+
+
+def main() -> None:
+    """Runs what is missing and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", nargs="*", default=["fashion_mnist", "mnist"])
+    parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--results", type=pathlib.Path, default="cluster_priors.jsonl")
+    options = parser.parse_args()
+    path = options.results
+    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    keys = ("data", "method", "epsilon", "seed")
+    done = {tuple(line[key] for key in keys) for line in results}
+    for name in options.data:
+        todo = [
+            (name, method, epsilon, seed)
+            for seed in options.seeds
+            for epsilon in options.epsilons
+            for method in options.methods
+            if (name, method, epsilon, seed) not in done
+        ]
+        problem = Problem(name, options.data_dir) if todo else None
+        for i, job in enumerate(todo, start=1):
+            begun = time.perf_counter()
+            accuracy = problem.run(*job[1:])  # type: ignore[union-attr]
+            results.append({**dict(zip(keys, job, strict=True)), "accuracy": accuracy})
+            with path.open("a") as file:
+                file.write(json.dumps(results[-1]) + "\n")
+            seconds = time.perf_counter() - begun
+            print(f"[{i}/{len(todo)}] {job} {accuracy:.2f} ({seconds:.0f} s)", flush=True)
+            keras.backend.clear_session()
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The posterior of the class given an ALIBI row, and the projection onto the simplex."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.estimation import _alibi_posterior, alibi_posterior, project_onto_simplex
+from tf_labeldp.mechanisms import ALIBI, RandomizedResponse
+from tf_labeldp.private_labels import PrivateLabels
+
+LAPLACE = ALIBI(epsilon=1.5, num_classes=4)
+GAUSSIAN = ALIBI(epsilon=3.0, num_classes=4, delta=1e-5, noise="gaussian")
+BOTH = pytest.mark.parametrize("mechanism", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
+RNG = np.random.default_rng(41)
+ROWS = np.concatenate([RNG.normal(scale=3.0, size=(30, 4)), [[0.0, 1.0, 0.5, -2.0]]])
+PRIORS = RNG.dirichlet(np.ones(4), size=31)
+
+
+def brute_force(mechanism, rows, priors):
+    """Bayes' rule with the densities of the noise, one factor an entry."""
+    law = (stats.laplace if mechanism.noise == "laplace" else stats.norm)(scale=mechanism.scale)
+    joint = np.stack(
+        [law.pdf(rows - np.eye(rows.shape[1])[i]).prod(axis=1) for i in range(rows.shape[1])],
+        axis=1,
+    )
+    joint = joint * priors
+    return joint / joint.sum(axis=1, keepdims=True)
+
+
+@BOTH
+def test_bayes_rule(mechanism):
+    for priors in (PRIORS, PRIORS[0], None):
+        uniform = np.full(4, 0.25)
+        expected = brute_force(mechanism, ROWS, uniform if priors is None else priors)
+        found = alibi_posterior(mechanism, ROWS, priors)
+        assert found.dtype == np.float64
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_laplace_oracle():
+    found = alibi_posterior(ALIBI(2.0, 3), [[0.9, -0.2, 0.4]])  # b = 1
+    np.testing.assert_allclose(found, [[0.652239848, 0.107814522, 0.239945631]], atol=1e-8)
+
+
+def test_gaussian_oracle_and_not_the_published_code():
+    """``exp(x / sigma^2)``; the published ``exp(x / sigma)`` is another one at sigma 2."""
+    sigma, row, prior = 2.0, np.array([0.9, -0.2, 0.4]), np.array([0.2, 0.5, 0.3])
+    stand_in = SimpleNamespace(noise="gaussian", scale=sigma)  # no epsilon has sigma 2 exactly
+    scores = _alibi_posterior._log_likelihood(stand_in, row[None], prior[None])
+    found = _alibi_posterior._softmax(scores, prior[None])[0]
+    np.testing.assert_allclose(found, [0.236816673, 0.449698357, 0.31348497], atol=1e-8)
+    published = prior * np.exp(row / sigma)
+    published /= published.sum()
+    np.testing.assert_allclose(published, [0.276964142, 0.399486023, 0.323549836], atol=1e-8)
+    assert np.max(np.abs(found - published)) > 0.04
+
+
+@BOTH
+def test_the_posterior_is_calibrated(mechanism):
+    """Of the rows on which a class has probability q, a fraction q is of that class.
+
+    By class and tenth of q; one false alarm in 10^6 for all 40.
+    """
+    prior = np.array([0.4, 0.3, 0.2, 0.1])
+    labels = np.random.default_rng(42).choice(4, size=40_000, p=prior)
+    rows = mechanism.release(labels, rng=np.random.default_rng(43))
+
+    def deviation(posterior):
+        """The largest miss of a class in a tenth of q, in standard deviations."""
+        q, hit = posterior.ravel(), np.eye(4)[labels].ravel()
+        cell = np.minimum((10 * q).astype(int), 9) + 10 * np.tile(np.arange(4), labels.size)
+        miss, spread = (np.bincount(cell, weights=w) for w in (hit - q, q * (1.0 - q)))
+        return np.max(np.abs(miss)[spread > 25.0] / np.sqrt(spread[spread > 25.0]))
+
+    assert deviation(alibi_posterior(mechanism, rows, prior)) < 5.5
+    assert deviation(alibi_posterior(mechanism, rows)) > 5.5  # another prior
+    other = ALIBI(2.0 * mechanism.epsilon, 4, mechanism.delta, mechanism.noise)
+    assert deviation(alibi_posterior(other, rows, prior)) > 5.5
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1e6, 1e150, 1e308])
+def test_large_rows_are_safe(mechanism, size):
+    rows = size * np.array([[1.0, -1.0, 0.5, 0.0], [-1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 0.0, 0.0]])
+    sharper = ALIBI(1e4, 4, mechanism.delta, mechanism.noise)
+    for each, priors in itertools.product((mechanism, sharper), (None, [0.0, 0.5, 0.5, 0.0])):
+        with np.errstate(all="raise", under="ignore"):
+            found = alibi_posterior(each, rows, priors)
+        np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
+        if priors is None:
+            continue
+        assert np.all(found[:, [0, 3]] == 0.0)
+        if mechanism.noise == "gaussian":  # of the classes that are possible, the larger entry
+            np.testing.assert_allclose(found[:, 2], [1.0, 0.5, 0.0], atol=1e-12)
+
+
+@BOTH
+def test_no_laplace_row_outweighs_epsilon(mechanism):
+    """Odds move by e^epsilon at most for Laplace noise; Gaussian rows know no such bound."""
+    odds = [row[0] / row[1] for row in alibi_posterior(mechanism, [[9.0, -9.0, 0, 0]] * 2, None)]
+    if mechanism.noise == "laplace":
+        assert odds[0] == pytest.approx(math.exp(mechanism.epsilon), rel=1e-12)
+    else:
+        assert odds[0] > math.exp(mechanism.epsilon)
+
+
+def test_a_thousand_classes_and_chunks(monkeypatch):
+    mechanism = ALIBI(8.0, 1000)
+    labels = np.random.default_rng(44).integers(0, 1000, 50)
+    rows = mechanism.release(labels, rng=np.random.default_rng(45))
+    priors = np.random.default_rng(46).dirichlet(np.full(1000, 0.1), 50)
+    whole = [alibi_posterior(mechanism, rows, p) for p in (priors, priors[0], None)]
+    projected = project_onto_simplex(rows)
+    monkeypatch.setattr(_alibi_posterior, "_CHUNK_CELLS", 7001)  # seven rows at a time
+    for before, p in zip(whole, (priors, priors[0], None), strict=True):
+        np.testing.assert_allclose(before.sum(axis=1), 1.0, rtol=1e-12)
+        np.testing.assert_array_equal(alibi_posterior(mechanism, rows, p), before)
+    np.testing.assert_array_equal(project_onto_simplex(rows), projected)
+
+
+def test_post_processing_charges_nothing():
+    labels = PrivateLabels([0, 1, 2, 3], num_classes=4, budget=PrivacyBudget(epsilon=1.5))
+    rows = labels.release(LAPLACE, key="alibi")
+    assert alibi_posterior(LAPLACE, rows).shape == project_onto_simplex(rows).shape == (4, 4)
+    assert labels.guarantee().epsilon == 1.5
+    assert rows.dtype == np.float32
+
+
+def test_no_rows():
+    assert alibi_posterior(LAPLACE, np.zeros((0, 4))).shape == (0, 4)
+    assert project_onto_simplex(np.zeros((0, 4))).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((RandomizedResponse(1.0, 4), ROWS), TypeError, "must be an ALIBI, got RandomizedResponse"),
+        ((LAPLACE, ROWS[:, :3]), ValueError, r"must have shape \(n, 4\), got \(31, 3\)"),
+        ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, K\), one row a label, got \(4,\)"),
+        ((LAPLACE, ROWS.astype(str)), TypeError, "must be numbers"),
+        ((LAPLACE, ROWS * np.nan), ValueError, "must be finite, but 124 of 124 entries"),
+        ((LAPLACE, [[0.0, np.inf, 0.0, 1.0]]), ValueError, "must be finite, but 1 of 4"),
+        ((LAPLACE, ROWS, PRIORS[:3]), ValueError, r"priors must have shape \(4,\) or \(31, 4\)"),
+        ((LAPLACE, ROWS, [0.5, 0.5, 0.5, 0.5]), ValueError, "priors must sum to one"),
+        ((LAPLACE, ROWS, [1.5, -0.5, 0.0, 0.0]), ValueError, "priors must not be negative"),
+    ],
+    ids=["mechanism", "classes", "vector", "text", "nan", "inf", "rows", "sum", "negative"],
+)
+def test_bad_input(arguments, error, message):
+    with pytest.raises(error, match=message):
+        alibi_posterior(*arguments)
+
+
+# --- Projection ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([0.9, -0.2, 0.4], [0.75, 0.0, 0.25]), ([0.8, 0.5, -0.3, 0.1], [0.65, 0.35, 0.0, 0.0])],
+    ids=["three", "four"],
+)
+def test_projection_oracles(values, expected):
+    np.testing.assert_allclose(project_onto_simplex([values])[0], expected, atol=1e-12)
+
+
+def test_projection_is_the_nearest_point():
+    """Optimal by its conditions: one shift for all that is above zero, and none above it below."""
+    found = project_onto_simplex(ROWS)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
+    assert np.all(found >= 0.0)
+    for row, point in zip(ROWS, found, strict=True):
+        shift = (row - point)[point > 0.0]
+        np.testing.assert_allclose(shift, shift[0], atol=1e-9)
+        assert np.all(row[point == 0.0] <= shift[0] + 1e-9)
+    nearest = optimize.minimize(
+        lambda p: np.sum((p - ROWS[0]) ** 2),
+        np.full(4, 0.25),
+        bounds=[(0.0, 1.0)] * 4,
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1.0},
+    )
+    np.testing.assert_allclose(found[0], nearest.x, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1.0, 1e16, 1e308])
+def test_projection_of_large_and_tied_rows(size):
+    rows = size * np.array([[1.0, -1.0, -1.0], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
+    found = project_onto_simplex(rows)
+    expected = np.array([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
+    if size < 1e-10:
+        expected[:] = 1 / 3
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_projection_refuses_nan():
+    with pytest.raises(ValueError, match="values must be finite, but 1 of 2"):
+        project_onto_simplex([[float("nan"), 0.0]])

@@ -1,0 +1,288 @@
+"""Clusters of features: found, given, merged; deterministic, and with clear errors."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp.estimation import Clusters, find_clusters
+
+POINTS = 10.0 * np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
+TRUE = np.repeat([0, 1, 2, 3], [50, 30, 15, 5])
+BLOBS = POINTS[TRUE] + np.random.default_rng(0).normal(size=(100, 3))
+
+
+def same_partition(one, other):
+    """Whether two assignments differ in nothing but the numbers of the clusters."""
+    pairs = set(zip(one.tolist(), other.tolist(), strict=True))
+    return len(pairs) == len(set(one.tolist())) == len(set(other.tolist()))
+
+
+def test_blobs_are_found():
+    clusters = find_clusters(BLOBS, 4)
+    assert same_partition(clusters.assignments, TRUE)
+    assert not same_partition(find_clusters(BLOBS, 3).assignments, TRUE)
+    assert clusters.assignments.dtype == np.int64 and clusters.num_clusters == len(clusters.sizes)
+    assert sorted(clusters.sizes) == [5, 15, 30, 50] and clusters.sizes.dtype == np.int64
+    assert clusters.centres.shape == (4, 3) and clusters.centres.dtype == np.float64
+    means = [BLOBS[clusters.assignments == c].mean(axis=0) for c in range(4)]
+    np.testing.assert_allclose(clusters.centres, means, atol=1e-5)
+    assert len(clusters) == 100
+
+
+def test_examples_are_assigned_to_the_nearest_centre():
+    clusters = find_clusters(BLOBS, 4)
+    assert np.array_equal(clusters.assign(BLOBS), clusters.assignments)
+    new = np.random.default_rng(1).normal(scale=8.0, size=(500, 3))
+    distances = np.linalg.norm(new[:, None] - clusters.centres, axis=2)
+    assert np.array_equal(clusters.assign(new), distances.argmin(axis=1))
+    assert clusters.assign(new[:1]).shape == (1,)
+
+
+def test_of_equally_near_centres_the_first_counts():
+    centres = np.array([[1.0], [-1.0], [1.0], [-1.0]])
+    one = Clusters(np.arange(4), 4, centres, np.arange(4))
+    assert one.assign([[0.0], [2.0], [-2.0]]).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("factor", [1e-150, 1e-30, 1.0, 1e30, 1e150])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_unit_and_offset_of_features_make_no_difference(offset, factor):
+    """In single precision squares would overflow, and the offset would swallow the rest."""
+    moved = (BLOBS + offset) * factor
+    clusters = find_clusters(moved, 4)
+    assert same_partition(clusters.assignments, TRUE)
+    assert np.array_equal(clusters.assign(moved), clusters.assignments)
+
+
+def test_the_seed_decides():
+    rows = np.random.default_rng(2).normal(size=(3000, 5))
+    one, again = find_clusters(rows, 20, seed=3), find_clusters(rows, 20, seed=3)
+    assert np.array_equal(one.assignments, again.assignments)
+    assert np.array_equal(one.centres, again.centres)
+    other = find_clusters(rows, 20, seed=4)
+    assert not same_partition(one.assignments, other.assignments)
+
+
+def test_many_examples_take_mini_batches():
+    rows = POINTS[np.arange(120_000) % 4] + np.random.default_rng(3).normal(size=(120_000, 3))
+    one, again = find_clusters(rows, 4), find_clusters(rows.astype(np.float32), 4)
+    assert same_partition(one.assignments, np.arange(120_000) % 4)
+    assert np.mean(one.assignments == again.assignments) > 0.999
+    np.testing.assert_allclose(sorted(one.sizes), 30_000)
+    assert np.array_equal(one.assignments, find_clusters(rows, 4).assignments)
+
+
+def test_images_are_flattened():
+    images = np.random.default_rng(4).integers(0, 256, (60, 4, 5, 1), dtype=np.uint8)
+    images[:30, :2] //= 8
+    clusters = find_clusters(images, 2)
+    flat = find_clusters(images.reshape(60, 20).astype(float), 2)
+    assert np.array_equal(clusters.assignments, flat.assignments)
+    assert np.array_equal(clusters.assign(images[:7]), clusters.assignments[:7])
+
+
+class FeatureMap:
+    def transform(self, x):
+        return x[:, :1]
+
+
+class Model:
+    def predict(self, x):
+        return x[:, :1].tolist()
+
+
+def keras_model():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, keras.layers.Lambda(lambda x: x[:, :1])(inputs))
+
+
+ENCODERS = {
+    "callable": lambda: lambda x: x[:, :1],
+    "transform": FeatureMap,
+    "predict": Model,
+    "keras": keras_model,
+}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_an_encoder_makes_the_features(kind):
+    """Its first column tells three groups, of which one is two of the blobs; in blocks."""
+    rows = np.tile(BLOBS.astype(np.float32), (50, 1))  # 5,000 examples: two blocks
+    clusters = find_clusters(rows, 3, encoder=ENCODERS[kind]())
+    assert same_partition(clusters.assignments, np.tile(np.where(TRUE == 2, 1, TRUE), 50))
+    assert np.array_equal(clusters.assign(rows[:100]), clusters.assignments[:100])
+    assert clusters.centres.shape == (3, 1)
+
+
+def test_an_encoder_may_take_other_things_than_arrays():
+    table = {"a": BLOBS[:, 0], "b": BLOBS[:, 1:]}
+    encoder = lambda columns: np.column_stack([columns["a"], columns["b"]])  # noqa: E731
+    clusters = find_clusters(table, 4, encoder=encoder)
+    assert same_partition(clusters.assignments, TRUE)
+
+
+def test_fewer_distinct_rows_than_clusters_leave_some_empty():
+    with pytest.warns(UserWarning, match="distinct clusters"):
+        clusters = find_clusters(np.repeat([[0.0], [1.0]], 10, axis=0), 5)
+    assert sorted(clusters.sizes) == [0, 0, 0, 10, 10]
+    assert str(clusters).endswith("3 empty, 5 below 50")
+
+
+def test_one_cluster_and_as_many_as_examples():
+    assert find_clusters(BLOBS, 1).sizes.tolist() == [100]
+    assert find_clusters(BLOBS, 100).sizes.tolist() == [1] * 100
+
+
+def test_given_clusters():
+    clusters = Clusters.from_assignments(np.array([3, 0, 3], np.uint8))
+    assert clusters.assignments.tolist() == [3, 0, 3] and clusters.assignments.dtype == np.int64
+    assert clusters.num_clusters == 4 and clusters.sizes.tolist() == [1, 0, 0, 2]
+    assert Clusters.from_assignments([0, 1], num_clusters=5).sizes.tolist() == [1, 1, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"no centres, so new examples can't be assigned"):
+        clusters.assign([[0.0]])
+
+
+def test_clusters_do_not_change():
+    clusters = find_clusters(BLOBS, 4)
+    for array in (clusters.assignments, clusters.centres):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    given = np.array([0, 1])
+    Clusters.from_assignments(given)
+    given[0] = 1  # the caller's array is the caller's
+
+
+def test_merging_small_clusters():
+    """On a line: 0, 1 and 9 are large, 3 joins 1, 8 joins 9, and 100 too."""
+    places = np.array([0.0, 3.0, 1.0, 9.0, 8.0, 100.0])
+    sizes = np.array([10, 2, 10, 10, 3, 1])
+    clusters = Clusters(np.repeat(np.arange(6), sizes), 6, places[:, np.newaxis], np.arange(6))
+    merged = clusters.merge_small(4)
+    assert merged.num_clusters == 3 and merged.sizes.tolist() == [10, 12, 14]
+    assert merged.cluster_of_centre.tolist() == [0, 1, 1, 2, 2, 2]
+    rows = np.repeat(places, sizes)[:, np.newaxis]
+    assert np.array_equal(merged.assign(rows), merged.assignments)
+    assert merged.assign([[3.4], [7.0], [60.0]]).tolist() == [1, 2, 2]
+    assert clusters.merge_small(1) is clusters
+    assert clusters.num_clusters == 6  # as it was
+    # Once more: cluster 0 goes whole with the nearest of all centres of the others.
+    again = merged.merge_small(11)
+    assert again.sizes.tolist() == [22, 14]
+    assert np.array_equal(again.assign(rows), again.assignments)
+    last = again.merge_small(20)
+    assert last.sizes.tolist() == [36] and last.cluster_of_centre.tolist() == [0] * 6
+
+
+def test_a_merged_cluster_goes_by_its_nearest_centre():
+    """Cluster 0 has centres at 0 and 50; cluster 2 at 51 is nearer to it than cluster 1 at 10."""
+    clusters = Clusters(
+        np.array([0, 0, 1, 1, 1, 2, 2, 2]),
+        3,
+        np.array([[0.0], [50.0], [10.0], [51.0]]),
+        np.array([0, 0, 1, 2]),
+    )
+    merged = clusters.merge_small(3)
+    assert merged.cluster_of_centre.tolist() == [1, 1, 0, 1] and merged.sizes.tolist() == [3, 5]
+
+
+def test_merging_leaves_no_cluster_below_the_size():
+    rows = np.random.default_rng(5).normal(size=(2000, 4))
+    clusters = find_clusters(rows, 60)
+    assert clusters.sizes.min() < 25
+    merged = clusters.merge_small(25)
+    assert merged.sizes.min() >= 25 and merged.sizes.sum() == 2000
+    assert np.array_equal(merged.assign(rows), merged.assignments)
+    # Clusters that were large enough hold together.
+    for c in np.flatnonzero(clusters.sizes >= 25):
+        assert np.unique(merged.assignments[clusters.assignments == c]).size == 1
+
+
+def test_what_cannot_be_merged():
+    with pytest.raises(ValueError, match="no cluster has minimum_size=51 examples; the largest"):
+        find_clusters(BLOBS, 4).merge_small(51)
+    with pytest.raises(ValueError, match="have no centres, so it isn't known which are near"):
+        Clusters.from_assignments([0, 0, 1]).merge_small(2)
+    with pytest.raises(ValueError, match="minimum_size must be at least 1"):
+        find_clusters(BLOBS, 4).merge_small(0)
+
+
+def test_summary():
+    clusters = Clusters.from_assignments(np.repeat([0, 1, 3], [1500, 40, 60]), 4)
+    text = "4 clusters of 1,600 examples: sizes 0 to 1,500, median 50; 1 empty, 2 below 50"
+    assert clusters.summary() == str(clusters) == text
+    assert clusters.summary(below=61).endswith("1 empty, 3 below 61")
+    assert repr(clusters) == f"<Clusters: {text}>"
+
+
+def flat_images(x):
+    return x.reshape(len(x), 1, 3)
+
+
+NAN = np.where(np.arange(300).reshape(100, 3) == 7, np.nan, BLOBS)
+BAD = {
+    "vector": (BLOBS[:, 0], 2, {}, ValueError, r"shape \(n, d\) .*got \(100,\).*newaxis"),
+    "empty": (np.zeros((0, 3)), 1, {}, ValueError, r"not empty, got \(0, 3\)"),
+    "no-columns": (np.zeros((3, 0)), 1, {}, ValueError, r"not empty, got \(3, 0\)"),
+    "nan": (NAN, 2, {}, ValueError, r"finite, but 1 of 100 rows"),
+    "inf": (np.where(NAN == NAN, BLOBS, np.inf), 2, {}, ValueError, "finite, but 1 of 100 rows"),
+    "huge": (BLOBS * 1e307, 2, {}, ValueError, "too large for sums"),
+    "text": ([["a"], ["b"]], 1, {}, TypeError, "must be numbers, got list of dtype <U1"),
+    "too-many": (BLOBS, 101, {}, ValueError, "at most the number of examples, 100, got 101"),
+    "none": (BLOBS, 0, {}, ValueError, "num_clusters must be at least 1, got 0"),
+    "fraction": (BLOBS, 2.5, {}, TypeError, "num_clusters must be an integer"),
+    "seed": (BLOBS, 2, {"seed": -1}, ValueError, "seed must be at least 0"),
+    "encoder": (BLOBS, 2, {"encoder": 3}, TypeError, "encoder must be a Keras model.*got 3"),
+    "class": (BLOBS, 2, {"encoder": FeatureMap}, TypeError, "got the class FeatureMap"),
+    "encoder-shape": (
+        BLOBS,
+        2,
+        {"encoder": flat_images},
+        ValueError,
+        r"outputs of shape \(m, d\), got \(100, 1, 3\).*Flatten",
+    ),
+    "encoder-rows": (
+        BLOBS,
+        2,
+        {"encoder": lambda x: x[:7]},
+        ValueError,
+        "gave 7 rows for 100 examples",
+    ),
+    "encoder-nan": (BLOBS, 2, {"encoder": np.log}, ValueError, "must be finite"),
+    "encoder-empty": (BLOBS[:0], 1, {"encoder": np.abs}, ValueError, "hold no examples"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_bad_input(case):
+    features, num_clusters, settings, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        find_clusters(features, num_clusters, **settings)
+
+
+def test_new_examples_of_another_kind():
+    clusters = find_clusters(BLOBS, 4)
+    with pytest.raises(ValueError, match="features have 2 columns, the centres 3"):
+        clusters.assign(BLOBS[:, :2])
+    with pytest.raises(ValueError, match="must be finite"):
+        clusters.assign(NAN)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "num_clusters", "error", "message"),
+    [
+        ([[0, 1]], None, ValueError, r"shape \(n,\).*got \(1, 2\)"),
+        ([], None, ValueError, r"got \(0,\)"),
+        ([0.0, 1.0], None, TypeError, "must be integers"),
+        ([0, -1], None, ValueError, "got -1. Examples without a cluster"),
+        ([0, 4], 4, ValueError, r"in 0..3, got 4\. Raise num_clusters"),
+        ([0], 0, ValueError, "num_clusters must be at least 1"),
+    ],
+    ids=range(6),
+)
+def test_bad_assignments(assignments, num_clusters, error, message):
+    with pytest.raises(error, match=message):
+        Clusters.from_assignments(assignments, num_clusters)

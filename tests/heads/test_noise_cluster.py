@@ -1,0 +1,269 @@
+"""NoiseCluster: what it predicts, what it costs, its Keras model, and what it refuses."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tf_labeldp import _trained_models
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.estimation import Clusters, HistogramMechanism, find_clusters
+from tf_labeldp.heads import NoiseCluster, PrivateRidge
+from tf_labeldp.private_labels import PrivateLabels
+
+RNG = np.random.default_rng(0)
+GROUPS = np.repeat(np.arange(5), 120)
+CLASS_OF_GROUP = np.array([2, 0, 1, 2, 1])
+X = (7.0 * np.eye(5)[GROUPS] + RNG.normal(size=(600, 5))).astype(np.float32)
+Y = np.where(RNG.random(600) < 0.9, CLASS_OF_GROUP[GROUPS], 0)
+SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
+
+
+def vault(epsilon=3.0, delta=0.0, **arguments):
+    return PrivateLabels(Y, num_classes=3, budget=PrivacyBudget(epsilon, delta), **arguments)
+
+
+def head(epsilon=0.5, delta=0.0, **arguments):
+    defaults = {"num_clusters": 5, "num_classes": 3, "seed": 0}
+    return NoiseCluster(epsilon=epsilon, delta=delta, **{**defaults, **arguments})
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+def test_clusters_get_the_class_of_most_of_their_examples(delta):
+    one = head(delta=delta).fit(X, Y)
+    assert np.mean(one.predict(X) == CLASS_OF_GROUP[GROUPS]) > 0.99
+    assert one.score(X, Y) == np.mean(one.predict(X) == Y) > 0.85
+    probabilities = one.predict_proba(X)
+    assert probabilities.shape == (600, 3)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    assert np.array_equal(one.classes_[probabilities.argmax(axis=1)], one.predict(X))
+    assert one.predict(X[:1]).shape == (1,)
+
+
+def test_algorithm_2_step_by_step():
+    """The counts are those of the mechanism, by cluster, with the noise of the seed."""
+    clusters = find_clusters(X, 5)
+    for delta, noise in ((0.0, "discrete_laplace"), (1e-4, "gaussian")):
+        one = head(0.05, delta).fit(X, Y)
+        mechanism = HistogramMechanism(0.05, 3, noise=noise, delta=delta)
+        rng = np.random.default_rng([0, 0])  # of the first draw of a vault with this seed
+        counts = mechanism.release(Y, clusters.assignments, rng=rng)
+        assert np.array_equal(one.cluster_counts_, counts)
+        assert one.noise_stddev_ == mechanism.noise_stddev
+        told = (counts > 0).any(axis=1)
+        assert np.array_equal(one.cluster_classes_[told], counts.argmax(axis=1)[told])
+
+
+def test_a_cluster_with_nothing_to_tell_gets_the_shares_of_all():
+    """Of five clusters number 1 is empty, and the last, 4, too: a release ends before it."""
+    groups = np.where(GROUPS == 1, 0, np.minimum(GROUPS, 3))
+    one = NoiseCluster(None, SURE, num_classes=3, clusters=Clusters.from_assignments(groups, 5))
+    one.fit(None, Y)
+    overall = np.bincount(Y, minlength=3) / 600
+    for empty in (1, 4):
+        np.testing.assert_allclose(one.cluster_probabilities_[empty], overall)
+        assert one.cluster_counts_[empty].tolist() == [0, 0, 0]
+        assert one.cluster_classes_[empty] == overall.argmax()
+    shares = np.bincount(Y[groups == 2], minlength=3) / 120
+    np.testing.assert_allclose(one.cluster_probabilities_[2], shares)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-4])
+def test_guarantee_one_release_of_epsilon_and_delta(delta):
+    for labels in (Y, vault(0.5, delta)):
+        one = NoiseCluster(5, 0.5, delta, num_classes=3).fit(X, labels)
+        stated = one.guarantee()
+        assert stated.epsilon == pytest.approx(0.5, rel=1e-6) and stated.epsilon <= 0.5
+        assert stated.delta == delta and not stated.seeded
+    with pytest.raises(BudgetExceededError):
+        NoiseCluster(5, 0.01, delta).fit(X, labels)
+    assert one.guarantee() == labels.guarantee()
+
+
+def test_guarantee_of_a_seed_is_none():
+    assert head().fit(X, Y).guarantee().seeded
+    assert np.array_equal(head().fit(X, Y).cluster_counts_, head().fit(X, Y).cluster_counts_)
+    assert "NOT PRIVATE: seeded" in str(head().fit(X, Y).guarantee())
+
+
+def test_guarantee_covers_all_that_the_vault_has_given():
+    labels = vault(3.0)
+    NoiseCluster(5, 1.0).fit(X, labels)
+    again = NoiseCluster(3, 0.5).fit(X, labels)
+    assert again.guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
+
+
+def test_a_stored_release_is_given_again(tmp_path):
+    found = []
+    for _ in range(2):
+        labels = vault(0.5, store=tmp_path / "store")
+        found.append(NoiseCluster(5, 0.5, key="clusters").fit(X, labels))
+    assert np.array_equal(found[0].cluster_counts_, found[1].cluster_counts_)
+    assert found[0].guarantee() == found[1].guarantee()
+
+
+def test_class_values():
+    names = np.array(["bee", "ant", "cat"])
+    one = NoiseCluster(5, 0.5, classes=names.tolist(), seed=0).fit(X, names[Y])
+    assert np.array_equal(one.predict(X), names[head().fit(X, Y).predict(X)])
+    assert one.classes_.tolist() == names.tolist()
+
+
+def test_given_clusters():
+    clusters = find_clusters(X, 5, seed=3)
+    one = head(num_clusters=None, clusters=clusters)
+    for features in (X, X[:, :, np.newaxis], None):  # which are not looked at
+        found = one.fit(features, Y)
+        assert found.to_keras().input_shape == (None, 5)
+        same = head(cluster_seed=3).fit(X, Y)
+        assert np.array_equal(found.cluster_counts_, same.cluster_counts_)
+        assert np.array_equal(found.predict(X), same.predict(X))
+    bare = head(num_clusters=None, clusters=clusters.assignments).fit(X, Y)
+    assert np.array_equal(bare.cluster_classes_, one.cluster_classes_)
+    with pytest.raises(ValueError, match="have no centres"):
+        bare.predict(X)
+    with pytest.raises(ValueError, match="no centres to look for in a model"):
+        bare.to_keras()
+
+
+def model_says_the_same(one, model, rows, folder):
+    model.save(folder / "model.keras")
+    for found in (model, keras.models.load_model(folder / "model.keras")):
+        assert found.trainable_weights == []
+        probabilities = keras.ops.convert_to_numpy(found(rows))
+        np.testing.assert_allclose(probabilities, one.predict_proba(rows), atol=1e-6)
+        assert np.array_equal(one.classes_[probabilities.argmax(axis=1)], one.predict(rows))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_keras_model_says_what_the_head_says(merged, tmp_path):
+    settings = {}
+    if merged:
+        clusters = find_clusters(X, 40).merge_small(20)
+        assert clusters.num_clusters < 40 == len(clusters.centres)
+        settings = {"num_clusters": None, "clusters": clusters}
+    one = head(**settings).fit(X, Y)
+    rows = np.concatenate([X, 4.0 * RNG.normal(size=(2000, 5)).astype(np.float32)])
+    model_says_the_same(one, one.to_keras(), rows, tmp_path)
+
+
+def test_the_keras_model_of_images_takes_images(tmp_path):
+    images = X[:, :, np.newaxis].repeat(2, axis=2)
+    one = head().fit(images, Y)
+    model = one.to_keras()
+    assert model.input_shape == (None, 5, 2)
+    model_says_the_same(one, model, images, tmp_path)
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5,), name="raw")
+    hidden = keras.layers.Dense(6, name="hidden")(inputs)
+    return keras.Model(inputs, hidden)
+
+
+def test_a_keras_encoder_is_put_in_front(tmp_path):
+    encoder = network()
+    encoder.trainable = False
+    one = head(encoder=encoder).fit(X, Y)
+    model_says_the_same(one, one.to_keras(), X, tmp_path)
+    on_features = head().fit(encoder.predict(X, verbose=0), Y)
+    in_front = on_features.to_keras(encoder)
+    np.testing.assert_allclose(in_front(X), on_features.predict_proba(encoder(X)), atol=1e-6)
+
+
+def test_a_function_as_encoder_has_no_model():
+    one = head(encoder=lambda x: x[:, :3]).fit(X, Y)
+    with pytest.raises(TypeError, match="which has no Keras model"):
+        one.to_keras()
+
+
+def test_an_encoder_that_was_trained_on_other_labels_is_refused():
+    labels, encoder = vault(), network()
+    _trained_models.remember(encoder, labels)
+    clusters = find_clusters(X, 5, encoder=encoder)
+    for foreign in (vault(), Y):
+        for settings in (
+            {"encoder": encoder},
+            {"num_clusters": None, "clusters": clusters},
+            {"encoder": encoder.predict},
+        ):
+            arguments = {"seed": None, **settings}
+            with pytest.raises(ValueError, match="the encoder was trained on labels of a Private"):
+                head(**arguments).fit(X, foreign)
+    one = NoiseCluster(5, 0.5, encoder=encoder).fit(X, labels)
+    assert one.guarantee().epsilon == 0.5
+
+
+def test_it_is_a_model_that_has_seen_labels():
+    labels = vault()
+    one = NoiseCluster(5, 0.5).fit(X, labels)
+    for encoder in (one.to_keras(), one.predict_proba):
+        with pytest.raises(ValueError, match="the encoder was trained on labels of a Private"):
+            PrivateRidge(1.0, 1e-4, num_classes=3, encoder=encoder).fit(X, Y)
+        with pytest.raises(ValueError, match="the encoder was trained on labels of a Private"):
+            head(encoder=encoder).fit(X, Y)
+
+
+def test_a_failed_fit_leaves_the_head_as_it_was():
+    one = head().fit(X, Y)
+    before, stated = one.cluster_counts_, one.guarantee()
+    with pytest.raises(ValueError, match="599 rows"):
+        one.fit(X[:-1], Y)
+    assert one.cluster_counts_ is before and one.guarantee() is stated
+
+
+def test_scikit_learn_takes_it():
+    from sklearn.base import clone, is_classifier
+
+    one = clone(head(epsilon=0.7))
+    assert one.get_params()["epsilon"] == 0.7 and is_classifier(one)
+    assert repr(one) == "NoiseCluster(num_clusters=5, epsilon=0.7, num_classes=3, seed=0)"
+    assert one.set_params(delta=1e-4).fit(X, Y).guarantee().delta == 1e-4
+
+
+def test_a_delta_above_one_over_n():
+    with pytest.warns(UserWarning, match=r"delta=0.01 is above 1/n"):
+        head(delta=0.01).fit(X, Y)
+
+
+NUMBERS = PrivateLabels(np.linspace(0, 1, 600), low=0, high=1, budget=PrivacyBudget(5.0))
+BAD = {
+    "no-classes": ({"num_classes": None}, X, Y, "num_classes or classes is missing"),
+    "numbers": ({"num_classes": None, "seed": None}, X, NUMBERS, "is for classes"),
+    "other-classes": ({"num_classes": 4, "seed": None}, X, vault(), "num_classes is not that of"),
+    "seed": ({}, X, vault(), "seed must be None with a PrivateLabels"),
+    "epsilon": ({"epsilon": 0.0}, X, Y, "epsilon must be finite and above zero"),
+    "delta": ({"delta": 1.0}, X, Y, r"delta must be in \[0, 1\)"),
+    "labels": ({}, X, Y + 986, "labels must lie in 0..2"),
+    "lengths": ({}, X[:-1], Y, "599 rows of features and 600 labels"),
+    "nan": ({}, X * np.nan, Y, "features must be finite"),
+    "clusters": ({"num_clusters": 601}, X, Y, "at most the number of examples, 600"),
+    "nothing": ({"num_clusters": None}, X, Y, "features and num_clusters are needed"),
+    "both": ({"clusters": GROUPS}, X, Y, "clusters were given, and num_clusters"),
+    "assignments": (
+        {"clusters": GROUPS[:-1], "num_clusters": None},
+        X,
+        Y,
+        "599 rows of features and 600 labels",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_before_anything_is_charged(case):
+    settings, features, labels, message = BAD[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        head(**settings).fit(features, labels)
+    assert not any(str(label) in str(caught.value) for label in (986, 987, 988))
+    if isinstance(labels, PrivateLabels):
+        assert labels.guarantee().epsilon == 0.0
+
+
+def test_what_needs_a_fit_says_so():
+    for question in (head().guarantee, head().to_keras, lambda: head().predict(X)):
+        with pytest.raises(ValueError, match=r"not fitted; call fit\(features, labels\) first"):
+            question()
+    with pytest.raises(ValueError, match=r"labels must have shape \(600,\)"):
+        head().fit(X, Y).score(X, Y[:, np.newaxis])

@@ -1,0 +1,239 @@
+"""ALIBILoss: the posterior's cross-entropy, its gradient, extremes, saving, bad input."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import special, stats
+
+from tf_labeldp.keras_layers import ALIBILoss
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(6, 4))
+NOISY = np.eye(4)[[0, 2, 1, 1, 3, 0]] + RNG.laplace(scale=0.7, size=(6, 4))
+NOISES = ["laplace", "gaussian"]
+
+
+def softmax(logits):
+    return special.softmax(logits, axis=-1)
+
+
+def posterior(noise, scale, noisy=NOISY, prior=None):
+    """Bayes' rule with the densities of the noise, one factor an entry."""
+    law = (stats.laplace if noise == "laplace" else stats.norm)(scale=scale)
+    prior = softmax(LOGITS) if prior is None else prior
+    joint = np.stack([law.pdf(noisy - one).prod(axis=1) for one in np.eye(noisy.shape[1])], axis=1)
+    joint = joint * prior
+    return joint / joint.sum(axis=1, keepdims=True)
+
+
+def gradient_of(loss, noisy, logits):
+    logits = tf.convert_to_tensor(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        value = loss(noisy, logits)
+    return value, tape.gradient(value, logits)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_definition(noise, scale, from_logits):
+    y_pred = LOGITS if from_logits else softmax(LOGITS)
+    loss = ALIBILoss(noise, scale, from_logits, reduction=None, dtype="float64")
+    expected = -np.sum(posterior(noise, scale) * np.log(softmax(LOGITS)), axis=1)
+    np.testing.assert_allclose(loss(NOISY, y_pred), expected, rtol=1e-9)
+    nearby = -np.sum(posterior(noise, 1.1 * scale) * np.log(softmax(LOGITS)), axis=1)
+    assert np.max(np.abs(loss(NOISY, y_pred) - nearby)) > 1e-3
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_gradient_is_softmax_minus_posterior(noise):
+    """No gradient flows through the posterior."""
+    loss = ALIBILoss(noise, 0.8, reduction="sum", dtype="float64")
+    _, gradient = gradient_of(loss, NOISY, LOGITS)
+    expected = softmax(LOGITS) - posterior(noise, 0.8)
+    np.testing.assert_allclose(gradient, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_gradient_is_that_of_the_likelihood_of_the_noisy_row(noise):
+    """``-log sum_k p_k f(x - e_k)``, whose expectation the true posterior minimises."""
+    law = (stats.laplace if noise == "laplace" else stats.norm)(scale=0.8)
+    densities = np.stack([law.logpdf(NOISY - one).sum(axis=1) for one in np.eye(4)], axis=1)
+    logits = tf.convert_to_tensor(LOGITS)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        value = -tf.reduce_sum(tf.reduce_logsumexp(tf.nn.log_softmax(logits) + densities, axis=-1))
+    loss = ALIBILoss(noise, 0.8, reduction="sum", dtype="float64")
+    found = gradient_of(loss, NOISY, LOGITS)[1]
+    np.testing.assert_allclose(found, tape.gradient(value, logits), atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_value_is_no_measure_of_fit(noise):
+    """As the docstring warns: sure and wrong costs nothing."""
+    loss = ALIBILoss(noise, 1.0)
+    assert float(loss(np.array([[3.0, 0.0]]), np.array([[0.0, 60.0]]))) < 1e-6
+    assert float(loss(np.array([[3.0, 0.0]]), np.array([[0.0, 0.0]]))) == pytest.approx(np.log(2))
+
+
+def test_of_a_mechanism():
+    mechanism = SimpleNamespace(noise="gaussian", scale=1.25)
+    loss = ALIBILoss.of(mechanism, from_logits=False, name="n")
+    assert (loss.noise, loss.scale, loss.from_logits, loss.name) == ("gaussian", 1.25, False, "n")
+    with pytest.raises(TypeError, match=r"`mechanism` must have `noise` and `scale`.*: str"):
+        ALIBILoss.of("laplace")
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_extreme_logits_and_rows_are_finite(noise, scale, dtype):
+    logits = tf.cast(1e4 * RNG.choice([-1.0, 0.0, 1.0], size=(8, 1000)), dtype)
+    for noisy in (RNG.normal(size=(8, 1000)), 1e6 * RNG.normal(size=(8, 1000))):
+        value, gradient = gradient_of(ALIBILoss(noise, scale), noisy, logits)
+        assert value.dtype == "float32"
+        assert np.isfinite(float(value)) and float(value) >= 0.0
+        assert np.all(np.isfinite(tf.cast(gradient, "float32")))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_tiny_scales_are_finite(noise):
+    value, gradient = gradient_of(ALIBILoss(noise, 1e-25), NOISY, LOGITS.astype("float32"))
+    assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_probabilities_of_zero_are_finite(noise):
+    certain = np.eye(4, dtype="float32")[[0, 1, 2, 3, 0, 1]]
+    value, gradient = gradient_of(ALIBILoss(noise, 0.5, from_logits=False), NOISY, certain)
+    assert np.isfinite(float(value)) and np.all(np.isfinite(gradient))
+
+
+def test_large_laplace_rows_keep_their_precision():
+    """``|x| - |x - 1|`` in float32 at x = 3e7 is 0 or 2; it has to be 1."""
+    noisy = np.array([[3e7 + 1.0, -3e7]], dtype="float32")
+    weights = np.array([0.3 * np.e, 0.7 / np.e])
+    expected = -np.sum(weights / weights.sum() * np.log([0.3, 0.7]))
+    found = ALIBILoss("laplace", 1.0)(noisy, np.log([[0.3, 0.7]]))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_sample_weight_reductions_and_batches_of_one():
+    weights = np.array([1.0, 0.0, 3.0, 2.0, 1.0, 1.0])
+    each = ALIBILoss("laplace", 1.0, reduction=None)(NOISY, LOGITS).numpy()
+    for reduction, expected in {
+        "sum": (each * weights).sum(),
+        "mean": (each * weights).mean(),
+    }.items():
+        loss = ALIBILoss("laplace", 1.0, reduction=reduction)
+        np.testing.assert_allclose(loss(NOISY, LOGITS, weights), expected, rtol=1e-5)
+    for i in range(6):
+        one = ALIBILoss("laplace", 1.0)(NOISY[i : i + 1], LOGITS[i : i + 1])
+        np.testing.assert_allclose(one, each[i], rtol=1e-5)
+
+
+CASES = {
+    "plain": lambda: ALIBILoss("laplace", 0.5),
+    "all": lambda: ALIBILoss("gaussian", 2, False, reduction="sum", name="n", dtype="float64"),
+}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_round_trip(key):
+    before = CASES[key]()
+    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(before)))
+    after = keras.saving.deserialize_keras_object(serialized)
+    assert type(after) is ALIBILoss
+    assert after.get_config() == before.get_config()
+    assert set(before.get_config()) == {
+        "noise", "scale", "from_logits", "reduction", "name", "dtype",
+    }  # fmt: skip
+
+
+FEATURES = RNG.normal(size=(6, 3)).astype("float32")
+
+
+def model_for(loss, **options):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.1), loss, **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"jit_compile": True}, {"jit_compile": False}, {"run_eagerly": True}],
+    ids=["jit", "graph", "eager"],
+)
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_step_of_training_is_the_gradient(options, noise):
+    """In every mode, with a last batch of one, and `evaluate` afterwards."""
+    model = model_for(ALIBILoss(noise, 0.8), **options)
+    kernel = model.layers[0].kernel.numpy()
+    prior = softmax(FEATURES[:5] @ kernel)
+    step = FEATURES[:5].T @ (prior - posterior(noise, 0.8, NOISY[:5], prior)) / 5
+    model.fit(FEATURES[:5], NOISY[:5], batch_size=5, epochs=1, verbose=0)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel - 0.1 * step, atol=1e-5)
+    model.fit(FEATURES, NOISY, batch_size=5, verbose=0)
+    assert np.isfinite(model.evaluate(FEATURES, NOISY, batch_size=5, verbose=0))
+
+
+def test_saved_model_loads_without_custom_objects(tmp_path):
+    model = model_for(ALIBILoss("gaussian", 0.8))
+    expected = model.evaluate(FEATURES, NOISY, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.loss.get_config() == model.loss.get_config()
+    assert loaded.evaluate(FEATURES, NOISY, verbose=0) == pytest.approx(expected)
+    loaded.fit(FEATURES, NOISY, verbose=0)
+
+
+def test_mixed_precision(mixed_precision):
+    model = model_for(ALIBILoss("laplace", 0.5))
+    assert model.layers[0].compute_dtype == mixed_precision.removeprefix("mixed_")
+    history = model.fit(1e3 * FEATURES, NOISY, epochs=2, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("normal", 1.0), ValueError, r"`noise` must be one of .*Received: noise='normal'"),
+        (("laplace", 0.0), ValueError, r"`scale` must be finite and above zero.*0\.0"),
+        (("laplace", -1.0), ValueError, "`scale` must be finite and above zero"),
+        (("laplace", float("nan")), ValueError, "`scale` must be finite and above zero"),
+        (("gaussian", float("inf")), ValueError, "`scale` must be finite and above zero"),
+        (("gaussian", "1"), TypeError, "`scale` must be a number.*Received: str"),
+        (("gaussian", True), TypeError, "`scale` must be a number"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ALIBILoss(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("y_true", "y_pred", "message"),
+    [
+        (np.zeros((6, 3)), LOGITS, r"`y_true` must hold.*\(batch, 4\).*y_true.shape=\(6, 3\)"),
+        (np.zeros(6), LOGITS, "`y_true` must hold noisy one-hot labels"),
+        (np.zeros((6, 1)), LOGITS, "`y_true` must hold noisy one-hot labels"),
+        (NOISY, np.zeros((6, 4, 1)), "`y_pred` must hold scores"),
+        (np.zeros((6, 1)), np.zeros((6, 1)), "`y_pred` must hold scores.*at least two classes"),
+    ],
+    ids=["classes", "ids", "column", "rank", "binary"],
+)
+def test_bad_shapes(y_true, y_pred, message):
+    with pytest.raises(ValueError, match=message):
+        ALIBILoss("laplace", 1.0)(y_true, y_pred)
+
+
+def test_nan_rows_show():
+    assert np.isnan(float(ALIBILoss("gaussian", 1.0)(np.full((1, 4), np.nan), LOGITS[:1])))

@@ -1,0 +1,512 @@
+"""ClusterRandomizedResponse: distributions, settings, prices, the vault, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, composed_epsilon
+from tf_labeldp.mechanisms import (
+    ClusterRandomizedResponse,
+    RandomizedResponse,
+    cluster_distributions,
+)
+from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+
+N, K = 600, 4
+BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+CLUSTERS = np.random.default_rng(1).integers(0, 5, N)
+LABELS = (CLUSTERS + (np.random.default_rng(2).uniform(size=N) < 0.2)) % K
+ADAPTIVE = ClusterRandomizedResponse(K, 0.05, 4.0, draw_epsilon=1.0)
+FIXED = ClusterRandomizedResponse(K, 0.05, 4.0, resampling_probability=0.9)
+
+
+@pytest.fixture
+def vault():
+    """Makes a vault of the labels; keywords replace the arguments."""
+
+    def make(epsilon=10.0, **arguments):
+        arguments = {"labels": LABELS, "num_classes": K, **arguments}
+        return PrivateLabels(budget=PrivacyBudget(epsilon), **arguments)
+
+    return make
+
+
+# --- distributions
+
+
+def algorithm_1(counts, size, tau):
+    """Lines 3 to 20, as they stand, for one cluster."""
+    q = [max(tau, min(1.0, count / size)) for count in counts]
+    delta = 1.0 - math.fsum(q)
+    xi = [value - tau if delta < 0.0 else 1.0 - value for value in q]
+    return [value + x / math.fsum(xi) * delta for value, x in zip(q, xi, strict=True)]
+
+
+@st.composite
+def noisy_clusters(draw):
+    """Counts (C, K) with any noise, sizes (C,), and a threshold."""
+    classes, clusters = draw(st.integers(2, 6)), draw(st.integers(1, 4))
+    count = st.floats(-1e6, 1e6) | st.floats(-1.0, 30.0) | st.just(0.0)
+    counts = draw(st.lists(count, min_size=classes * clusters, max_size=classes * clusters))
+    sizes = draw(st.lists(st.integers(0, 50), min_size=clusters, max_size=clusters))
+    tau = draw(st.floats(0.0, 1.0)) / classes
+    return np.array(counts).reshape(clusters, classes), np.array(sizes), min(tau, 1.0 / classes)
+
+
+@BOUNDED
+@given(noisy_clusters())
+def test_theorem_6_distributions_are_in_their_range_and_sum_to_one(case):
+    counts, sizes, tau = case
+    made = cluster_distributions(counts, sizes, tau)
+    assert made.shape == counts.shape
+    assert made.min() >= tau and made.max() <= 1.0
+    np.testing.assert_allclose(made.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(made[sizes == 0], 1.0 / counts.shape[1])
+
+
+@BOUNDED
+@given(noisy_clusters())
+def test_distributions_are_those_of_the_algorithm_line_by_line(case):
+    counts, sizes, tau = case
+    tau = min(tau, 0.999 / counts.shape[1])  # where the lines divide by zero there is one answer
+    made = cluster_distributions(counts, sizes, tau)
+    for row, count, size in zip(made, counts, sizes, strict=True):
+        if size:
+            np.testing.assert_allclose(row, algorithm_1(count, size, tau), rtol=0, atol=1e-9)
+
+
+def test_distributions_without_noise_are_the_frequencies():
+    counts = np.array([[6, 3, 1], [2, 2, 4]])
+    made = cluster_distributions(counts, counts.sum(axis=1), 0.05)
+    np.testing.assert_allclose(made, counts / counts.sum(axis=1, keepdims=True), rtol=1e-15)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7, 10, 49, 1000])
+def test_a_threshold_of_one_over_k_is_uniform(classes):
+    counts = np.random.default_rng(3).normal(size=(20, classes), scale=30)
+    made = cluster_distributions(counts, np.full(20, 10), 1.0 / classes)
+    np.testing.assert_array_equal(made, 1.0 / classes)
+
+
+@pytest.mark.parametrize("extreme", [[1e308, -1e308, 0.0], [-9.0] * 3, [1e300] * 3, [0.0] * 3])
+def test_extreme_noise(extreme):
+    for tau in (0.0, 1e-300, 0.1, 0.333333333, 1 / 3):
+        made = cluster_distributions([extreme], [3], tau)
+        assert made.min() >= tau and abs(made.sum() - 1.0) <= 1e-12
+
+
+def test_many_classes():
+    counts = np.random.default_rng(4).laplace(size=(50, 1000), scale=5.0)
+    made = cluster_distributions(counts, np.full(50, 60), 1e-4)
+    assert made.min() >= 1e-4
+    np.testing.assert_allclose(made.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("histogram", "sizes", "tau", "error", "message"),
+    [
+        ([1.0, 2.0], [3], 0.1, ValueError, r"shape \(C, K\).* got \(2,\)"),
+        ([[1.0]], [3], 0.1, ValueError, "at least 2 classes"),
+        ([[1.0, math.nan]], [3], 0.1, ValueError, "must be finite"),
+        ([[1.0, math.inf]], [3], 0.1, ValueError, "must be finite"),
+        ([[1.0, 2.0]], [3, 1], 0.1, ValueError, r"shape \(1,\), one a row.* got \(2,\)"),
+        ([[1.0, 2.0]], [3.0], 0.1, TypeError, "must be integers, got dtype float64"),
+        ([[1.0, 2.0]], [-3], 0.1, ValueError, "at least zero, got -3"),
+        ([[1.0, 2.0]], [3], 0.6, ValueError, r"\[0, 0.5\], got 0.6: 2 probabilities above 1/2"),
+        ([[1.0, 2.0]], [3], True, TypeError, "got bool"),
+    ],
+)
+def test_bad_distributions(histogram, sizes, tau, error, message):
+    with pytest.raises(error, match=message):
+        cluster_distributions(histogram, sizes, tau)
+
+
+# --- prices
+
+
+@pytest.mark.parametrize("sigma", [0.5, 4.0, math.inf])
+@pytest.mark.parametrize("resampled", [0.2, 0.9, 1.0])
+def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled):
+    tau = 0.25 if math.isinf(sigma) else 0.05
+    if math.isinf(sigma) and resampled == 1.0:
+        return
+    made = ClusterRandomizedResponse(4, tau, sigma, resampled, bias_correction=0.0)
+    assert made.distribution_epsilon == 2.0 / sigma
+    draw = math.log(1.0 + (1.0 - resampled) / (resampled * tau))
+    assert made.epsilon == pytest.approx(2.0 / sigma + draw, rel=1e-12)
+    assert made.delta == 0.0
+    assert composed_epsilon([made.dp_event()], 0.0) == pytest.approx(made.epsilon, rel=1e-3)
+
+
+def test_with_a_draw_epsilon_the_promise_is_the_sum():
+    assert ADAPTIVE.epsilon == 0.5 + 1.0
+    assert len(ADAPTIVE.dp_event().events) == 2
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_corollary_1_is_randomized_response(epsilon, classes):
+    made = ClusterRandomizedResponse.uniform(epsilon, classes)
+    uniform = np.full(classes, 1.0 / classes)
+    np.testing.assert_allclose(
+        made.transition_matrix(uniform),
+        RandomizedResponse(epsilon, classes).transition_matrix(),
+        rtol=0,
+        atol=1e-12,
+    )
+    assert made.epsilon == epsilon and made.distribution_epsilon == 0.0
+    resampled = made.draw.resampling_probabilities(uniform)
+    assert resampled == pytest.approx([classes / (classes - 1 + math.exp(epsilon))], rel=1e-9)
+    # With the lambda written out it is the same mechanism.
+    explicit = ClusterRandomizedResponse(classes, 1.0 / classes, math.inf, float(resampled[0]))
+    assert explicit.epsilon == pytest.approx(epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
+def test_corollary_2_costs_three_epsilon(epsilon):
+    made = ClusterRandomizedResponse.from_heterogeneity(epsilon, 10, 0.05)
+    assert (made.threshold, made.bias_correction) == (0.05, 0.0)
+    assert made.noise_scale == 1.0 / epsilon
+    expected = 1.0 / (1.0 + math.expm1(epsilon) * 0.05)
+    assert made.resampling_probability == pytest.approx(expected, rel=1e-14)
+    assert made.epsilon == pytest.approx(3.0 * epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 7.7])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_for_epsilon_meets_it(epsilon, share):
+    made = ClusterRandomizedResponse.for_epsilon(epsilon, 10, distribution_share=share)
+    assert made.epsilon == pytest.approx(epsilon, rel=1e-12)
+    assert made.distribution_epsilon == pytest.approx(share * epsilon, rel=1e-12)
+    assert made.threshold <= 0.1 and made.resampling_probability is None
+
+
+@pytest.mark.parametrize("tau", [1e-15, 1e-9, 1e-4, 0.05, 0.2499, 0.25])
+@pytest.mark.parametrize("resampled", [1e-6, 0.5, 0.999999])
+def test_the_draw_is_never_refused_for_distributions_that_it_made(tau, resampled):
+    made = ClusterRandomizedResponse(K, tau, 0.01, resampled).randomize(
+        LABELS, CLUSTERS, rng=np.random.default_rng(5)
+    )
+    assert made.epsilon <= made.mechanism.epsilon
+    assert made.resampling_probabilities == pytest.approx(np.full(5, resampled), rel=2e-6)
+
+
+# --- what is drawn
+
+
+@pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])
+def test_noisy_labels_follow_the_released_channel(chi_square_rejects, mechanism):
+    classes, per_label = 3, 30_000
+    mechanism = dataclasses.replace(mechanism, num_classes=classes)
+    labels = np.tile(np.arange(classes), 2 * per_label)
+    clusters = np.repeat([0, 2], classes * per_label)  # cluster 1 is empty
+    clusters[labels == 2] = 0  # class 2 is in cluster 0 alone
+    made = mechanism.randomize(labels, clusters, rng=np.random.default_rng(6))
+    flat = (clusters * classes + labels) * classes + made.noisy_labels
+    counts = np.bincount(flat, minlength=27).reshape(3, 3, 3)
+    for c in (0, 2):
+        present = counts[c].sum(axis=1) > 0
+        channel = mechanism.transition_matrix(made.distributions[c])[present]
+        assert not chi_square_rejects(counts[c][present], channel)
+        other = mechanism.transition_matrix(made.distributions[2 - c])[present]
+        assert chi_square_rejects(counts[c][present], other)
+    np.testing.assert_array_equal(made.distributions[1], 1 / 3)
+    assert made.cluster_sizes.tolist() == [4 * per_label, 0, 2 * per_label]
+
+
+def test_what_is_handed_out(seeded):
+    made = ADAPTIVE.randomize(LABELS, CLUSTERS, rng=seeded())
+    assert made.noisy_labels.dtype == np.int64 and made.noisy_labels.shape == (N,)
+    assert made.distributions.shape == (5, K)
+    np.testing.assert_array_equal(made.priors(), made.distributions[CLUSTERS])
+    np.testing.assert_array_equal(made.cluster_sizes, np.bincount(CLUSTERS))
+    expected = 1.0 / (1.0 + math.expm1(1.0) * made.distributions.min(axis=1))
+    np.testing.assert_allclose(made.resampling_probabilities, expected, rtol=1e-12)
+    assert made.mechanism is ADAPTIVE and made.epsilon == ADAPTIVE.epsilon
+    again = ADAPTIVE.randomize(LABELS, CLUSTERS.astype(np.uint8), rng=seeded())
+    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+
+
+def test_a_fixed_lambda_is_charged_with_the_released_distributions(seeded):
+    made = FIXED.randomize(LABELS, CLUSTERS, rng=seeded())
+    least = made.distributions.min()
+    assert least == 0.05  # clusters this pure reach the threshold: the promise is all spent
+    assert made.epsilon == FIXED.epsilon
+    rng = np.random.default_rng(7)
+    mixed = FIXED.randomize(rng.integers(0, K, N), CLUSTERS, rng=rng)
+    least = mixed.distributions.min()
+    assert least > 0.05
+    assert mixed.epsilon == pytest.approx(0.5 + math.log1p((0.1 / 0.9) / least), rel=1e-12)
+    assert mixed.epsilon < FIXED.epsilon - 0.1
+
+
+def test_distributions_are_near_the_truth_with_little_noise():
+    """Twelve scales: each of 20 Laplace variables is beyond with probability e^-12."""
+    sigma = 0.5
+    mechanism = ClusterRandomizedResponse(K, 1e-6, sigma, draw_epsilon=1.0)
+    made = mechanism.randomize(LABELS, CLUSTERS, rng=np.random.default_rng(8))
+    truth = np.zeros((5, K))
+    np.add.at(truth, (CLUSTERS, LABELS), 1.0)
+    truth /= truth.sum(axis=1, keepdims=True)
+    # Renormalising spreads what all K variables of a cluster miss.
+    bound = (K + 1) * 12 * sigma / np.bincount(CLUSTERS)
+    assert np.all(np.abs(made.distributions - truth) <= bound[:, np.newaxis])
+
+
+def test_without_noise_on_distributions_no_histogram_is_released(monkeypatch, vault):
+    mechanism = ClusterRandomizedResponse.uniform(1.0, K)
+    assert mechanism.histogram is None
+    labels = vault()
+    made = mechanism.randomize(labels, CLUSTERS)
+    assert not labels.has_draw("cluster-rr/distributions")
+    np.testing.assert_array_equal(made.distributions, 1.0 / K)
+    assert labels.guarantee().epsilon == made.epsilon == 1.0
+
+
+def test_lambda_of_one_costs_the_counts_alone(vault, chi_square_rejects):
+    mechanism = ClusterRandomizedResponse(K, 0.05, 4.0, 1.0, bias_correction=0.0)
+    assert mechanism.epsilon == 0.5 and mechanism.draw is None
+    labels = vault(0.5)
+    made = mechanism.randomize(labels, CLUSTERS)
+    assert labels.guarantee().epsilon == 0.5 == made.epsilon
+    assert made.draw is None and made.resampling_probabilities.tolist() == [1.0] * 5
+    np.testing.assert_array_equal(
+        made.noisy_labels, mechanism.randomize(labels, CLUSTERS).noisy_labels
+    )
+    channel = mechanism.transition_matrix(made.distributions[0])
+    np.testing.assert_allclose(channel, np.tile(made.distributions[0], (K, 1)), atol=1e-15)
+    # Half of the labels were 0, half 1; the noisy ones are of the cluster, whatever the label.
+    plain = mechanism.randomize(np.arange(40_000) % 2, np.zeros(40_000, int))
+    counts = np.bincount(2 * plain.noisy_labels + np.arange(40_000) % 2, minlength=2 * K)
+    expected = np.tile(plain.distributions[0], (2, 1))
+    assert not chi_square_rejects(counts.reshape(K, 2).T.copy(), expected)
+
+
+# --- the vault
+
+
+def test_the_vault_charges_both_parts_once(vault, tmp_path):
+    labels = vault(2.0, store=tmp_path / "store")
+    made = ADAPTIVE.randomize(labels, CLUSTERS)
+    assert labels.guarantee().epsilon == pytest.approx(made.epsilon, rel=1e-12)
+    assert made.epsilon == pytest.approx(1.5, rel=1e-12)
+    assert labels.mechanism("cluster-rr/distributions") == ADAPTIVE.histogram
+    assert labels.mechanism("cluster-rr") == made.draw
+    for again in (labels, vault(2.0, store=tmp_path / "store")):
+        repeated = ADAPTIVE.randomize(again, CLUSTERS)
+        np.testing.assert_array_equal(repeated.noisy_labels, made.noisy_labels)
+        np.testing.assert_array_equal(repeated.distributions, made.distributions)
+        assert again.guarantee().epsilon == pytest.approx(1.5, rel=1e-12)
+    # Another key is another draw, for which the budget has no room.
+    with pytest.raises(BudgetExceededError):
+        ADAPTIVE.randomize(labels, CLUSTERS, key="second")
+    assert not labels.has_draw("second/distributions")
+
+
+def test_a_fixed_lambda_survives_a_restart(vault, tmp_path):
+    labels = vault(store=tmp_path / "store")
+    made = FIXED.randomize(labels, CLUSTERS)
+    assert labels.guarantee().epsilon == pytest.approx(made.epsilon, rel=1e-12)
+    again = FIXED.randomize(vault(store=tmp_path / "store"), CLUSTERS)
+    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+    assert again.draw == made.draw and again.epsilon == made.epsilon
+
+
+def test_the_price_of_a_stored_draw_may_be_rounded_another_way(vault, monkeypatch):
+    labels = vault()
+    made = FIXED.randomize(labels, CLUSTERS)
+    spent = labels.guarantee().epsilon
+    log1p = math.log1p
+    monkeypatch.setattr(math, "log1p", lambda x: log1p(x) * (1.0 + 4e-16))
+    again = FIXED.randomize(labels, CLUSTERS)
+    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+    assert again.draw == made.draw and labels.guarantee().epsilon == spent
+
+
+@pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])
+def test_a_budget_for_one_part_alone_refuses_before_anything_is_drawn(mechanism, vault):
+    labels = vault(mechanism.epsilon - 1e-3)
+    with pytest.raises(BudgetExceededError, match=r"HistogramMechanism .* and PriorResampling"):
+        mechanism.randomize(labels, CLUSTERS)
+    assert labels.guarantee().epsilon == 0.0
+    assert not labels.has_draw("cluster-rr/distributions")
+    enough = vault(mechanism.epsilon)
+    mechanism.randomize(enough, CLUSTERS)
+    assert enough.guarantee().epsilon <= mechanism.epsilon * (1.0 + 1e-12)
+
+
+def test_an_interrupted_run_draws_what_is_missing(vault, monkeypatch, tmp_path):
+    labels = vault(ADAPTIVE.epsilon, store=tmp_path / "store")
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivateLabels, "randomize", None)  # which cannot be called
+        with pytest.raises(TypeError):
+            ADAPTIVE.randomize(labels, CLUSTERS)
+    assert labels.guarantee().epsilon == 0.5
+    resumed = vault(ADAPTIVE.epsilon, store=tmp_path / "store")
+    ADAPTIVE.randomize(resumed, CLUSTERS)
+    assert resumed.guarantee().epsilon == pytest.approx(ADAPTIVE.epsilon)
+
+
+@pytest.mark.parametrize("change", ["threshold", "noise_scale", "draw_epsilon", "clusters"])
+def test_other_settings_under_the_same_key_are_refused(change, vault):
+    labels = vault()
+    ADAPTIVE.randomize(labels, CLUSTERS)
+    spent = labels.guarantee().epsilon
+    other, clusters = ADAPTIVE, CLUSTERS
+    if change == "clusters":
+        clusters = CLUSTERS[::-1]
+    else:
+        other = dataclasses.replace(ADAPTIVE, **{change: getattr(ADAPTIVE, change) * 1.01})
+    with pytest.raises(LabelStoreError, match="made with other"):
+        other.randomize(labels, clusters)
+    assert labels.guarantee().epsilon == spent
+
+
+def test_a_seeded_vault_repeats(vault):
+    first, second = (ADAPTIVE.randomize(vault(seed=3), CLUSTERS) for _ in range(2))
+    np.testing.assert_array_equal(first.noisy_labels, second.noisy_labels)
+    np.testing.assert_array_equal(first.distributions, second.distributions)
+
+
+def test_a_vault_of_fewer_classes_or_of_numbers_is_refused(vault):
+    for labels in (vault(num_classes=K + 1), vault(num_classes=None, low=0.0, high=4.0)):
+        with pytest.raises(ValueError):
+            ADAPTIVE.randomize(labels, CLUSTERS)
+        assert labels.guarantee().epsilon == 0.0
+
+
+# --- bad input and settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
+        ({"threshold": 0.2501}, ValueError, r"threshold must be in \[0, 1/K\].*got 0.2501"),
+        ({"threshold": 0.0}, ValueError, "threshold must be above zero"),
+        ({"threshold": -0.1}, ValueError, "threshold must be in"),
+        ({"threshold": math.nan}, ValueError, "threshold must be in"),
+        ({"threshold": "0.1"}, TypeError, "threshold must be a number"),
+        ({"noise_scale": 0.0}, ValueError, r"noise_scale must be above zero, got 0.*2 / sigma"),
+        ({"noise_scale": -1.0}, ValueError, "noise_scale must be above zero"),
+        ({"noise_scale": 1e-310}, ValueError, "noise_scale must be above zero"),
+        ({"noise_scale": math.nan}, ValueError, "noise_scale must be above zero"),
+        ({"noise_scale": None}, TypeError, "noise_scale must be a number"),
+        ({"noise_scale": math.inf}, ValueError, "noise_scale=inf makes .* uniform"),
+        ({"resampling_probability": 0.5}, ValueError, "exactly one of resampling_probability"),
+        ({"draw_epsilon": None}, ValueError, "exactly one of resampling_probability"),
+        ({"draw_epsilon": 0.0}, ValueError, "draw_epsilon must be finite and above zero"),
+        ({"draw_epsilon": math.inf}, ValueError, "draw_epsilon must be finite"),
+        ({"bias_correction": 1.0}, ValueError, "bias_correction must be in .*singular"),
+        ({"bias_correction": -0.1}, ValueError, "bias_correction must be in"),
+        ({"bias_correction": "0"}, TypeError, "bias_correction must be a number"),
+    ],
+    ids=lambda value: str(sorted(value.items())) if isinstance(value, dict) else "",
+)
+def test_bad_settings(arguments, error, message):
+    settings = {"num_classes": 4, "threshold": 0.1, "noise_scale": 2.0, "draw_epsilon": 1.0}
+    with pytest.raises(error, match=message):
+        ClusterRandomizedResponse(**{**settings, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("resampled", "message"),
+    [
+        (0.0, r"must be in \(0, 1\], got 0"),
+        (1.5, r"must be in \(0, 1\], got 1.5"),
+        (math.nan, r"must be in \(0, 1\]"),
+        (1.0, "bias_correction must be in .* got 1. At 1 the channel is singular"),
+        (5e-324, "must be finite and above zero"),
+    ],
+)
+def test_bad_lambda(resampled, message):
+    with pytest.raises(ValueError, match=message):
+        ClusterRandomizedResponse(4, 0.1, 2.0, resampling_probability=resampled)
+
+
+def test_a_mechanism_that_uses_no_label_is_refused():
+    with pytest.raises(ValueError, match="no label is used at all"):
+        ClusterRandomizedResponse(4, 0.25, math.inf, 1.0, bias_correction=0.0)
+
+
+def test_bad_constructors():
+    with pytest.raises(ValueError, match="epsilon must be finite"):
+        ClusterRandomizedResponse.uniform(0.0, 4)
+    with pytest.raises(ValueError, match=r"\[0, 1/K\].*got 0.3"):
+        ClusterRandomizedResponse.from_heterogeneity(1.0, 4, 0.3)
+    with pytest.raises(ValueError, match="threshold must be above zero"):
+        ClusterRandomizedResponse.from_heterogeneity(1.0, 4, 0.0)
+    for share in (0.0, 1.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="distribution_share must be"):
+            ClusterRandomizedResponse.for_epsilon(1.0, 4, distribution_share=share)
+
+
+BAD_CLUSTERS = {
+    "long": (np.zeros(N + 1, int), ValueError, rf"shape \({N},\), .* got \({N + 1},\)"),
+    "column": (np.zeros((N, 1), int), ValueError, r"clusters must have shape"),
+    "floats": (np.zeros(N), TypeError, "clusters must be integers 0..C-1, got dtype float64"),
+    "booleans": (np.zeros(N, bool), TypeError, "got dtype bool"),
+    "negative": (np.full(N, -1), ValueError, "clusters must be in 0..C-1, got -1"),
+    "ids": (np.full(N, 1 << 40), ValueError, "numbered 0..C-1, got 1099511627776: .*return_inv"),
+    "none": (None, ValueError, "clusters must have shape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CLUSTERS)
+@pytest.mark.parametrize("mechanism", [ADAPTIVE, ClusterRandomizedResponse.uniform(1.0, K)],
+                         ids=["released", "uniform"])  # fmt: skip
+def test_bad_clusters_are_refused_before_anything_is_charged(case, mechanism, vault):
+    clusters, error, message = BAD_CLUSTERS[case]
+    labels = vault()
+    for source in (labels, LABELS):
+        with pytest.raises(error, match=message):
+            mechanism.randomize(source, clusters)
+    assert labels.guarantee().epsilon == 0.0
+
+
+def test_bad_labels_are_not_shown():
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.3, but 1 of 3 do not") as caught:
+        ADAPTIVE.randomize([0, 1, 987654], [0, 0, 0])
+    assert "987654" not in str(caught.value)
+    with pytest.raises(ValueError, match="there are no labels"):
+        ADAPTIVE.randomize(np.empty(0, int), np.empty(0, int))
+
+
+def test_bad_rng_and_key(vault):
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None"):
+        ADAPTIVE.randomize(LABELS, CLUSTERS, rng=7)
+    labels = vault()
+    with pytest.raises(ValueError, match="a vault has its own random bits"):
+        ADAPTIVE.randomize(labels, CLUSTERS, rng=np.random.default_rng(0))
+    with pytest.raises(TypeError, match="key must be a name for the draws, a str, got NoneType"):
+        ADAPTIVE.randomize(labels, CLUSTERS, key=None)
+    assert labels.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [ADAPTIVE, FIXED, ClusterRandomizedResponse.uniform(1.0, 3)],
+    ids=["adaptive", "fixed", "uniform"],
+)
+def test_round_trip(mechanism):
+    config = mechanism.get_config()
+    assert list(config) == [field.name for field in dataclasses.fields(mechanism)]
+    again = ClusterRandomizedResponse.from_config(json.loads(json.dumps(config)))
+    assert again == mechanism
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.threshold = 0.2
+
+
+def test_numpy_scalars_become_python_numbers():
+    made = ClusterRandomizedResponse(
+        np.int64(4), np.float32(0.125), np.float64(2), np.float32(0.5), None, np.float32(0.25)
+    )
+    kinds = [int, float, float, float, type(None), float]
+    assert [type(value) for value in made.get_config().values()] == kinds

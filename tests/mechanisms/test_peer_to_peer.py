@@ -1,0 +1,310 @@
+"""Peer-to-peer randomized response: its law against enumeration, its checks, its charges."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tf_labeldp import PrivateLabels
+from tf_labeldp.accounting import (
+    BudgetExceededError,
+    PrivacyBudget,
+    peer_to_peer_delta,
+    peer_to_peer_guarantee,
+)
+from tf_labeldp.mechanisms import (
+    HistogramMechanism,
+    PeerToPeerRandomizedResponse,
+    RandomizedResponse,
+    deserialize,
+    serialize,
+)
+from tf_labeldp.mechanisms._peer_to_peer import _flip_units, _report_units
+
+REJECT = 1e-4
+"""A right law is rejected with this probability, had the seed not been fixed."""
+
+
+def made(alpha=0.2, theta=0.5, size=3, delta=1e-3):
+    return PeerToPeerRandomizedResponse.for_cluster_size(alpha, theta, size, delta)
+
+
+def law_of_reports(
+    labels: tuple[int, ...], alpha: float, theta: float, oneself: bool = True
+) -> dict:
+    """The law of all reports of one cluster: every flip, peer and subsample enumerated."""
+    n = len(labels)
+    law = dict.fromkeys(itertools.product((-1, 0, 1), repeat=n), 0.0)
+    for noisy in itertools.product((0, 1), repeat=n):
+        flips = math.prod(
+            1 - alpha if a == b else alpha for a, b in zip(noisy, labels, strict=True)
+        )
+        choices = [[j for j in range(n) if oneself or j != i] for i in range(n)]
+        for peers in itertools.product(*choices):
+            for inside in itertools.product((False, True), repeat=n):
+                chance = math.prod(theta if i else 1 - theta for i in inside)
+                chance /= math.prod(len(some) for some in choices)
+                out = tuple(noisy[j] if i else -1 for i, j in zip(inside, peers, strict=True))
+                law[out] += flips * chance
+    return law
+
+
+def p_value(drawn: np.ndarray, law: dict) -> float:
+    """Chi-square of joint outcomes (draws, n) against a law."""
+    code = (drawn + 1) @ (3 ** np.arange(drawn.shape[1])[::-1])
+    counts = np.bincount(code, minlength=3 ** drawn.shape[1])
+    expected = np.array([law[out] for out in itertools.product((-1, 0, 1), repeat=drawn.shape[1])])
+    assert np.all(counts[expected == 0.0] == 0)
+    kept = expected > 0.0
+    return float(stats.chisquare(counts[kept], drawn.shape[0] * expected[kept]).pvalue)
+
+
+@pytest.mark.parametrize("labels", [(0, 1), (1, 0, 0), (1, 1, 1)])
+def test_the_joint_law_of_the_reports(labels):
+    """Many clusters in one release, each a draw of its own; users of clusters interleaved."""
+    draws, n = 60_000, len(labels)
+    mechanism = made(size=n)
+    shuffled = np.random.default_rng(3).permutation(draws * n)
+    clusters = np.repeat(np.arange(draws), n)[shuffled]
+    reports = np.empty(draws * n, dtype=np.int64)
+    reports[shuffled] = mechanism.release(
+        np.tile(labels, draws)[shuffled], clusters, rng=np.random.default_rng(4)
+    )
+    drawn = reports.reshape(draws, n)
+    assert p_value(drawn, law_of_reports(labels, 0.2, 0.5)) > REJECT
+    assert p_value(drawn, law_of_reports(labels, 0.25, 0.5)) < REJECT
+    assert p_value(drawn, law_of_reports(labels, 0.2, 0.52)) < REJECT
+    assert p_value(drawn, law_of_reports(labels, 0.2, 0.5, oneself=False)) < REJECT
+
+
+def test_secure_bits_draw_the_same_law():
+    """Without a seed: passes but for one run in a million."""
+    draws, labels = 30_000, (0, 1)
+    reports = made(size=2).release(np.tile(labels, draws), np.repeat(np.arange(draws), 2))
+    assert p_value(reports.reshape(draws, 2), law_of_reports(labels, 0.2, 0.5)) > 1e-6
+
+
+def test_users_who_pick_the_same_peer_report_the_same_label():
+    """Noise is drawn once a user: two reports of one cluster agree more often than if drawn twice.
+
+    Both pick the same of two peers half of the time, so they agree with probability
+    1/2 + 1/2 * (0.8^2 + 0.2^2) where the labels are equal and alpha is 0.2.
+    """
+    draws, alpha = 40_000, 0.2
+    mechanism = made(alpha=alpha, theta=1.0, size=2)
+    labels = np.zeros(2 * draws, dtype=np.int64)
+    reports = mechanism.release(
+        labels, np.repeat(np.arange(draws), 2), rng=np.random.default_rng(5)
+    ).reshape(draws, 2)
+    agree = int(np.sum(reports[:, 0] == reports[:, 1]))
+    twice = (1 - alpha) ** 2 + alpha**2
+    assert stats.binomtest(agree, draws, 0.5 + 0.5 * twice).pvalue > REJECT
+    assert stats.binomtest(agree, draws, twice).pvalue < 1e-12
+
+
+def test_peers_are_of_the_same_cluster():
+    """Cluster 7 has ones alone, cluster 2 zeros alone: hardly flipped, labels stay inside."""
+    mechanism = made(alpha=1e-9, theta=1.0, size=50)
+    clusters = np.random.default_rng(6).permutation(np.repeat([7, 2], 50))
+    labels = (clusters == 7).astype(np.int64)
+    reports = mechanism.release(labels, clusters, rng=np.random.default_rng(7))
+    assert reports.tolist() == labels.tolist()
+    mixed = mechanism.release(labels, None, rng=np.random.default_rng(7))
+    assert mixed.tolist() != labels.tolist()
+
+
+def test_the_share_of_users_who_report():
+    n, theta = 200_000, 0.3
+    reports = made(theta=theta, size=1000).release(
+        np.zeros(n, dtype=np.int64), rng=np.random.default_rng(8)
+    )
+    told = int(np.sum(reports >= 0))
+    assert stats.binomtest(told, n, theta).pvalue > REJECT
+    assert stats.binomtest(told, n, theta * 1.05).pvalue < REJECT
+    everyone = made(theta=1.0).release(np.zeros(100, dtype=np.int64))
+    assert everyone.min() == 0
+
+
+def test_a_seed_repeats_and_secure_bits_do_not():
+    mechanism, labels = made(), np.tile([0, 1], 100)
+    first, second = (mechanism.release(labels, rng=np.random.default_rng(9)) for _ in range(2))
+    assert first.tolist() == second.tolist()
+    assert mechanism.release(labels).tolist() != mechanism.release(labels).tolist()
+    assert first.dtype == np.int64 and set(first.tolist()) == {-1, 0, 1}
+
+
+def test_no_users_report_nothing():
+    assert made().release(np.empty(0, dtype=np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 1e-20, 0.5, 2.0**-53, 1 / 3])
+def test_what_is_drawn_is_on_the_safe_side(value):
+    assert int(_flip_units(value)) / 2**53 >= value
+    assert int(_flip_units(value)) - 1 < value * 2**53
+    assert int(_report_units(value)) / 2**53 <= value
+    assert int(_report_units(value)) + 1 > value * 2**53
+    assert int(_flip_units(0.5)) == 2**52 and int(_report_units(1.0)) == 2**53
+
+
+def test_the_stated_guarantee_is_checked():
+    found = peer_to_peer_guarantee(0.2, 0.5, 100, 1e-4)
+    mechanism = PeerToPeerRandomizedResponse(found.epsilon, 0.2, 0.5, 100, 1e-4)
+    assert mechanism == made(size=100, delta=1e-4)
+    assert peer_to_peer_delta(mechanism.epsilon, 0.2, 0.5, 100) <= 1e-4
+    assert PeerToPeerRandomizedResponse(2.0, 0.2, 0.5, 100, 1e-4).epsilon == 2.0
+    with pytest.raises(ValueError, match=r"epsilon=.* does not hold at delta=0.0001.*it is 0\.24"):
+        PeerToPeerRandomizedResponse(found.epsilon * (1 - 1e-6), 0.2, 0.5, 100, 1e-4)
+    with pytest.raises(ValueError, match=r"does not hold at delta=0:.*for_cluster_size"):
+        PeerToPeerRandomizedResponse(found.epsilon, 0.2, 0.5, 100)
+
+
+def test_without_delta_it_is_randomized_response():
+    mechanism = made(alpha=0.2, delta=0.0)
+    assert mechanism.epsilon == pytest.approx(math.log(4.0), rel=1e-14)
+    assert mechanism.dp_event() == RandomizedResponse(mechanism.epsilon, 2).dp_event()
+
+
+def test_pure_noise_has_an_epsilon_above_zero():
+    assert 0.0 < made(alpha=0.5).epsilon <= 1e-12
+
+
+def test_what_a_peer_learns():
+    mechanism = made(alpha=0.2, theta=0.1, size=100)
+    pure = mechanism.per_peer_guarantee()
+    assert pure.epsilon == pytest.approx(math.log(4.0), rel=1e-14) and pure.delta == 0.0
+    assert pure.epsilon >= math.log(4.0)
+    other = mechanism.per_peer_guarantee(pure=False)
+    assert other.epsilon == 0.0
+    assert other.delta == pytest.approx(0.006, rel=1e-14)  # the paper rounds up to 1 / s
+    assert "towards one other user of its cluster" in pure.unit
+    assert any("do not collude" in text for text in pure.assumptions)
+    # The view of a peer, enumerated: whom it asked, and the answer.
+    views = [
+        {
+            (j, y): (0.2 if y != (own if j == 0 else 0) else 0.8) / 100
+            for j in range(100)
+            for y in (0, 1)
+        }
+        for own in (0, 1)
+    ]
+    assert sum(max(views[0][v] - views[1][v], 0.0) for v in views[0]) == pytest.approx(0.006)
+
+
+def test_the_round_trip():
+    mechanism = made()
+    assert list(mechanism.get_config()) == [
+        "epsilon",
+        "flip_probability",
+        "subsampling_rate",
+        "cluster_size",
+        "delta",
+        "num_classes",
+    ]
+    assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
+    config = PeerToPeerRandomizedResponse.for_cluster_size(
+        np.float64(0.25), np.float32(0.5), np.int64(10), 1e-3
+    ).get_config()
+    assert [type(value) for value in config.values()] == [float, float, float, int, float, int]
+
+
+BAD = {
+    "epsilon": (dict(epsilon=0.0), ValueError, "epsilon must be finite and above zero"),
+    "flip": (dict(flip_probability=0.7), ValueError, r"flip_probability must be in \(0, 0.5\]"),
+    "flip-type": (dict(flip_probability=None), TypeError, "flip_probability must be a number"),
+    "rate": (dict(subsampling_rate=1.5), ValueError, r"subsampling_rate must be in \(0, 1\]"),
+    "size": (dict(cluster_size=1), ValueError, "cluster_size must be at least 2, got 1"),
+    "sizes": (dict(cluster_size=[10, 20]), TypeError, "cluster_size must be an integer, got list"),
+    "delta": (dict(delta=1.0), ValueError, r"delta must be in \[0, 1\)"),
+    "classes": (dict(num_classes=10), ValueError, "num_classes must be 2, got 10.*RandomizedResp"),
+    "classes-type": (dict(num_classes=2.0), TypeError, "num_classes must be an integer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case):
+    changed, error, message = BAD[case]
+    given = dict(
+        epsilon=9.0, flip_probability=0.1, subsampling_rate=0.5, cluster_size=10, delta=1e-3
+    )
+    with pytest.raises(error, match=message):
+        PeerToPeerRandomizedResponse(**(given | changed))
+
+
+BAD_INPUT = {
+    "labels": ([0, 1, 987654], [0, 0, 0], ValueError, r"must lie in 0..1, but 1 of 3 do not"),
+    "float": ([0.0, 1.0, 1.0], [0, 0, 0], TypeError, "must be integers 0..1, got dtype float64"),
+    "shape": ([0, 1, 1], [0, 0], ValueError, r"of shape \(3,\), one a label, got \(2,\)"),
+    "clusters": ([0, 1, 1], [0.0, 0.0, 0.0], TypeError, "clusters must be integers"),
+    "negative": ([0, 1, 1], [-1, -1, -1], ValueError, "must be in 0..C-1, got -1"),
+    "small": ([0] * 5, [0, 0, 0, 4, 4], ValueError, "but 1 of 2 have fewer, the smallest 2"),
+    "alone": ([0, 1], None, ValueError, "at least cluster_size=3 users, but 1 of 1 have fewer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input(case):
+    labels, clusters, error, message = BAD_INPUT[case]
+    with pytest.raises(error, match=message) as caught:
+        made().release(np.array(labels), clusters)
+    assert "987654" not in str(caught.value)
+
+
+def test_rng_of_a_wrong_type():
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got int"):
+        made().release([0, 1, 1], rng=7)
+
+
+def vault(size=300, store=None, epsilon=4.0, delta=2e-3, num_classes=2):
+    labels = np.random.default_rng(0).integers(0, 2, size)
+    budget = PrivacyBudget(epsilon, delta)
+    return PrivateLabels(labels, num_classes=num_classes, budget=budget, store=store)
+
+
+def test_a_vault_charges_and_states_it():
+    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
+    labels = vault()
+    reports = labels.release(mechanism, public_input=clusters)
+    assert reports.shape == (300,)
+    guarantee = labels.guarantee()
+    assert (guarantee.epsilon, guarantee.delta) == (mechanism.epsilon, 1e-3)
+    for text in mechanism.assumptions:
+        assert text in guarantee.assumptions
+    labels.release(mechanism, public_input=clusters)
+    both = labels.guarantee()
+    assert both.epsilon == pytest.approx(2 * mechanism.epsilon) and both.delta == 2e-3
+    with pytest.raises(BudgetExceededError):  # a third delta
+        labels.release(mechanism, public_input=clusters)
+    pure = HistogramMechanism(0.1, num_classes=2)
+    assert labels.guarantee(after=pure).epsilon == pytest.approx(both.epsilon + 0.1)
+
+
+def test_a_vault_without_delta_refuses():
+    with pytest.raises(BudgetExceededError):
+        vault(delta=0.0).release(made(), public_input=np.repeat(np.arange(100), 3))
+
+
+def test_a_stored_release_is_given_again(tmp_path):
+    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
+    first = vault(store=tmp_path / "store").release(mechanism, public_input=clusters, key="peers")
+    again = vault(store=tmp_path / "store")
+    assert again.has_draw("peers") and again.mechanism("peers") == mechanism
+    second = again.release(mechanism, public_input=clusters, key="peers")
+    assert first.tolist() == second.tolist() and second.dtype == np.int64
+    assert again.guarantee().epsilon == mechanism.epsilon
+
+
+def test_a_vault_refuses_bad_clusters_before_it_charges():
+    labels = vault()
+    with pytest.raises(ValueError, match="at least cluster_size=3 users"):
+        labels.release(made(), public_input=np.repeat(np.arange(150), 2))
+    assert labels.guarantee().epsilon == 0.0
+
+
+def test_a_vault_of_more_classes_refuses():
+    with pytest.raises(ValueError, match="num_classes=2, the labels have 10"):
+        vault(num_classes=10).release(made())

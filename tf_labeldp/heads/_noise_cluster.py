@@ -1,0 +1,309 @@
+"""A classifier that sees the labels through one noisy histogram by clusters of the features."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _trained_models, _validate
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.estimation import Clusters, find_clusters, histogram_prior
+from tf_labeldp.heads._estimator import Estimator
+from tf_labeldp.heads._keras_export import with_encoder
+from tf_labeldp.heads._label_source import LabelArguments, LabelSource
+from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.private_labels import PrivateLabels
+
+
+class NoiseCluster(Estimator):
+    """Clusters public features, and asks once, privately, which class each cluster has.
+
+    An example gets the class of its cluster: the one with the largest noisy count. Labels are
+    needed for nothing else, so an epsilon far below what other heads need is enough, and no more of
+    them helps once the classes of the clusters are right: what is then missing is the clusters'.
+
+    Privacy: everything that comes out is (epsilon, delta)-DP for the replacement of one label, by
+    one ``HistogramMechanism`` over all clusters: discrete Laplace noise of scale 2/epsilon for
+    ``delta=0``, else Gaussian noise of the analytic calibration for an L2 sensitivity of sqrt(2).
+    The rest is post-processing. Assumes that the features, the order and the number of the examples
+    and all arguments are public, and that the encoder and the clusters were made without the
+    labels. An encoder that is known to be trained on other private labels is refused;
+    ``guarantee()`` says what it covers.
+
+    Source: Algorithm 2 and Theorem 1 of ``tang2022``, whose clusters are SCAN's. Not in the paper:
+    the noise of ``delta=0``, probabilities, and that a cluster without any count above zero gets
+    the shares of all clusters together in place of the largest of its noise.
+
+    Args:
+        num_clusters: C, at least 1; None with ``clusters``.
+        epsilon: finite and above zero.
+        delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for a pure guarantee.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        classes: the class values in the order of their codes, for other labels; public.
+        encoder: what makes features of raw inputs, as for ``estimation.find_clusters``; None for
+            features as they are.
+        clusters: ``estimation.Clusters`` of the training examples that are known already, in place
+            of k-means on the features; or integers (n,), which ``predict`` can't extend.
+        cluster_seed: of k-means; public.
+        key: the name of the release in a vault.
+        seed: makes the noise repeatable, and the statement "not private: seeded".
+
+    Attributes:
+        clusters_: the ``Clusters`` of the training examples.
+        cluster_counts_: the noisy counts, (C, K).
+        cluster_probabilities_: the shares of the classes in each cluster, ``float64`` (C, K): the
+            noisy counts without the negative ones, normalised.
+        cluster_classes_: the class value of each cluster, (C,).
+        classes_: class values (K,).
+        noise_stddev_: the standard deviation of the noise on each count.
+
+    Raises:
+        ValueError: ``fit`` on arguments out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> labels = np.arange(900) % 3
+        >>> features = 8.0 * np.eye(3)[labels] + rng.normal(size=(900, 3))
+        >>> head = NoiseCluster(3, epsilon=0.2, num_classes=3, seed=0).fit(features, labels)
+        >>> head.score(features, labels) > 0.99, head.guarantee().epsilon
+        (True, 0.2)
+    """
+
+    def __init__(
+        self,
+        num_clusters: int | None,
+        epsilon: float,
+        delta: float = 0.0,
+        *,
+        num_classes: int | None = None,
+        classes: Any = None,
+        encoder: Any = None,
+        clusters: Any = None,
+        cluster_seed: int = 0,
+        key: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.num_clusters = num_clusters
+        self.epsilon = epsilon
+        self.delta = delta
+        self.num_classes = num_classes
+        self.classes = classes
+        self.encoder = encoder
+        self.clusters = clusters
+        self.cluster_seed = cluster_seed
+        self.key = key
+        self.seed = seed
+
+    def fit(self, features: Any, labels: Any) -> NoiseCluster:
+        """Clusters the features, and releases the counts of the labels by cluster.
+
+        Args:
+            features: numbers (n, ...), or what ``encoder`` takes; with ``clusters`` they are not
+                looked at, and may be None.
+            labels: (n,) classes, from which a vault with the budget (epsilon, delta) is made; or a
+                ``PrivateLabels`` for classes, which charges the release to its own budget.
+
+        Returns:
+            The head itself.
+
+        Raises:
+            BudgetExceededError: a vault's budget does not allow the release; nothing was released.
+            TypeError: features or labels of a wrong kind.
+            ValueError: features that are not finite or of a wrong shape; labels outside of the
+                classes, or numbers; an encoder that was trained on other private labels; arguments
+                out of range, missing or superfluous. Nothing was charged.
+
+        Warns:
+            UserWarning: delta is above 1/n.
+
+        Each call with an array of labels is a release of its own with a statement of its own; the
+        epsilons of several fits on the same labels add up. One ``PrivateLabels`` for all of them
+        keeps account.
+        """
+        for encoder in (self.encoder, getattr(self.clusters, "encoder", None)):
+            _trained_models.refuse_foreign(encoder, labels)
+        told = (self.num_classes, self.classes)
+        if told == (None, None) and not isinstance(labels, PrivateLabels):
+            raise ValueError(
+                "num_classes or classes is missing: they are public, so they are not taken from an "
+                "array of labels. Give one of them, or a PrivateLabels."
+            )
+        source = LabelSource(self._told(), labels)
+        vault = source.vault
+        if vault is None or source.class_values is None:
+            raise ValueError(
+                "NoiseCluster is for classes, the labels are numbers. Use PrivateRidge for numbers."
+            )
+        clusters = self._clusters_of(features)
+        source.check_length(len(clusters))
+        if self.delta * len(clusters) > 1.0:
+            warnings.warn(
+                f"delta={self.delta:g} is above 1/n = {1.0 / len(clusters):.2g}: a release that "
+                "shows one label in the clear would be allowed. Use a delta below 1/n.",
+                UserWarning,
+                stacklevel=2,
+            )
+        mechanism = self._mechanism(vault.num_classes)
+        counts = vault.release(mechanism, public_input=clusters.assignments, key=self.key)
+        self._guarantee = vault.guarantee()
+        self.clusters_ = clusters
+        self.classes_ = source.class_values
+        self.noise_stddev_ = mechanism.noise_stddev
+        # The release ends with the last cluster that has an example.
+        self.cluster_counts_ = np.zeros((clusters.num_clusters, vault.num_classes), counts.dtype)
+        self.cluster_counts_[: counts.shape[0]] = counts
+        self.cluster_probabilities_ = _shares(self.cluster_counts_)
+        self.cluster_classes_ = self.classes_[self.cluster_probabilities_.argmax(axis=1)]
+        found_here = self.clusters is None and self.encoder is None
+        self._input_shape = np.shape(features)[1:] if found_here else ()
+        _trained_models.remember_head(self, vault)
+        return self
+
+    def predict(self, features: Any) -> np.ndarray:
+        """Returns class values (m,): those of the nearest clusters.
+
+        Args:
+            features: (m, ...), as given to ``fit``.
+
+        Raises:
+            ValueError: the head was fitted with bare assignments, which new examples have none of.
+        """
+        self._check_fitted()
+        return self.cluster_classes_[self.clusters_.assign(features)]
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K).
+
+        Args:
+            features: as for ``predict``.
+        """
+        self._check_fitted()
+        return self.cluster_probabilities_[self.clusters_.assign(features)]
+
+    def score(self, features: Any, labels: Any) -> float:
+        """Returns the share of right predictions.
+
+        Args:
+            features: as for ``predict``.
+            labels: class values (m,); they are compared as they are, so they must be public, and
+                the score of private ones is not private.
+        """
+        labels = np.asarray(labels)
+        predicted = self.predict(features)
+        if labels.shape != predicted.shape:
+            raise ValueError(
+                f"labels must have shape {predicted.shape}, as predictions have, got "
+                f"{labels.shape}. Turn columns into vectors with .ravel()."
+            )
+        return float(np.mean(predicted == labels))
+
+    def guarantee(self) -> PrivacyGuarantee:
+        """Returns the privacy statement, as it was after ``fit``: of all that a vault has given."""
+        self._check_fitted()
+        return self._guarantee
+
+    def to_keras(self, encoder: Any = None) -> Any:
+        """Returns a ``keras.Model`` with fixed weights, that saves and loads.
+
+        Before it is loaded in another program, ``import tf_labeldp.keras_layers``. It works in
+        single precision: a row about equally near to two centres may get the other one.
+
+        Args:
+            encoder: a Keras model from raw inputs to the features (m, d), put in front; None takes
+                the one that the clusters were found with.
+
+        Returns:
+            A model of the inputs of ``fit`` whose outputs (m, K) are those of ``predict_proba``.
+
+        Raises:
+            TypeError: the clusters were found with a plain function as encoder, and none is given.
+            ValueError: the clusters have no centres, or the encoder other outputs.
+        """
+        self._check_fitted()
+        clusters = self.clusters_
+        if clusters.centres is None or clusters.cluster_of_centre is None:
+            raise ValueError(
+                "the head was fitted with bare assignments, which have no centres to look for in a "
+                "model. Fit it with features, or with clusters of find_clusters."
+            )
+        import keras
+
+        from tf_labeldp.keras_layers import NearestCentre
+
+        width = clusters.centres.shape[1]
+        encoder = clusters.encoder if encoder is None else encoder
+        if encoder is None and len(self._input_shape) > 1:
+            inputs = keras.Input(self._input_shape, name="features")
+            rows = keras.layers.Reshape((width,), dtype="float32", name="flat")(inputs)
+        else:
+            inputs, rows = with_encoder(encoder, width)
+        outputs = self.cluster_probabilities_[clusters.cluster_of_centre]
+        layer = NearestCentre(clusters.centres, outputs, name="head")
+        model = keras.Model(inputs, layer(rows), name="noise_cluster")
+        _trained_models.inherit(layer, self)
+        return model
+
+    def _clusters_of(self, features: Any) -> Clusters:
+        if self.clusters is None:
+            if features is None or self.num_clusters is None:
+                raise ValueError("features and num_clusters are needed; or give clusters=.")
+            return find_clusters(
+                features, self.num_clusters, encoder=self.encoder, seed=self.cluster_seed
+            )
+        if self.num_clusters is not None or self.encoder is not None:
+            raise ValueError(
+                "clusters were given, and num_clusters or an encoder to find others. Give None for "
+                "these, or leave clusters out."
+            )
+        if isinstance(self.clusters, Clusters):
+            return self.clusters
+        return Clusters.from_assignments(self.clusters)
+
+    def _mechanism(self, num_classes: int) -> HistogramMechanism:
+        noise = "gaussian" if self.delta > 0.0 else "discrete_laplace"
+        return HistogramMechanism(self.epsilon, num_classes, noise=noise, delta=self.delta)
+
+    def _told(self) -> LabelArguments:
+        """Returns the arguments on labels, and a noise that costs what the histogram does."""
+        delta = _validate.probability_below_one("delta", self.delta)
+        return LabelArguments(
+            epsilon=self.epsilon,
+            delta=delta,
+            num_classes=self.num_classes,
+            classes=self.classes,
+            low=None,
+            high=None,
+            num_labels=None,
+            noise="gaussian" if delta > 0.0 else "laplace",
+            key=self.key,
+            seed=self.seed,
+        )
+
+    def _check_fitted(self) -> None:
+        self._refuse_unfitted("clusters_", "fit(features, labels)")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "clusters_")
+
+    @property
+    def _estimator_type(self) -> str:  # what scikit-learn before 1.6 asks for, in place of tags
+        return "classifier"
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn import utils
+
+        return utils.Tags(
+            estimator_type="classifier",
+            target_tags=utils.TargetTags(required=True),
+            classifier_tags=utils.ClassifierTags(),
+            regressor_tags=None,
+        )
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Returns the shares of the classes by cluster; those of all where no count is above zero."""
+    overall = histogram_prior(counts.sum(axis=0))
+    told = np.any(counts > 0, axis=1, keepdims=True)
+    return np.where(told, histogram_prior(counts), overall)

@@ -1,0 +1,412 @@
+"""Cluster-based randomized response: labels resampled within public clusters of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import compose_events
+from tf_labeldp.mechanisms._cluster_distributions import checked_threshold, cluster_distributions
+from tf_labeldp.mechanisms._cluster_label_source import (
+    PlainLabels,
+    VaultLabels,
+    checked_clusters,
+)
+from tf_labeldp.mechanisms._grouped_priors import GroupedPriors
+from tf_labeldp.mechanisms._histogram import HistogramMechanism
+from tf_labeldp.mechanisms._prior_resampling import (
+    PriorResampling,
+    checked_bias_correction,
+    checked_resampling_probability,
+)
+
+if TYPE_CHECKING:
+    from tf_labeldp.accounting._events import DpEvent
+
+_THRESHOLD = 0.1
+"""Of 1/K, by default: clipping moves a tenth of a pure cluster's mass to other classes at most."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClusterRandomizedLabels:
+    """What ``ClusterRandomizedResponse`` hands out: all of it may be published.
+
+    Attributes:
+        noisy_labels: ``int64`` (n,), in 0..K-1.
+        clusters: the cluster of each example, ``int64`` (n,), in 0..C-1.
+        distributions: the released label distribution of each cluster, ``float64`` (C, K).
+        resampling_probabilities: lambda of each cluster, ``float64`` (C,).
+        cluster_sizes: ``int64`` (C,).
+        epsilon: what was spent, release and draw together. With a fixed lambda it depends on the
+            released distributions: it bounds the loss of this very result (a privacy odometer,
+            Rogers et al. 2016), and is never above the promise ``mechanism.epsilon``.
+        mechanism: the ``ClusterRandomizedResponse``.
+        draw: the mechanism of the second step; None where lambda is 1 and no label was drawn from.
+
+    Example:
+        >>> mechanism = ClusterRandomizedResponse.uniform(epsilon=1.0, num_classes=2)
+        >>> made = mechanism.randomize([0, 1, 1, 0], clusters=[0, 0, 1, 1])
+        >>> made.priors().tolist()
+        [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
+    """
+
+    noisy_labels: np.ndarray
+    clusters: np.ndarray
+    distributions: np.ndarray
+    resampling_probabilities: np.ndarray
+    cluster_sizes: np.ndarray
+    epsilon: float
+    mechanism: ClusterRandomizedResponse
+    draw: PriorResampling | None
+
+    def priors(self) -> np.ndarray:
+        """Returns the distribution that each label was drawn with, ``float64`` (n, K)."""
+        return self.distributions[self.clusters]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterRandomizedResponse:
+    """Randomized response that replaces a label by one from its cluster's own distribution.
+
+    Two mechanisms, each charged on its own: noisy counts of the labels of each cluster, which
+    ``cluster_distributions`` makes distributions of, and a draw by ``PriorResampling``. Examples
+    with alike labels in a cluster keep labels that are worth something, however often they are
+    replaced. Train on the noisy labels with the weights of ``estimation.debiased_targets``:
+    ``debiased_targets(made.draw, made.noisy_labels, made.priors(),
+    bias_correction=mechanism.bias_correction)``.
+
+    Guarantee:
+        (epsilon, 0)-label-DP for the replacement of one label, counts and draw together, if the
+        clusters do not depend on the labels; cluster sizes are public. The draw costs
+        ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))`` at most: a vault is charged
+        with the least entry of the released distributions in place of tau. The counts cost
+        2 / sigma, not the 1 / sigma of Theorem 1: a changed label takes 1 / n_c from one frequency
+        of its cluster and adds it to another, and each of the two independent Laplace(sigma / n_c)
+        variables gives a factor of up to e^(1 / sigma).
+
+    Source: ``esfandiari2022``, Algorithm 1. Noise Laplace(sigma) on counts is Laplace(sigma / n_c)
+    on frequencies.
+
+    Attributes:
+        num_classes: K, at least 2.
+        threshold: tau, the least entry of a distribution, in (0, 1/K].
+        noise_scale: sigma, above zero. Infinity uses no label for the distributions: they are
+            uniform, which needs ``threshold=1/K``, and cost nothing.
+        resampling_probability: lambda, in (0, 1], for every cluster. With 1 the noisy labels are
+            drawn from the released distributions alone, and cost nothing more.
+        draw_epsilon: instead of lambda, what the draw costs: each cluster takes the smallest lambda
+            that its released distribution allows. Exactly one of the two is given.
+        bias_correction: beta, in [0, 1), for the corrected loss; None is lambda, which makes it
+            unbiased. Smaller ones trade bias for variance; 0 takes noisy labels as they are.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: an argument out of range, or arguments that contradict each other.
+
+    Example:
+        >>> import numpy as np
+        >>> mechanism = ClusterRandomizedResponse.for_epsilon(2.0, num_classes=3)
+        >>> clusters = np.repeat([0, 1], 500)
+        >>> made = mechanism.randomize(clusters + 1, clusters, rng=np.random.default_rng(0))
+        >>> made.distributions.round(2).tolist()
+        [[0.03, 0.93, 0.03], [0.03, 0.03, 0.93]]
+        >>> mechanism.epsilon, made.noisy_labels.shape
+        (2.0, (1000,))
+    """
+
+    num_classes: int
+    threshold: float
+    noise_scale: float
+    resampling_probability: float | None = None
+    draw_epsilon: float | None = None
+    bias_correction: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the ranges, and that the draw has a finite price."""
+        classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
+        tau = checked_threshold(self.threshold, classes)
+        if tau <= 0.0:
+            raise ValueError(
+                "threshold must be above zero, got 0: a class of probability zero would show that "
+                "a label was kept."
+            )
+        sigma = _checked_noise_scale(self.noise_scale)
+        if math.isinf(sigma) and tau < 1.0 / classes:
+            raise ValueError(
+                f"noise_scale=inf makes the distributions uniform, so threshold must be 1/K = "
+                f"{1.0 / classes:.6g}, got {tau:.6g}. Use ClusterRandomizedResponse.uniform."
+            )
+        if (self.resampling_probability is None) == (self.draw_epsilon is None):
+            raise ValueError(
+                "give exactly one of resampling_probability (one lambda for all clusters) and "
+                "draw_epsilon (the smallest lambda of each), got "
+                f"resampling_probability={self.resampling_probability}, "
+                f"draw_epsilon={self.draw_epsilon}."
+            )
+        checked: dict[str, Any] = {"num_classes": classes, "threshold": tau, "noise_scale": sigma}
+        if self.resampling_probability is not None:
+            given = checked_resampling_probability(self.resampling_probability)
+            checked["resampling_probability"] = given
+        if self.draw_epsilon is not None:
+            checked["draw_epsilon"] = _validate.positive_finite("draw_epsilon", self.draw_epsilon)
+        beta = self.bias_correction
+        beta = checked.get("resampling_probability") if beta is None else beta
+        if beta is not None:
+            beta = checked_bias_correction(beta)
+        if self.bias_correction is not None:
+            checked["bias_correction"] = beta
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.draw is None and self.histogram is None:
+            raise ValueError(
+                "with noise_scale=inf and resampling_probability=1 no label is used at all, and "
+                "nothing can be learnt. Lower one of them."
+            )
+
+    @classmethod
+    def uniform(cls, epsilon: float, num_classes: int) -> ClusterRandomizedResponse:
+        """Returns plain randomized response: tau = 1/K, lambda = beta = K / (K - 1 + e^epsilon).
+
+        Source: ``esfandiari2022``, Corollary 1, "UniformRR".
+
+        Example:
+            >>> mechanism = ClusterRandomizedResponse.uniform(epsilon=1.0, num_classes=3)
+            >>> mechanism.transition_matrix([1 / 3] * 3)[0].round(4).tolist()
+            [0.5761, 0.2119, 0.2119]
+        """
+        classes = _validate.integer_at_least("num_classes", num_classes, 2)
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        # The smallest lambda of the uniform distribution is just that one.
+        return cls(classes, 1.0 / classes, math.inf, draw_epsilon=epsilon)
+
+    @classmethod
+    def from_heterogeneity(
+        cls, epsilon: float, num_classes: int, heterogeneity: float
+    ) -> ClusterRandomizedResponse:
+        """Returns the setting that suits clusters of a known heterogeneity phi.
+
+        It has tau = phi, beta = 0, ``lambda = 1 / (1 + (e^epsilon - 1) phi)`` and sigma =
+        1 / epsilon. The whole costs *three times* ``epsilon``: twice for the counts, once for the
+        draw. Use ``for_epsilon`` to keep to a budget.
+
+        Source: ``esfandiari2022``, Corollary 2, "ClusterRR", which states O(epsilon).
+
+        Args:
+            epsilon: finite and above zero.
+            num_classes: K.
+            heterogeneity: phi, public knowledge, in (0, 1/K].
+
+        Example:
+            >>> mechanism = ClusterRandomizedResponse.from_heterogeneity(0.5, 10, 0.05)
+            >>> round(mechanism.epsilon, 12)
+            1.5
+        """
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        phi = checked_threshold(heterogeneity, num_classes)
+        shrink = math.exp(-epsilon)
+        resampled = shrink / (shrink - math.expm1(-epsilon) * phi)
+        return cls(num_classes, phi, 1.0 / epsilon, resampled, bias_correction=0.0)
+
+    @classmethod
+    def for_epsilon(
+        cls,
+        epsilon: float,
+        num_classes: int,
+        *,
+        threshold: float | None = None,
+        distribution_share: float = 0.5,
+        bias_correction: float | None = 0.0,
+    ) -> ClusterRandomizedResponse:
+        """Returns a setting that costs ``epsilon`` in all; each cluster takes its smallest lambda.
+
+        Args:
+            epsilon: the whole, finite and above zero.
+            num_classes: K.
+            threshold: tau; None for a tenth of 1/K. A small one lets distributions come near to
+                those of pure clusters, a large one lets more labels be kept.
+            distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
+                rest.
+            bias_correction: as for the class. By default 0: where distributions are good, the bias
+                of resampling from them is small, and undoing it costs much variance.
+
+        Example:
+            >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, 10, distribution_share=0.25)
+            >>> mechanism.noise_scale, mechanism.draw_epsilon, mechanism.epsilon
+            (8.0, 0.75, 1.0)
+        """
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        classes = _validate.integer_at_least("num_classes", num_classes, 2)
+        share = _validate.positive_finite("distribution_share", distribution_share)
+        if share >= 1.0:
+            raise ValueError(
+                f"distribution_share must be in (0, 1), got {share:g}: the draw needs a part too."
+            )
+        counts = share * epsilon
+        return cls(
+            classes,
+            _THRESHOLD / classes if threshold is None else threshold,
+            2.0 / counts,
+            draw_epsilon=epsilon - counts,
+            bias_correction=bias_correction,
+        )
+
+    @property
+    def histogram(self) -> HistogramMechanism | None:
+        """The mechanism of the counts, at epsilon 2 / sigma; None where sigma is infinite."""
+        if math.isinf(self.noise_scale):
+            return None
+        return HistogramMechanism(2.0 / self.noise_scale, self.num_classes, noise="laplace")
+
+    @property
+    def draw(self) -> PriorResampling | None:
+        """The mechanism of the draw, at its highest price; None where lambda is 1."""
+        return self._draw_with(self.threshold)
+
+    @property
+    def distribution_epsilon(self) -> float:
+        """What the counts cost: 2 / sigma, or zero."""
+        return 0.0 if self.histogram is None else self.histogram.epsilon
+
+    @property
+    def epsilon(self) -> float:
+        """The promise, known before any label is used."""
+        return self.distribution_epsilon + (0.0 if self.draw is None else self.draw.epsilon)
+
+    @property
+    def delta(self) -> float:
+        """Failure probability: zero, both parts are pure."""
+        return 0.0
+
+    def dp_event(self) -> DpEvent:
+        """Returns the ``dp_accounting`` event of the release and the draw at its highest price."""
+        parts = [part for part in (self.histogram, self.draw) if part is not None]
+        return compose_events([part.dp_event() for part in parts])
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument; ``noise_scale`` may be infinite."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ClusterRandomizedResponse:
+        """Returns the mechanism that ``get_config`` described."""
+        return cls(**config)
+
+    def transition_matrix(self, distribution: Any) -> np.ndarray:
+        """Returns ``P[noisy label | label]`` in a cluster with this distribution.
+
+        Args:
+            distribution: of the cluster, as released, (K,).
+
+        Returns:
+            ``float64`` (K, K), row-stochastic.
+
+        Raises:
+            ValueError: not a distribution, or one with an entry below the threshold.
+        """
+        return (self.draw or self._sampler).transition_matrix(distribution)
+
+    def randomize(
+        self,
+        labels: Any,
+        clusters: Any,
+        *,
+        key: str = "cluster-rr",
+        rng: np.random.Generator | None = None,
+    ) -> ClusterRandomizedLabels:
+        """Releases the distributions of the clusters, and draws a noisy label for each example.
+
+        Args:
+            labels: a ``PrivateLabels``, which is charged for both; or classes 0..K-1 of shape (n,),
+                for which the caller keeps the account.
+            clusters: the cluster of each example, integers (n,) in 0..C-1, made without labels.
+            key: for a vault, a name for the two draws, ``key/distributions`` and ``key``. With a
+                name used before, the stored results come back and nothing is charged.
+            rng: a generator for repeatable (not private) runs on plain labels; a vault has its own.
+
+        Returns:
+            Noisy labels, and what is needed to correct them.
+
+        Raises:
+            BudgetExceededError: release and draw together would pass the budget; nothing was drawn.
+            LabelStoreError: the stored draws of this name were made with other settings.
+            TypeError: labels or clusters that are not integers, or ``rng`` of a wrong kind.
+            ValueError: labels or clusters out of range or of a wrong shape, or no labels; nothing
+                was charged.
+        """
+        source: VaultLabels | PlainLabels
+        if hasattr(labels, "check_budget"):
+            source = VaultLabels(labels, key, rng)
+        else:
+            source = PlainLabels(labels, self.num_classes, rng)
+        if source.num_classes != self.num_classes:
+            raise ValueError(
+                f"the mechanism has num_classes={self.num_classes}, the labels have "
+                f"{source.num_classes}. Make the mechanism with the labels' number of classes."
+            )
+        clusters = checked_clusters(clusters, source.size, self.num_classes)
+        sizes = np.bincount(clusters)
+        distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
+        histogram = self.histogram
+        if histogram is not None:
+            counts = source.release(histogram, clusters, self.draw)
+            distributions = cluster_distributions(counts, sizes, self.threshold)
+        draw = self._draw_with(float(distributions[sizes > 0].min()))
+        priors = GroupedPriors(distributions, clusters)
+        if draw is None:
+            unused, rng = np.zeros_like(clusters), source.sampling_rng(distributions)
+            noisy = self._sampler.randomize(unused, priors, rng=rng)
+        else:
+            draw, noisy = source.randomize(draw, priors)
+        return ClusterRandomizedLabels(
+            noisy_labels=noisy,
+            clusters=clusters,
+            distributions=distributions,
+            resampling_probabilities=(draw or self._sampler).resampling_probabilities(
+                distributions
+            ),
+            cluster_sizes=sizes,
+            epsilon=self.distribution_epsilon + (0.0 if draw is None else draw.epsilon),
+            mechanism=self,
+            draw=draw,
+        )
+
+    @property
+    def _sampler(self) -> PriorResampling:
+        """Draws from a distribution whatever the label is, and so costs nothing at any epsilon."""
+        return PriorResampling(1.0, self.num_classes, 1.0, self.threshold)
+
+    def _draw_with(self, least: float) -> PriorResampling | None:
+        """Returns the mechanism of a draw from distributions with no entry below ``least``."""
+        if self.draw_epsilon is not None:
+            return PriorResampling(self.draw_epsilon, self.num_classes, None, self.threshold)
+        probability = self.resampling_probability or 1.0
+        if probability == 1.0:
+            return None
+        # Never more than with tau, whatever rounding does to a distribution.
+        odds = (1.0 - probability) / probability
+        epsilon = math.log1p(odds / max(least, self.threshold))
+        if not (math.isfinite(epsilon) and epsilon > 0.0):
+            raise ValueError(
+                f"resampling_probability={probability:g} and threshold={self.threshold:g} give the "
+                f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose lambda "
+                "farther from 0 or 1."
+            )
+        return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
+
+
+def _checked_noise_scale(value: Any) -> float:
+    """Returns sigma as a float, or raises if it is not above zero; it may be infinite."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"noise_scale must be a number above zero, got {type(value).__name__}.")
+    sigma = float(value)
+    if not sigma > 0.0 or math.isinf(2.0 / sigma):
+        raise ValueError(
+            f"noise_scale must be above zero, got {sigma:g}. Noise Laplace(sigma) on the counts "
+            "costs epsilon 2 / sigma; math.inf uses no labels for the distributions."
+        )
+    return sigma
