@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _TRAINED_ON: weakref.WeakKeyDictionary[Any, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
@@ -40,8 +44,7 @@ def refuse_foreign(encoder: Any, labels: Any) -> None:
     A head that releases from the same vault is charged there together with that training. With
     anything else its statement would leave the training out.
     """
-    owner = getattr(encoder, "__self__", None)  # of a method, such as a head's predict_proba
-    for part in (*_layers(encoder), *_layers(owner), owner):
+    for part in _parts(encoder):
         known = _known(part)
         # A vault that is gone is None, like the labels of a data set of pairs.
         if any(labels is None or one() is not labels for one in known):
@@ -50,6 +53,31 @@ def refuse_foreign(encoder: Any, labels: Any) -> None:
                 "labels and are not public. Use an encoder that was trained without them; or fit "
                 "the head on that same PrivateLabels, whose guarantee then covers both."
             )
+
+
+def _parts(encoder: Any) -> Iterator[Any]:
+    """Yields an encoder, its layers, and what it visibly calls.
+
+    A method calls its owner, such as a head's ``predict_proba``; a partial what it is made of; and
+    a function of the user's, ``lambda x: model(x)``, the variables around it that it names.
+    """
+    waiting: list[Any] = [encoder]
+    seen: list[Any] = []
+    home = getattr(encoder, "__module__", None)
+    while waiting:
+        part = waiting.pop()
+        if part is None or isinstance(part, types.ModuleType) or any(part is one for one in seen):
+            continue
+        seen.append(part)
+        yield from (part, *_layers(part))
+        waiting.append(getattr(part, "__self__", None))
+        if isinstance(part, functools.partial):
+            waiting += [part.func, *part.args, *part.keywords.values()]
+            home = getattr(part.func, "__module__", None) if part is encoder else home
+        elif inspect.isfunction(part) and part.__module__ == home:  # not those of libraries
+            with contextlib.suppress(ValueError):  # a variable without a value as yet
+                around = inspect.getclosurevars(part)
+                waiting += [*around.nonlocals.values(), *around.globals.values()]
 
 
 def _known(part: Any) -> list[Callable[[], Any]]:

@@ -304,9 +304,13 @@ class PrivateLabels:
         with self._lock:
             self._check_budget(rows, checked)
 
-    def has_draw(self, key: str) -> bool:
-        """Returns whether a draw of this name has been made (and so costs nothing to ask for)."""
-        return key in self._draws
+    def has_draw(self, key: str | None) -> bool:
+        """Returns whether a draw of this name has been made (and so costs nothing to ask for).
+
+        Args:
+            key: the name; None for the next draw without a name, which a store may hold.
+        """
+        return (f"{_UNNAMED}{self._unnamed_draws}" if key is None else key) in self._draws
 
     def mechanism(self, key: str) -> Mechanism:
         """Returns the mechanism of a draw that has been made; a ``KeyError`` if there is none."""
@@ -467,7 +471,8 @@ class PrivateLabels:
         differing = [
             name
             for name, same in (
-                ("mechanism", deserialize(draw.mechanism) == mechanism),
+                # Read back first: a stored draw may lack arguments that were added since.
+                ("mechanism", serialize(deserialize(draw.mechanism)) == serialize(mechanism)),
                 ("indices", np.array_equal(draw.indices, rows)),
                 ("priors or public input", same_input),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -14,6 +15,7 @@ from tf_labeldp.accounting import (
     PrivacyGuarantee,
     compose_charges,
     composed_epsilon,
+    gaussian_event,
     pure_dp_event,
 )
 from tf_labeldp.mechanisms import RRTopK
@@ -46,6 +48,17 @@ def test_basic_composition_adds_up_delta():
     assert total.delta == pytest.approx(3e-6) and total.epsilon <= 0.75
     # No theorem gives a finite epsilon at delta zero for charges that need more.
     assert compose_charges(spent, delta=0.0).epsilon == math.inf
+
+
+def test_epsilons_that_depend_on_earlier_uses_add_up_at_any_delta():
+    """The finer theorem assumes charges that were fixed in advance."""
+    spent = charges(*[0.1] * 100)
+    one = dataclasses.replace(spent[0], adaptive=True)
+    total = compose_charges([*spent[1:], one], delta=1e-5)
+    assert total == PrivacyGuarantee(epsilon=math.fsum([0.1] * 100))
+    gaussian = Charge(0.5, 1e-5, gaussian_event(10.0))
+    assert compose_charges([gaussian] * 2, delta=1e-5).epsilon < math.inf
+    assert compose_charges([gaussian] * 2 + [one], delta=1e-5).epsilon == math.inf
 
 
 def test_one_use_stays_as_it_is_at_a_positive_delta():

@@ -40,7 +40,7 @@ from tf_labeldp.mechanisms import ClusterRandomizedResponse, RandomizedResponse,
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 CLUSTERS = 100
-CLUSTER_NUMBERS = (10, 30, 100, 300, 1000, 3000)
+CLUSTER_NUMBERS = (10, 30, 100, 300, 1000)
 CLUSTERS_AT = 0.5
 PRIVATE = ("uniform", "cluster", "cluster soft", "dp-sgd")
 BINARY = ("uniform", "cluster", "cluster soft", "LP-2ST")

@@ -244,3 +244,14 @@ def test_the_budget_is_asked_before_the_features_are_encoded():
 
     with pytest.raises(ldp.BudgetExceededError):
         cluster_priors(FEATURES, vault(0.1), 3, 0.5, encoder)
+
+
+@pytest.mark.parametrize("key", [None, "priors"])
+def test_a_second_run_finds_its_release_in_the_store(key, tmp_path):
+    """Also where it has no name, and the budget has no room for another."""
+    first = cluster_priors(FEATURES, vault(0.5, store=tmp_path / "store"), 3, 0.5, key=key)
+    again = vault(0.5, store=tmp_path / "store")
+    np.testing.assert_array_equal(cluster_priors(FEATURES, again, 3, 0.5, key=key), first)
+    assert again.guarantee().epsilon == 0.5
+    with pytest.raises(ldp.BudgetExceededError):
+        cluster_priors(FEATURES, again, 3, 0.5, key=key and "another")

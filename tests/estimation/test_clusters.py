@@ -279,9 +279,10 @@ def test_new_examples_of_another_kind():
         ([0.0, 1.0], None, TypeError, "must be integers"),
         ([0, -1], None, ValueError, "got -1. Examples without a cluster"),
         ([0, 4], 4, ValueError, r"in 0..3, got 4\. Raise num_clusters"),
+        ([0, 10**12], None, ValueError, r"got 1000000000000: .*np.unique"),
         ([0], 0, ValueError, "num_clusters must be at least 1"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_bad_assignments(assignments, num_clusters, error, message):
     with pytest.raises(error, match=message):

@@ -155,6 +155,9 @@ def test_errors():
         debiased_targets(mechanism, [0], PRIOR, bias_correction=1.0)
     with pytest.raises(ValueError, match=r"1 prior\(s\) have resampling probability 1.*Give a"):
         debiased_targets(PriorResampling(1.0, 4, 1.0), [0], PRIOR)
+    # A least entry of 2^-53 keeps next to no label; weights of 1e15 would be rounding errors.
+    with pytest.raises(ValueError, match=r"1 prior\(s\) have resampling probability 1, or next"):
+        debiased_targets(mechanism, [0, 1], [[1.0, 0.0, 0.0, 0.0], [1 - 3e-9, 1e-9, 1e-9, 1e-9]])
     with pytest.raises(ValueError, match="drew its labels with priors"):
         debiased_targets(mechanism, [0])
     with pytest.raises(ValueError, match=r"must have shape \(4,\) or \(1, 4\)"):

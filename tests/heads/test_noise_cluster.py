@@ -267,3 +267,16 @@ def test_what_needs_a_fit_says_so():
             question()
     with pytest.raises(ValueError, match=r"labels must have shape \(600,\)"):
         head().fit(X, Y).score(X, Y[:, np.newaxis])
+
+
+@pytest.mark.parametrize("key", [None, "votes"])
+def test_a_second_run_finds_its_release_in_the_store(key, tmp_path):
+    """Also where it has no name, and the budget has no room for another."""
+    first, again = head(seed=None, key=key), head(seed=None, key=key)
+    first.fit(X, vault(0.5, store=tmp_path / "store"))
+    labels = vault(0.5, store=tmp_path / "store")
+    again.fit(X, labels)
+    assert np.array_equal(again.cluster_counts_, first.cluster_counts_)
+    assert again.guarantee().epsilon == 0.5
+    with pytest.raises(BudgetExceededError):
+        head(seed=None, key=key and "another").fit(X, labels)

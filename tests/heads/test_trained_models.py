@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import keras
@@ -166,3 +167,27 @@ def test_a_method_of_a_trained_model_is_that_model():
     _trained_models.remember(model, vault())
     with pytest.raises(ValueError, match=REFUSED):
         head(PrivateRidge, model.predict, num_classes=2).fit(X, Y)
+
+
+def features_of(model, inputs):
+    return np.asarray(model(inputs))
+
+
+WRAPPED = {
+    "lambda": lambda model: lambda inputs: np.asarray(model(inputs)),
+    "of a function": lambda model: lambda inputs: (lambda rows: features_of(model, rows))(inputs),
+    "partial": lambda model: functools.partial(features_of, model),
+    "keyword": lambda model: functools.partial(lambda rows, by: np.asarray(by(rows)), by=model),
+    "partial of a method": lambda model: functools.partial(model.predict, verbose=0),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_function_around_a_trained_model_is_that_model(name):
+    model, fresh, labels = network(), network(), vault()
+    _trained_models.remember(model, labels)
+    with pytest.raises(ValueError, match=REFUSED):
+        head(PrivateRidge, WRAPPED[name](model), num_classes=2).fit(X, Y)
+    for encoder, held in ((model, labels), (fresh, vault())):
+        found = head(PrivateRidge, WRAPPED[name](encoder)).fit(X, held).predict(X)
+        assert found.shape == (120,)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, composed_epsilon
+from tf_labeldp.estimation import Clusters
 from tf_labeldp.mechanisms import (
     ClusterRandomizedResponse,
     RandomizedResponse,
@@ -33,7 +34,7 @@ def vault():
 
     def make(epsilon=10.0, **arguments):
         arguments = {"labels": LABELS, "num_classes": K, **arguments}
-        return PrivateLabels(budget=PrivacyBudget(epsilon), **arguments)
+        return PrivateLabels(**{"budget": PrivacyBudget(epsilon), **arguments})
 
     return make
 
@@ -308,6 +309,36 @@ def test_the_vault_charges_both_parts_once(vault, tmp_path):
     with pytest.raises(BudgetExceededError):
         ADAPTIVE.randomize(labels, CLUSTERS, key="second")
     assert not labels.has_draw("second/distributions")
+
+
+def test_prices_that_the_release_decides_add_up_at_any_delta(vault, tmp_path):
+    """No statement may say that they were fixed in advance; those of a draw epsilon are."""
+    noisy = ClusterRandomizedResponse(K, 0.05, 20.0, resampling_probability=0.9)
+    fixed = ClusterRandomizedResponse(K, 0.05, 20.0, draw_epsilon=0.1)
+    for mechanism, fine in ((noisy, False), (fixed, True)):
+        store = tmp_path / str(fine)
+        labels = vault(budget=PrivacyBudget(50.0, 1e-3), store=store)
+        made = [mechanism.randomize(labels, CLUSTERS, key=f"draw {i}") for i in range(8)]
+        total = math.fsum(one.epsilon for one in made)
+        for again in (labels, vault(budget=PrivacyBudget(50.0, 1e-3), store=store)):
+            spent = again.guarantee()
+            assert (spent.epsilon < 0.99 * total) == fine
+            assert any("fixed in advance" in text for text in spent.assumptions) == fine
+            assert fine or spent.epsilon == pytest.approx(total, rel=1e-12)
+    # The question whether the budget has room is asked in the same way.
+    short = vault(budget=PrivacyBudget(noisy.epsilon - 1e-3, 0.5))
+    with pytest.raises(BudgetExceededError):
+        noisy.randomize(short, CLUSTERS)
+    assert short.guarantee().epsilon == 0.0
+
+
+def test_clusters_of_find_clusters_are_taken_as_they_are(seeded):
+    clusters = Clusters.from_assignments(CLUSTERS)
+    found = ADAPTIVE.randomize(LABELS, clusters, rng=seeded())
+    expected = ADAPTIVE.randomize(LABELS, CLUSTERS, rng=seeded())
+    np.testing.assert_array_equal(found.noisy_labels, expected.noisy_labels)
+    with pytest.raises(ValueError, match=r"clusters must have shape \(599,\)"):
+        ADAPTIVE.randomize(LABELS[1:], clusters)
 
 
 def test_a_fixed_lambda_survives_a_restart(vault, tmp_path):

@@ -191,3 +191,32 @@ def test_the_store_is_for_its_owner_alone(make, response, store):
     assert stat.S_IMODE(store.stat().st_mode) == 0o700
     files = [path for path in store.rglob("*") if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+class BiasedResponse(RandomizedResponse):
+    """A mechanism of a user's own, whose argument is no field of a dataclass."""
+
+    def __init__(self, epsilon, num_classes, favourite=0):
+        super().__init__(epsilon, num_classes)
+        object.__setattr__(self, "favourite", favourite)
+
+    def get_config(self):
+        return {**super().get_config(), "favourite": self.favourite}
+
+
+def test_every_argument_of_a_stored_mechanism_is_compared(make, store):
+    vault = make(store=store)
+    drawn = vault.randomize(BiasedResponse(0.5, 5, 1), key="mine")
+    np.testing.assert_array_equal(vault.randomize(BiasedResponse(0.5, 5, 1), key="mine"), drawn)
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
+
+
+def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(make, store):
+    """A draw of an earlier version stays the draw of the same mechanism."""
+    vault = make(store=store)
+    drawn = vault.randomize(BiasedResponse(0.5, 5), key="mine")
+    del vault._draws["mine"].mechanism["config"]["favourite"]
+    np.testing.assert_array_equal(vault.randomize(BiasedResponse(0.5, 5), key="mine"), drawn)
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")

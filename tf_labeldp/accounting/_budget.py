@@ -63,6 +63,8 @@ class Charge:
         delta: of this use alone, in [0, 1).
         event: its ``dp_accounting`` event, for composition at a positive delta.
         assumptions: sentences that must be true for this charge to be all.
+        adaptive: whether epsilon itself was set by what an earlier use on the same unit handed out;
+            then basic composition alone holds.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -74,6 +76,7 @@ class Charge:
     delta: float
     event: DpEvent
     assumptions: tuple[str, ...] = ()
+    adaptive: bool = False
 
     @classmethod
     def of(cls, mechanism: object) -> Charge:
@@ -83,6 +86,7 @@ class Charge:
             mechanism.delta,  # type: ignore[attr-defined]
             mechanism.dp_event(),  # type: ignore[attr-defined]
             tuple(getattr(mechanism, "assumptions", ())),
+            bool(getattr(mechanism, "adaptive_epsilon", False)),
         )
 
 
@@ -95,7 +99,8 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
     * basic composition (Dwork and Roth 2014, Theorem 3.16): epsilons and deltas add up; holds for
       mechanisms chosen adaptively, also when the number of uses is (Rogers et al. 2016);
     * composition of privacy loss distributions through ``dp_accounting``, for ``delta > 0`` and two
-      or more uses; the statement then says that the mechanisms were fixed in advance.
+      or more uses, none of them ``adaptive``; the statement then says that the mechanisms were
+      fixed in advance.
 
     Args:
         charges: the uses, in any order; may be empty.
@@ -119,7 +124,8 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
     basic = math.inf
     if spent_delta <= delta * (1.0 + _ROUNDING):
         basic = math.fsum(charge.epsilon for charge in charges)
-    if delta > 0.0 and (len(charges) > 1 or math.isinf(basic)):
+    fixed = not any(charge.adaptive for charge in charges)
+    if delta > 0.0 and fixed and (len(charges) > 1 or math.isinf(basic)):
         tight = composed_epsilon([charge.event for charge in charges], delta)
         if tight < basic * _WORTH_IT:
             note = (

@@ -97,7 +97,7 @@ def cluster_priors(
             "'discrete_laplace'."
         )
     mechanism = HistogramMechanism(epsilon, classes, noise=noise)
-    if in_vault and (key is None or not labels.has_draw(key)):
+    if in_vault and not labels.has_draw(key):
         labels.check_budget(mechanism)  # before minutes of clustering
     found = _clusters(features, num_clusters, encoder, clusters, seed)
     if len(found) != len(labels):

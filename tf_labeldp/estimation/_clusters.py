@@ -13,6 +13,8 @@ from tf_labeldp.estimation._encoded_features import encoded_features
 _MINI_BATCHES_ABOVE = 100_000
 """Examples beyond which k-means is fitted on mini-batches."""
 _ITERATIONS = 100
+_MOST_CLUSTERS = 1 << 31
+"""Cluster numbers beyond are hashes or ids, not numbers."""
 _BLOCK_CELLS = 1 << 23
 """Distances that are held at a time."""
 _THREADS = 2
@@ -79,6 +81,11 @@ class Clusters:
                 "cluster get one of their own."
             )
         most = int(array.max()) + 1
+        if most > _MOST_CLUSTERS:
+            raise ValueError(
+                f"assignments must be numbered 0..C-1, got {most - 1}: a table of so many rows "
+                "would not fit. Number them with np.unique(assignments, return_inverse=True)[1]."
+            )
         if num_clusters is None:
             num_clusters = most
         elif _validate.integer_at_least("num_clusters", num_clusters, 1) < most:

@@ -121,11 +121,13 @@ def _resampling_weights(
         beta = np.array([checked_bias_correction(bias_correction)])
     else:
         beta = mechanism.resampling_probabilities(rows)
-        if np.any(beta >= 1.0):
+        lost = int(np.count_nonzero((1.0 - beta) * _MAX_CONDITION < 1.0))
+        if lost:
             raise ValueError(
-                f"{int(np.count_nonzero(beta >= 1.0))} prior(s) have resampling probability 1: the "
-                "noisy label says nothing of the true one, and no loss is unbiased. Give a "
-                "bias_correction below 1; 0 takes the noisy labels as they are."
+                f"{lost} prior(s) have resampling probability 1, or next to it: the noisy label "
+                "says nothing of the true one, and no loss is unbiased. Give a bias_correction "
+                "below 1; 0 takes the noisy labels as they are. Or draw with priors that have no "
+                "entries near zero."
             )
     weights = np.broadcast_to(rows, (noisy.size, mechanism.num_classes)) * -beta[:, np.newaxis]
     weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them

@@ -76,7 +76,7 @@ class LabelSource:
         self.label_range = self.vault.label_range
         if self.label_range is None:
             self.class_values = self.vault.decode(np.arange(self.vault.num_classes))
-        if told.key is None or not self.vault.has_draw(told.key):
+        if not self.vault.has_draw(told.key):
             self.vault.check_budget(self.mechanism(1.0))
 
     def __len__(self) -> int:

@@ -89,7 +89,7 @@ class VaultLabels:
 
 def checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
     """Returns public cluster numbers as ``int64`` (n,), or raises."""
-    array = np.asarray(clusters)
+    array = np.asarray(getattr(clusters, "assignments", clusters))
     if size == 0:
         raise ValueError("there are no labels to randomize.")
     if array.shape != (size,):

@@ -323,7 +323,8 @@ class ClusterRandomizedResponse:
         Args:
             labels: a ``PrivateLabels``, which is charged for both; or classes 0..K-1 of shape (n,),
                 for which the caller keeps the account.
-            clusters: the cluster of each example, integers (n,) in 0..C-1, made without labels.
+            clusters: the cluster of each example, integers (n,) in 0..C-1, made without labels; or
+                ``estimation.Clusters``.
             key: for a vault, a name for the two draws, ``key/distributions`` and ``key``. With a
                 name used before, the stored results come back and nothing is charged.
             rng: a generator for repeatable (not private) runs on plain labels; a vault has its own.
@@ -396,7 +397,9 @@ class ClusterRandomizedResponse:
                 f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose lambda "
                 "farther from 0 or 1."
             )
-        return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
+        # The release decides on this epsilon, so finer theorems than the sum do not hold for it.
+        adaptive = not math.isinf(self.noise_scale)
+        return PriorResampling(epsilon, self.num_classes, probability, self.threshold, adaptive)
 
 
 def _checked_noise_scale(value: Any) -> float:

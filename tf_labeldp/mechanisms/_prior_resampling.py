@@ -49,6 +49,9 @@ class PriorResampling(ClassificationMechanism):
         resampling_probability: lambda for every row, in (0, 1]; rows for which it would cost more
             than epsilon are refused. None for the smallest of each row.
         threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
+        adaptive_epsilon: whether epsilon was set by an earlier release of the same labels, as
+            ``ClusterRandomizedResponse`` does for a fixed lambda; the epsilons of such draws add up
+            (``accounting.compose_charges``).
 
     Example:
         >>> mechanism = PriorResampling(epsilon=1.0, num_classes=3)
@@ -62,6 +65,7 @@ class PriorResampling(ClassificationMechanism):
 
     resampling_probability: float | None = None
     threshold: float = 0.0
+    adaptive_epsilon: bool = False
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -71,6 +75,8 @@ class PriorResampling(ClassificationMechanism):
             object.__setattr__(self, "resampling_probability", probability)
         tau = checked_threshold(self.threshold, self.num_classes)
         object.__setattr__(self, "threshold", tau)
+        adaptive = _validate.boolean("adaptive_epsilon", self.adaptive_epsilon)
+        object.__setattr__(self, "adaptive_epsilon", adaptive)
 
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
