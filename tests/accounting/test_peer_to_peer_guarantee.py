@@ -230,6 +230,43 @@ def test_binomial_weights(trials, p):
     assert outside <= 2.5e-30
 
 
+@pytest.mark.parametrize("larger", [False, True])
+@pytest.mark.parametrize("theta", [0.5, 1.0])
+def test_errors_of_incomplete_beta_functions_are_covered(monkeypatch, theta, larger):
+    """SciPy 1.11 is off by 2e-15 a user; here it always comes out below."""
+    module, epsilon = "tf_labeldp.accounting._peer_to_peer_divergence.", 0.7
+
+    def bound() -> float:
+        return Core(1e-3, theta, 20_000, larger, 1e-12, 0, 19_999).delta(epsilon)
+
+    with monkeypatch.context() as exact:
+        exact.setattr(module + "_ROUNDING", 0.0)
+        exact.setattr(module + "_TAIL_ERROR", 0.0, raising=False)
+        honest = bound()
+    for name in ("betainc", "pdtrc"):
+        function = getattr(special, name)
+        low = functools.partial(lambda f, *args: f(*args) * (1.0 - 5e-15 * 20_000), function)
+        monkeypatch.setattr(special, name, low)
+    assert honest > 1e-20
+    assert bound() >= honest
+
+
+def test_few_reports_of_small_clusters_are_told_apart():
+    """With a mean of 0.01 reports, each number of them counts with its own delta."""
+    exact = summed_deltas(1.0, 10, 0.1, 1e-3).max()
+    for sizes, looser in (("exactly", 1.01), ("at_least", 10.0)):
+        assert exact <= peer_to_peer_delta(1.0, 0.1, 1e-3, 10, sizes=sizes) <= looser * exact
+
+
+def test_hardly_any_flips():
+    """Beyond what doubles resolve, the flips alone are counted on."""
+    for alpha in (5e-324, 1e-310, 1e-200):
+        alone = -math.log(alpha)
+        assert peer_to_peer_guarantee(alpha, 1.0, 10, 1e-3).epsilon == pytest.approx(alone)
+        assert peer_to_peer_delta(0.99 * alone, alpha, 1.0, 10) == 1.0
+        assert peer_to_peer_delta(1.01 * alone, alpha, 1.0, 10) == 0.0
+
+
 def test_statements_at_the_ends():
     alone = math.log(9.0)
     assert peer_to_peer_guarantee(0.5, 1.0, 10, 1e-6).epsilon == 0.0
@@ -301,7 +338,7 @@ def test_the_statement_names_what_it_rests_on():
         "at least 100 users",
         "the learner sees the reports alone",
         "follows the protocol (flips once, with probability 0.1;",
-        "reports with probability 0.25",
+        "reports with probability 0.25) and tells the learner nothing else",
         "(2.19722, 0)-label-DP towards that one; this statement does not cover it",
     ):
         assert words in text

@@ -25,6 +25,8 @@ _SLACK = 1e-10
 """Epsilon is rounded up by one part in so many."""
 _LEAST_DELTA = 1e-25
 """Below, the sums are not resolved in doubles, and only the flips are counted on."""
+_MOST_EPSILON = 400.0
+"""Flips that give no less by themselves are so rare that doubles end: likewise."""
 _MOST_SPLITS = 150
 """So many ranges of compositions are split; those left then count with their bounds."""
 _SMALL = 2000
@@ -223,7 +225,7 @@ def peer_to_peer_assumptions(
         "the learner sees the reports alone: not the messages between users, nor who asked whom",
         f"every user follows the protocol (flips once, with probability {alpha:.6g}; picks a user "
         "of the cluster uniformly at random, and afresh; reports with probability "
-        f"{theta:.6g}) and nobody but the learner shares what they see with the learner",
+        f"{theta:.6g}) and tells the learner nothing else",
         "each message between users is seen by one of them, who asked, and is "
         f"({_alone(alpha):.6g}, 0)-label-DP towards that one; this statement does not cover it",
     )
@@ -305,7 +307,7 @@ class _Cluster:
 def _epsilon(alpha: float, theta: float, size: int, delta: float, larger: bool) -> float:
     """Returns the least epsilon of a cluster at delta, rounded up."""
     most = _alone(alpha)
-    if delta < _LEAST_DELTA or most == 0.0:
+    if delta < _LEAST_DELTA or most == 0.0 or most > _MOST_EPSILON:
         return most
     cluster = _Cluster(alpha, theta, size, larger, delta)
     epsilon = 0.0
@@ -342,8 +344,11 @@ def _least_epsilon(
 @functools.lru_cache(maxsize=256)
 def _delta(epsilon: float, alpha: float, theta: float, size: int, larger: bool) -> float:
     """Returns a bound of delta of a cluster at epsilon."""
-    if epsilon >= _alone(alpha):
+    most = _alone(alpha)
+    if epsilon >= most:
         return 0.0
+    if most > _MOST_EPSILON:
+        return 1.0
     cluster = _Cluster(alpha, theta, size, larger, _LEAST_DELTA)
     ends = max(cluster.bound((ones, ones), epsilon) for ones in (0, size - 1))
     return max([ends, *cluster.above(ends, epsilon).values()])

@@ -38,7 +38,12 @@ import numpy as np
 _LEFT_OUT = 1e-12
 """Values of M with together this share of the delta looked for are left out, and added to delta."""
 _ROUNDING = 1e-12
-"""Above the relative error of a sum of incomplete beta functions, which is added to delta."""
+"""Above the relative error of sums over M, which is added to delta."""
+_TAIL_ERROR = 1e-14
+"""A user: above the relative error of the tails of binomial and Poisson laws (2e-15 in SciPy 1.11,
+1e-17 later), which is added to delta too."""
+_SINGLE = 10
+"""Numbers of reports up to so many have blocks of their own."""
 _ELEMENTS = 30_000
 _BLOCKS = (40, 200)
 """So many blocks of t (fewer where t has fewer values) that M times blocks keeps to the above."""
@@ -83,7 +88,9 @@ class Core:
         blocks = min(max(_ELEMENTS // self.noisy_ones[0].size, _BLOCKS[0]), _BLOCKS[1])
         top = math.sqrt(-2.0 * math.log(self.least_delta)) + 1.0
         grid = np.linspace(max(mean - 4.0 * deviation, 0.0), mean + top * deviation, blocks)
-        edges = np.unique(np.append(np.rint(grid), np.ceil(mean + width)))
+        last = np.ceil(mean + width)
+        few = np.arange(min(_SINGLE, last))
+        edges = np.unique(np.concatenate([few, np.rint(grid), [last]]))
         if self.larger:
             # Between mean - 1 and mean neither bound is known, but for P[N > 0], which decreases.
             edges = edges[(edges <= max(mean - 1.0, 0.0)) | (edges >= mean)]
@@ -129,6 +136,7 @@ class Core:
         largest, from_here, beyond = self.reports
         given = self._delta_given(epsilon, largest)
         bound = float(np.diff(given, prepend=0.0) @ from_here) + beyond
+        bound *= 1.0 + _TAIL_ERROR * self.cluster_size
         # Of M, five tails are left out, each in P_1 and in e^epsilon P_0, which is below P_1.
         return min(bound + 10.0 * self.least_delta * _LEFT_OUT, 1.0)
 
@@ -146,6 +154,8 @@ class Core:
         p_one, p_zero = tail @ one, grown * (tail @ zero)
         delta = np.zeros(reports.size)
         delta[some] = np.maximum(p_one - p_zero, 0.0) + _ROUNDING * (p_one + p_zero)
+        # An error of a tail counts in both sums, with a weight that mostly cancels.
+        delta[some] += _TAIL_ERROR * self.cluster_size * (tail @ np.abs(one - grown * zero))
         return np.maximum.accumulate(delta)
 
     def _first_likelier(self, epsilon: float, reports: np.ndarray) -> np.ndarray:
