@@ -88,7 +88,7 @@ class Problem:
         data, clusters = self.data, self.clusters(kind)
         labels = self._vault(ldp.PrivacyBudget(epsilon), seed)
         spent = min(0.5 * epsilon, 0.1)
-        priors = cluster_priors(data.x_train, labels, CLUSTERS, spent, clusters=clusters)
+        priors = cluster_priors(None, labels, None, spent, clusters=clusters)
         mechanism = RRWithPrior(epsilon - spent, data.num_classes)
         noisy = labels.randomize(mechanism, priors=priors)
         targets = np.eye(data.num_classes)[noisy]

@@ -189,6 +189,23 @@ def test_for_epsilon_meets_it(epsilon, share):
     assert made.threshold <= 0.1 and made.resampling_probability is None
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "counts", "threshold"),
+    [
+        (0.1, 0.05, 0.01),
+        (0.5, 0.25, 0.01),
+        (1.25, 0.25, 0.01),
+        (2.0, 0.25, 0.09),
+        (8.0, 0.25, 0.09),
+    ],
+)
+def test_defaults_of_for_epsilon(epsilon, counts, threshold):
+    made = ClusterRandomizedResponse.for_epsilon(epsilon, 10)
+    assert made.distribution_epsilon == pytest.approx(counts, rel=1e-12)
+    assert made.threshold == pytest.approx(threshold, rel=1e-12)
+    assert made.epsilon == pytest.approx(epsilon, rel=1e-12)
+
+
 @pytest.mark.parametrize("tau", [1e-15, 1e-9, 1e-4, 0.05, 0.2499, 0.25])
 @pytest.mark.parametrize("resampled", [1e-6, 0.5, 0.999999])
 def test_the_draw_is_never_refused_for_distributions_that_it_made(tau, resampled):

@@ -28,8 +28,16 @@ from tf_labeldp.mechanisms._prior_resampling import (
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
-_THRESHOLD = 0.1
-"""Of 1/K, by default: clipping moves a tenth of a pure cluster's mass to other classes at most."""
+_THRESHOLDS = (0.1, 0.9)
+"""Of 1/K, by default, up to the first of the draws' epsilons below and from the second on.
+
+With little epsilon nearly all labels are resampled, and should come from sharp distributions. With
+more of it labels are worth keeping, and those that are not are best spread over all classes: noise
+that is alike everywhere leaves the likeliest class the likeliest (``tests/benchmarks``).
+"""
+_DRAW_EPSILONS = (1.0, 1.75)
+_MOST_FOR_COUNTS = 0.25
+"""Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,13 +118,13 @@ class ClusterRandomizedResponse:
 
     Example:
         >>> import numpy as np
-        >>> mechanism = ClusterRandomizedResponse.for_epsilon(2.0, num_classes=3)
+        >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, num_classes=3)
         >>> clusters = np.repeat([0, 1], 500)
         >>> made = mechanism.randomize(clusters + 1, clusters, rng=np.random.default_rng(0))
         >>> made.distributions.round(2).tolist()
         [[0.03, 0.93, 0.03], [0.03, 0.03, 0.93]]
         >>> mechanism.epsilon, made.noisy_labels.shape
-        (2.0, (1000,))
+        (1.0, (1000,))
     """
 
     num_classes: int
@@ -219,7 +227,7 @@ class ClusterRandomizedResponse:
         num_classes: int,
         *,
         threshold: float | None = None,
-        distribution_share: float = 0.5,
+        distribution_share: float | None = None,
         bias_correction: float | None = 0.0,
     ) -> ClusterRandomizedResponse:
         """Returns a setting that costs ``epsilon`` in all; each cluster takes its smallest lambda.
@@ -227,10 +235,13 @@ class ClusterRandomizedResponse:
         Args:
             epsilon: the whole, finite and above zero.
             num_classes: K.
-            threshold: tau; None for a tenth of 1/K. A small one lets distributions come near to
-                those of pure clusters, a large one lets more labels be kept.
+            threshold: tau, in (0, 1/K]. A small one lets distributions come near to those of pure
+                clusters, a large one lets more labels be kept. None for a tenth of 1/K where the
+                draw has an epsilon of at most 1, nine tenths of it from 1.75 on, and between these
+                in between.
             distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
-                rest.
+                rest. None for half of epsilon, but for an epsilon of 0.25 at most, which is enough
+                for clusters of some hundred examples.
             bias_correction: as for the class. By default 0: where distributions are good, the bias
                 of resampling from them is small, and undoing it costs much variance.
 
@@ -241,15 +252,21 @@ class ClusterRandomizedResponse:
         """
         epsilon = _validate.positive_finite("epsilon", epsilon)
         classes = _validate.integer_at_least("num_classes", num_classes, 2)
-        share = _validate.positive_finite("distribution_share", distribution_share)
-        if share >= 1.0:
-            raise ValueError(
-                f"distribution_share must be in (0, 1), got {share:g}: the draw needs a part too."
-            )
-        counts = share * epsilon
+        if distribution_share is None:
+            counts = min(0.5 * epsilon, _MOST_FOR_COUNTS)
+        else:
+            share = _validate.positive_finite("distribution_share", distribution_share)
+            if share >= 1.0:
+                raise ValueError(
+                    f"distribution_share must be in (0, 1), got {share:g}: the draw needs a part "
+                    "too."
+                )
+            counts = share * epsilon
+        if threshold is None:
+            threshold = float(np.interp(epsilon - counts, _DRAW_EPSILONS, _THRESHOLDS)) / classes
         return cls(
             classes,
-            _THRESHOLD / classes if threshold is None else threshold,
+            threshold,
             2.0 / counts,
             draw_epsilon=epsilon - counts,
             bias_correction=bias_correction,
