@@ -49,3 +49,19 @@ class Estimator:
             if value is not defaults[name].default and repr(value) != repr(defaults[name].default)
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def supervised_tags(*, is_number: bool) -> Any:
+    """Returns scikit-learn's tags of an estimator that is fitted to labels.
+
+    Args:
+        is_number: whether labels are numbers, not classes.
+    """
+    from sklearn import utils
+
+    return utils.Tags(
+        estimator_type="regressor" if is_number else "classifier",
+        target_tags=utils.TargetTags(required=True),
+        classifier_tags=None if is_number else utils.ClassifierTags(),
+        regressor_tags=utils.RegressorTags() if is_number else None,
+    )

@@ -10,7 +10,7 @@ import numpy as np
 from tf_labeldp import _trained_models, _validate
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.estimation import Clusters, find_clusters, histogram_prior
-from tf_labeldp.heads._estimator import Estimator
+from tf_labeldp.heads._estimator import Estimator, supervised_tags
 from tf_labeldp.heads._keras_export import with_encoder
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource
 from tf_labeldp.mechanisms import HistogramMechanism
@@ -292,14 +292,7 @@ class NoiseCluster(Estimator):
         return "classifier"
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn import utils
-
-        return utils.Tags(
-            estimator_type="classifier",
-            target_tags=utils.TargetTags(required=True),
-            classifier_tags=utils.ClassifierTags(),
-            regressor_tags=None,
-        )
+        return supervised_tags(is_number=False)
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

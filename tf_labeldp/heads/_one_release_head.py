@@ -14,7 +14,7 @@ from tf_labeldp import _trained_models, _validate
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.estimation import LabelMomentMechanism
 from tf_labeldp.heads import _keras_export, _ridge_path
-from tf_labeldp.heads._estimator import Estimator
+from tf_labeldp.heads._estimator import Estimator, supervised_tags
 from tf_labeldp.heads._feature_source import FeatureSource, cuttable, encode
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource
 from tf_labeldp.heads._probabilities import class_scores
@@ -369,15 +369,7 @@ class OneReleaseHead(Estimator, abc.ABC):
         return getattr(self, "_label_range", None) is not None or self.low is not None
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn import utils
-
-        is_number = self._is_regressor()
-        return utils.Tags(
-            estimator_type=self._estimator_type,
-            target_tags=utils.TargetTags(required=True),
-            classifier_tags=None if is_number else utils.ClassifierTags(),
-            regressor_tags=utils.RegressorTags() if is_number else None,
-        )
+        return supervised_tags(is_number=self._is_regressor())
 
 
 def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
