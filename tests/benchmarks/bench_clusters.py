@@ -157,7 +157,7 @@ class Problem:
         return self.cluster(epsilon, number, seed, soft=method == "cluster soft")
 
 
-def jobs(name: str, methods: list[str], seeds: int) -> Iterator[dict[str, Any]]:
+def jobs(name: str, methods: list[str], seeds: int, numbers: list[int]) -> Iterator[dict[str, Any]]:
     """Yields what there is to run on a data set."""
 
     def job(method: str, epsilon: float | None, number: int, seed: int) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def jobs(name: str, methods: list[str], seeds: int) -> Iterator[dict[str, Any]]:
                 if method in methods:
                     clusters = CLUSTERS if method.startswith("cluster") else 0
                     yield job(method, epsilon, clusters, seed)
-        for number in CLUSTER_NUMBERS:
+        for number in numbers:
             if name != "mnist-binary" and number != CLUSTERS:
                 for method in ("cluster", "cluster soft"):
                     if method in methods:
@@ -271,6 +271,8 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
     parser.add_argument("--methods", nargs="+", default=every, choices=every)
     parser.add_argument("--seeds", type=int, default=3)
+    numbers = list(CLUSTER_NUMBERS)
+    parser.add_argument("--numbers", nargs="*", type=int, default=numbers, help="of clusters")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("clusters.jsonl"))
     parser.add_argument("--plot", type=pathlib.Path, help="PNG file to draw into")
     options = parser.parse_args()
@@ -282,7 +284,7 @@ def main() -> None:
     done = {tuple(line[key] for key in keys) for line in results}
     for name in options.data:
         todo = [
-            job for job in jobs(name, options.methods, options.seeds)
+            job for job in jobs(name, options.methods, options.seeds, options.numbers)
             if tuple(job.values()) not in done
         ]  # fmt: skip
         if not todo:

@@ -28,14 +28,15 @@ from tf_labeldp.mechanisms._prior_resampling import (
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
-_THRESHOLDS = (0.1, 0.9)
-"""Of 1/K, by default, up to the first of the draws' epsilons below and from the second on.
+_DRAW_EPSILONS = (1.0, 1.75, 3.75)
+_THRESHOLDS = (0.1, 0.4, 0.9)
+"""Of 1/K, by default, at these epsilons of the draw; in between, and constant beyond.
 
 With little epsilon nearly all labels are resampled, and should come from sharp distributions. With
 more of it labels are worth keeping, and those that are not are best spread over all classes: noise
-that is alike everywhere leaves the likeliest class the likeliest (``tests/benchmarks``).
+that is alike everywhere leaves the likeliest class the likeliest. Where one turns into the other
+depends on the purity of the clusters (``tests/benchmarks``).
 """
-_DRAW_EPSILONS = (1.0, 1.75)
 _MOST_FOR_COUNTS = 0.25
 """Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
 
@@ -55,6 +56,7 @@ class ClusterRandomizedLabels:
             Rogers et al. 2016), and is never above the promise ``mechanism.epsilon``.
         mechanism: the ``ClusterRandomizedResponse``.
         draw: the mechanism of the second step; None where lambda is 1 and no label was drawn from.
+            Then noisy labels say no more than ``priors()``, which are the better targets.
 
     Example:
         >>> mechanism = ClusterRandomizedResponse.uniform(epsilon=1.0, num_classes=2)
@@ -237,8 +239,7 @@ class ClusterRandomizedResponse:
             num_classes: K.
             threshold: tau, in (0, 1/K]. A small one lets distributions come near to those of pure
                 clusters, a large one lets more labels be kept. None for a tenth of 1/K where the
-                draw has an epsilon of at most 1, nine tenths of it from 1.75 on, and between these
-                in between.
+                draw has an epsilon of at most 1, rising to nine tenths where it has 3.75.
             distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
                 rest. None for half of epsilon, but for an epsilon of 0.25 at most, which is enough
                 for clusters of some hundred examples.
