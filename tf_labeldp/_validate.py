@@ -177,6 +177,24 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
+def group_numbers(
+    name: str, values: np.ndarray, letter: str = "C", hint: str = "Number them from zero."
+) -> np.ndarray:
+    """Returns public numbers of groups as ``int64``, or raises if they are no integers from zero.
+
+    Args:
+        name: what the message calls them.
+        values: an array of any shape.
+        letter: what the message calls the number of groups.
+        hint: what to do about negative ones.
+    """
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers 0..{letter}-1, got dtype {values.dtype}.")
+    if values.size and values.min() < 0:
+        raise ValueError(f"{name} must be in 0..{letter}-1, got {int(values.min())}. {hint}")
+    return values.astype(np.int64)
+
+
 def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:
     """Returns priors as ``float64`` of shape (1, K) or (n, K), or raises.
 

@@ -73,13 +73,9 @@ class Clusters:
             raise ValueError(
                 f"assignments must have shape (n,), the cluster of each example, got {array.shape}."
             )
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"assignments must be integers 0..C-1, got dtype {array.dtype}.")
-        if array.min() < 0:
-            raise ValueError(
-                f"assignments must be in 0..C-1, got {int(array.min())}. Examples without a "
-                "cluster get one of their own."
-            )
+        numbers = _validate.group_numbers(
+            "assignments", array, hint="Examples without a cluster get one of their own."
+        )
         most = int(array.max()) + 1
         if most > _MOST_CLUSTERS:
             raise ValueError(
@@ -92,7 +88,7 @@ class Clusters:
             raise ValueError(
                 f"assignments must be in 0..{num_clusters - 1}, got {most - 1}. Raise num_clusters."
             )
-        return cls(_frozen(array.astype(np.int64)), int(num_clusters))
+        return cls(_frozen(numbers), int(num_clusters))
 
     @property
     def sizes(self) -> np.ndarray:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import gaussian_event, gaussian_sigma, pure_dp_event
 from tf_labeldp.mechanisms import AggregateMechanism, _grid_noise
 
 if TYPE_CHECKING:
@@ -87,14 +86,11 @@ class LabelMomentMechanism(AggregateMechanism):
         super().__post_init__()
         if self.noise not in _NOISES:
             raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
-        self._set("delta", _validate.probability_below_one("delta", self.delta))
-        if (self.noise == "gaussian") != (self.delta > 0.0):
-            raise ValueError(
-                f"{self.noise} noise needs delta {'above' if self.delta == 0.0 else 'equal to'} "
-                f"zero, got delta={self.delta:g}. Gaussian noise takes a delta below 1/n for n "
-                "labels; noise='laplace' with delta=0 is pure, and far more noise for more than a "
-                "handful of features."
-            )
+        pure = (
+            "noise='laplace' with delta=0 is pure, and far more noise for more than a handful of "
+            "features."
+        )
+        self._set("delta", _grid_noise.checked_delta(self.delta, self.noise, pure))
         has_range = self.low is not None or self.high is not None
         if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
             raise ValueError(
@@ -124,9 +120,7 @@ class LabelMomentMechanism(AggregateMechanism):
 
     def dp_event(self) -> DpEvent:
         """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-        if self.noise == "laplace":
-            return pure_dp_event(self.epsilon)
-        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+        return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
 
     def label_range(self) -> tuple[float, float] | None:
         """Returns (low, high); None for classes and for rows of labels."""

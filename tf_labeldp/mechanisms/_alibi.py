@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import gaussian_event, gaussian_sigma, pure_dp_event
 from tf_labeldp.mechanisms import _grid_noise, _integer_noise, _random
 from tf_labeldp.mechanisms._base import AggregateMechanism
 
@@ -100,13 +99,8 @@ class ALIBI(AggregateMechanism):
         object.__setattr__(self, "num_classes", classes)
         if self.noise not in _NOISES:
             raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
-        object.__setattr__(self, "delta", _validate.probability_below_one("delta", self.delta))
-        if (self.noise == "gaussian") != (self.delta > 0.0):
-            raise ValueError(
-                f"{self.noise} noise needs delta {'above' if self.delta == 0.0 else 'equal to'} "
-                f"zero, got delta={self.delta:g}. Gaussian noise takes a delta below 1/n for n "
-                "labels; noise='laplace' with delta=0 is pure."
-            )
+        pure = "noise='laplace' with delta=0 is pure."
+        object.__setattr__(self, "delta", _grid_noise.checked_delta(self.delta, self.noise, pure))
         least = _LEAST_EPSILON[self.noise]
         if not least <= self.epsilon <= _LARGEST_EPSILON:
             raise ValueError(
@@ -130,9 +124,7 @@ class ALIBI(AggregateMechanism):
 
     def dp_event(self) -> DpEvent:
         """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-        if self.noise == "laplace":
-            return pure_dp_event(self.epsilon)
-        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+        return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
 
     def release(
         self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None

@@ -96,15 +96,10 @@ def checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
         raise ValueError(
             f"clusters must have shape ({size},), the cluster of each label, got {array.shape}."
         )
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"clusters must be integers 0..C-1, got dtype {array.dtype}.")
-    if array.min() < 0:
-        raise ValueError(
-            f"clusters must be in 0..C-1, got {int(array.min())}. Number them from zero."
-        )
+    numbers = _validate.group_numbers("clusters", array)
     if int(array.max()) >= _MOST_CELLS // num_classes:
         raise ValueError(
             f"clusters must be numbered 0..C-1, got {int(array.max())}: a table of so many rows "
             "would not fit. Number them with np.unique(clusters, return_inverse=True)[1]."
         )
-    return array.astype(np.int64)
+    return numbers

@@ -22,17 +22,45 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_labeldp.accounting import gaussian_sigma
+from tf_labeldp import _validate
+from tf_labeldp.accounting import gaussian_event, gaussian_sigma, pure_dp_event
 from tf_labeldp.mechanisms._certified_laplace import certified_laplace
 from tf_labeldp.mechanisms._random import checked_generator
+
+if TYPE_CHECKING:
+    from tf_labeldp.accounting._events import DpEvent
 
 _MARGIN = 1e-9
 _LARGEST = 2.0**57
 """Noise above this scale might leave the 64-bit integers (at 40 standard deviations)."""
+
+
+def checked_delta(value: Any, noise: str, pure: str) -> float:
+    """Returns delta as a float, or raises if it is not above zero just for Gaussian noise.
+
+    Args:
+        value: what a caller gave.
+        noise: ``"gaussian"``, or the name of a noise that is pure.
+        pure: what the message says of the pure ones.
+    """
+    delta = _validate.probability_below_one("delta", value)
+    if (noise == "gaussian") != (delta > 0.0):
+        raise ValueError(
+            f"{noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, got "
+            f"delta={delta:g}. Gaussian noise takes a delta below 1/n for n labels; {pure}"
+        )
+    return delta
+
+
+def noise_event(noise: str, epsilon: float, delta: float) -> DpEvent:
+    """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
+    if noise != "gaussian":
+        return pure_dp_event(epsilon)
+    return gaussian_event(gaussian_sigma(epsilon, delta, 1.0))
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import gaussian_event, gaussian_sigma
+from tf_labeldp.accounting import gaussian_sigma
 from tf_labeldp.mechanisms import _grid_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._certified_laplace import certified_laplace
@@ -85,20 +85,12 @@ class HistogramMechanism(AggregateMechanism):
             object.__setattr__(self, "values", tuple(values.tolist()))
         if self.noise not in _NOISES:
             raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
-        delta = _validate.probability_below_one("delta", self.delta)
+        delta = _grid_noise.checked_delta(self.delta, self.noise, "the Laplace noises are pure.")
         object.__setattr__(self, "delta", delta)
-        if (self.noise == "gaussian") != (delta > 0.0):
-            raise ValueError(
-                f"{self.noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, "
-                f"got delta={delta:g}. Gaussian noise takes a delta below 1/n for n labels; the "
-                "Laplace noises are pure."
-            )
 
     def dp_event(self) -> DpEvent:
         """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-        if self.noise != "gaussian":
-            return super().dp_event()
-        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
+        return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
 
     @property
     def noise_stddev(self) -> float:
@@ -221,13 +213,7 @@ def _checked_groups(groups: Any, size: int) -> np.ndarray:
     array = np.asarray(groups)
     if array.shape != (size,):
         raise ValueError(f"groups must have shape ({size},), one a label, got {array.shape}.")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"groups must be integers 0..G-1, got dtype {array.dtype}.")
-    if array.size and array.min() < 0:
-        raise ValueError(
-            f"groups must be in 0..G-1, got {int(array.min())}. Number them from zero."
-        )
-    return array.astype(np.int64)
+    return _validate.group_numbers("groups", array, "G")
 
 
 def _certified_measurement(noise: str, epsilon: float) -> tuple[Any, float]:

@@ -203,12 +203,7 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
                 f"public_input must be the clusters of the users, of shape ({size},), one a "
                 f"label, got {array.shape}."
             )
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"clusters must be integers 0..C-1, got dtype {array.dtype}.")
-        if array.size and array.min() < 0:
-            raise ValueError(
-                f"clusters must be in 0..C-1, got {int(array.min())}. Number them from zero."
-            )
+        _validate.group_numbers("clusters", array)  # the ids themselves may pass 64 bits
         _, of_user, sizes = np.unique(array, return_inverse=True, return_counts=True)
         small = int(np.count_nonzero(sizes < self.cluster_size))
         if small:
