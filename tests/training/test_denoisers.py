@@ -31,7 +31,7 @@ ALL = [
     SelfSpan(),
     SelfSpan(tolerance=1e-5, max_products=40),
     SelfConv(),
-    SelfConv(smoothing=0.5, smooth_towards="predictions", hull="joint", stop_at_noise=False),
+    SelfConv(smoothing=0.5, smooth_towards="predictions", hull="joint", stop_at_noise=True),
     AltConv(N),
     AltConv(N, 0.75, start="uniform", solver="accelerated", relative_gap=1e-3, max_products=12),
     AltConv(N, solver="frank_wolfe"),
@@ -236,16 +236,22 @@ def test_padding_is_not_in_the_span() -> None:
     assert np.max(np.abs(whole - alone)) > 1e-2
 
 
+@pytest.mark.parametrize("stop_at_noise", [True, False])
 @pytest.mark.parametrize("towards", ["uniform", "predictions"])
 @pytest.mark.parametrize("smoothing", [1.0, 0.75])
 @pytest.mark.parametrize("kind", [SelfConv, AltConv])
 def test_hulls_are_the_projection_and_then_smoothing(
-    kind: Any, smoothing: float, towards: str
+    kind: Any, smoothing: float, towards: str, stop_at_noise: bool
 ) -> None:
     w = weights()
     mask = tf.constant([1.0] * 4 + [0.0] * 2) if kind is SelfConv else None
     vertices = vertices_of(w, mask)
-    settings = {"smoothing": smoothing, "smooth_towards": towards, "max_products": 20}
+    settings = {
+        "smoothing": smoothing,
+        "smooth_towards": towards,
+        "max_products": 20,
+        "stop_at_noise": stop_at_noise,
+    }
     denoiser = kind(**settings) if kind is SelfConv else kind(N, **settings)
     [point], curvature, report = denoised(denoiser, noisy(), vertices)
     predictions = vertices.predictions()
@@ -256,7 +262,7 @@ def test_hulls_are_the_projection_and_then_smoothing(
         predictions=predictions,
         max_products=20,
         mask=mask,
-        noise_stddev=0.2,
+        noise_stddev=0.2 if stop_at_noise else None,
     )
     smoothed = smooth_coefficients(
         found.coefficients, smoothing, towards, predictions=predictions, mask=mask
@@ -285,7 +291,7 @@ def test_the_joint_hull_is_the_larger_set() -> None:
     w, distances = weights(), {}
     for hull in ("joint", "per_example"):
         settings: dict[str, Any] = {"relative_gap": 1e-6, "max_products": 400}
-        denoiser = AltConv(N, hull=hull, stop_at_noise=False, **settings)
+        denoiser = AltConv(N, hull=hull, **settings)
         [point], _, _ = denoised(denoiser, noisy(), vertices_of(w))
         distances[hull] = float(tf.norm(point - noisy()[0]))
     assert distances["joint"] < distances["per_example"] - 1e-3
@@ -304,6 +310,7 @@ def test_the_joint_hull_is_the_larger_set() -> None:
         (lambda: AltConv(4, relative_gap=0.0), "relative_gap must be finite and above zero"),
         (lambda: AltConv(4, max_products=2), "max_products must be at least 5"),
         (lambda: AltConv(4, step_size=0.1), "are for solver='pgd'"),
+        (lambda: AltConv(4, solver="pgd", stop_at_noise=True), "stop_at_noise is not for"),
         (lambda: AltConv(4, solver="pgd", steps=0), "steps must be at least 1"),
         (lambda: SelfSpan(tolerance=-1.0), "tolerance must be finite and above zero"),
         (lambda: SelfSpan(tolerance=1e-7), "tolerance must be at least 1e-06"),
