@@ -289,9 +289,9 @@ class AltConv(_Hull):
             ``gradients.project_onto_hull``.
         relative_gap: stops once the Frank-Wolfe gap is this small, relative to the result.
         stop_at_noise: also stops once the gap is as small as noise alone makes it, from where on
-            a better fit is mostly a fit to the noise. It makes a single step point better, and the
-            trained model worse: what it takes from flat directions is missing in every step,
-            while noise averages out (see the benchmarks). Not for ``"pgd"``.
+            a better fit is mostly a fit to the noise. With noise multipliers of 10 and more a step
+            then points better, below that worse, and models that were trained with it were worse
+            (see the benchmarks). Not for ``"pgd"``.
         max_products: or once so many products with the gradient matrix have been taken, at least
             5. More cost time, and gain accuracy.
         step_size: of ``"pgd"`` alone.
