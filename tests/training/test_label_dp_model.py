@@ -253,5 +253,6 @@ def test_noise_of_a_step_is_rate_sigma_clip_over_the_batch() -> None:
         degrees * (1 - 2 / (9 * degrees) + s * np.sqrt(2 / (9 * degrees))) ** 3 for s in (-z, z)
     )
     assert low < ratio < high
-    assert not low < ratio * (size / N) ** 2 < high  # as if divided by all examples
-    assert not low < ratio * (sigma / (sigma + 0.15)) ** 2 < high
+    # What would be expected with the noise divided by all examples, or a tenth smaller, is outside.
+    assert not low < degrees * (size / N) ** 2 < high
+    assert not low < degrees * (sigma / (sigma + 0.15)) ** 2 < high
