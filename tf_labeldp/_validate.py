@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,14 @@ def boolean(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}.")
     return bool(value)
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> str:
+    """Returns ``value``, or raises if it is none of the words that are known."""
+    words = tuple(known)
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}.")
+    return value
 
 
 def number_range(low: Any, high: Any) -> tuple[float, float]:

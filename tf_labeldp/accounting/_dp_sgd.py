@@ -97,8 +97,7 @@ def dp_sgd_guarantee(
         >>> round(dp_sgd_guarantee(**steps, relation="add_or_remove").epsilon, 4)
         0.0507
     """
-    if privacy_unit not in _UNITS:
-        raise ValueError(f"privacy_unit must be one of {sorted(_UNITS)}, got {privacy_unit!r}.")
+    _validate.one_of("privacy_unit", privacy_unit, _UNITS)
     epsilon = _epsilon(noise_multiplier, sampling_probability, steps, delta, relation)
     if math.isinf(epsilon):
         raise ValueError(

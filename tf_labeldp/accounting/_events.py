@@ -243,8 +243,7 @@ def composed_epsilon(
     from dp_accounting import pld
 
     delta = _validate.probability_below_one("delta", delta)
-    if relation not in _NEIGHBOURS:
-        raise ValueError(f"relation must be one of {sorted(_NEIGHBOURS)}, got {relation!r}.")
+    _validate.one_of("relation", relation, _NEIGHBOURS)
     counted = _counted(events)
     gaussians = [(*found, n) for leaf, n in counted.items() if (found := _gaussian(leaf, n))]
     rounding = _ROUNDING * sum(n for probability, _, n in gaussians if probability < 1.0)

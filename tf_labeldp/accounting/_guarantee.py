@@ -8,6 +8,8 @@ import json
 import math
 from collections.abc import Iterable
 
+from tf_labeldp import _validate
+
 UNIT_LABEL = "the label of one training example"
 RELATION_REPLACE = "replace_label"
 
@@ -56,10 +58,7 @@ class PrivacyGuarantee:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
         if not 0.0 <= self.delta < 1.0:
             raise ValueError(f"delta must be in [0, 1), got {self.delta}.")
-        if self.relation not in _RELATIONS:
-            raise ValueError(
-                f"relation must be one of {sorted(_RELATIONS)}, got {self.relation!r}."
-            )
+        _validate.one_of("relation", self.relation, _RELATIONS)
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
 
     def to_json(self) -> str:

@@ -247,8 +247,7 @@ def _checked_rates(flip_probability: Any, subsampling_rate: Any) -> tuple[float,
 
 def _checked_sizes(cluster_size: Any, sizes: Any) -> tuple[list[int], bool]:
     """Returns the sizes to look at, increasing, and whether larger ones are meant too."""
-    if sizes not in _SIZES:
-        raise ValueError(f"sizes must be one of {', '.join(_SIZES)}, got {sizes!r}.")
+    _validate.one_of("sizes", sizes, _SIZES)
     several = cluster_size if isinstance(cluster_size, (list, tuple, np.ndarray)) else None
     found = [cluster_size] if several is None else np.unique(np.asarray(several)).tolist()
     if not found:

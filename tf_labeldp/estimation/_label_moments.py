@@ -84,13 +84,11 @@ class LabelMomentMechanism(AggregateMechanism):
     def __post_init__(self) -> None:
         """Checks the ranges."""
         super().__post_init__()
-        if self.noise not in _NOISES:
-            raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
         pure = (
             "noise='laplace' with delta=0 is pure, and far more noise for more than a handful of "
             "features."
         )
-        self._set("delta", _grid_noise.checked_delta(self.delta, self.noise, pure))
+        self._set("delta", _grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
         has_range = self.low is not None or self.high is not None
         if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
             raise ValueError(

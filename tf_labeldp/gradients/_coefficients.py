@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp.gradients._operator import GradientOperator
 from tf_labeldp.gradients._simplex import CoefficientSet
 
@@ -41,7 +41,7 @@ def smooth_coefficients(
         >>> smooth_coefficients([[0.5, 0.0], [0.0, 0.5]], 0.75).numpy().round(4).tolist()
         [[0.4375, 0.0625], [0.0625, 0.4375]]
     """
-    check_choice("towards", towards, STARTS)
+    _validate.one_of("towards", towards, STARTS)
     if not 0.0 <= smoothing <= 1.0:
         raise ValueError(f"smoothing must be in [0, 1], got {smoothing}.")
     coefficients = tf.convert_to_tensor(coefficients)
@@ -50,12 +50,6 @@ def smooth_coefficients(
         _probabilities(towards, predictions, coefficients.shape, coefficients.dtype)
     )
     return smoothing * coefficients + (1.0 - smoothing) * other
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raises if ``value`` is not one of the words that are known."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 def starting_coefficients(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.gradients._coefficients import check_choice, starting_coefficients
+from tf_labeldp.gradients._coefficients import starting_coefficients
 from tf_labeldp.gradients._flat import dot, flat_target, unflatten
 from tf_labeldp.gradients._hull_accelerated import solve_accelerated
 from tf_labeldp.gradients._hull_conjugate import solve_conjugate
@@ -126,8 +126,8 @@ def project_onto_hull(
         >>> result.coefficients.numpy().round(2).tolist()
         [[0.0, 0.5], [0.0, 0.5]]
     """
-    check_choice("hull", hull, HULLS)
-    check_choice("solver", solver, SOLVERS)
+    _validate.one_of("hull", hull, HULLS)
+    _validate.one_of("solver", solver, SOLVERS)
     if not relative_gap >= 0.0:
         raise ValueError(f"relative_gap must be at least 0, got {relative_gap}.")
     dtype = operator.dtype

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_labeldp import _validate
+
 PRODUCTS = ("recorded", "recomputed")
 
 
@@ -69,8 +71,7 @@ class GradientOperator:
                 f"losses must be a callable without arguments, got {type(losses).__name__}. Write "
                 "lambda: -tf.nn.log_softmax(model(x))."
             )
-        if products not in PRODUCTS:
-            raise ValueError(f"products must be one of {', '.join(PRODUCTS)}, got {products!r}.")
+        _validate.one_of("products", products, PRODUCTS)
         self._variables = [_plain_variable(variable) for variable in variables]
         if not self._variables:
             raise ValueError("variables must not be empty: give model.trainable_variables.")

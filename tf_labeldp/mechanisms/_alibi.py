@@ -97,10 +97,9 @@ class ALIBI(AggregateMechanism):
         super().__post_init__()
         classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
         object.__setattr__(self, "num_classes", classes)
-        if self.noise not in _NOISES:
-            raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
         pure = "noise='laplace' with delta=0 is pure."
-        object.__setattr__(self, "delta", _grid_noise.checked_delta(self.delta, self.noise, pure))
+        delta = _grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure)
+        object.__setattr__(self, "delta", delta)
         least = _LEAST_EPSILON[self.noise]
         if not least <= self.epsilon <= _LARGEST_EPSILON:
             raise ValueError(

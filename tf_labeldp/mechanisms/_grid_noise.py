@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,14 +40,19 @@ _LARGEST = 2.0**57
 """Noise above this scale might leave the 64-bit integers (at 40 standard deviations)."""
 
 
-def checked_delta(value: Any, noise: str, pure: str) -> float:
+def checked_delta(value: Any, noise: Any, known: Iterable[str], pure: str) -> float:
     """Returns delta as a float, or raises if it is not above zero just for Gaussian noise.
 
     Args:
         value: what a caller gave.
-        noise: ``"gaussian"``, or the name of a noise that is pure.
+        noise: likewise: ``"gaussian"``, or the name of a noise that is pure.
+        known: all that ``noise`` may be.
         pure: what the message says of the pure ones.
+
+    Raises:
+        ValueError: a noise that is not known, or a delta that does not fit it.
     """
+    _validate.one_of("noise", noise, known)
     delta = _validate.probability_below_one("delta", value)
     if (noise == "gaussian") != (delta > 0.0):
         raise ValueError(

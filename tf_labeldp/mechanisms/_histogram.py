@@ -83,9 +83,8 @@ class HistogramMechanism(AggregateMechanism):
         else:
             values = _validate.increasing_numbers("values", self.values)
             object.__setattr__(self, "values", tuple(values.tolist()))
-        if self.noise not in _NOISES:
-            raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {self.noise!r}.")
-        delta = _grid_noise.checked_delta(self.delta, self.noise, "the Laplace noises are pure.")
+        pure = "the Laplace noises are pure."
+        delta = _grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure)
         object.__setattr__(self, "delta", delta)
 
     def dp_event(self) -> DpEvent:

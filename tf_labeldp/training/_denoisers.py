@@ -155,19 +155,10 @@ class _Hull(Denoiser):
         steps: int | None = None,
     ) -> None:
         self.smoothing = _checked_smoothing(smoothing)
-        if smooth_towards not in _TOWARDS:
-            raise ValueError(
-                f"smooth_towards must be one of {', '.join(_TOWARDS)}, got {smooth_towards!r}."
-            )
-        self.smooth_towards = smooth_towards
-        for name, value, known in (
-            ("hull", hull, ("per_example", "joint")),
-            ("start", start, ("predictions", "uniform")),
-            ("solver", solver, _SOLVERS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
-        self.hull, self.start, self.solver = hull, start, solver
+        self.smooth_towards = _validate.one_of("smooth_towards", smooth_towards, _TOWARDS)
+        self.hull = _validate.one_of("hull", hull, ("per_example", "joint"))
+        self.start = _validate.one_of("start", start, ("predictions", "uniform"))
+        self.solver = _validate.one_of("solver", solver, _SOLVERS)
         self.relative_gap = _validate.positive_finite("relative_gap", relative_gap)
         self.stop_at_noise = _validate.boolean("stop_at_noise", stop_at_noise)
         if solver == "pgd" and self.stop_at_noise:

@@ -82,10 +82,8 @@ class PerExampleClipping:
     """
 
     def __init__(self, model: keras.Model, *, method: str = "auto", max_bytes: int = 2**30) -> None:
-        if method not in _METHODS:
-            raise ValueError(f"method must be one of {_METHODS}, got {method!r}.")
         self._model = model
-        self._method = method
+        self._method = _validate.one_of("method", method, _METHODS)
         self._max_bytes = _validate.integer_at_least("max_bytes", max_bytes, 1)
         self._plan_key: tuple[Any, ...] | None = None
         self._ghost: GhostModel | None = None
