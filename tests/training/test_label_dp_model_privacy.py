@@ -175,7 +175,7 @@ def test_errors_of_tensorflow_that_quote_labels_are_withheld(eagerly: bool) -> N
     optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0, method="ghost")
     loss = keras.losses.MeanSquaredError()
     model.compile(optimizer, loss=loss, run_eagerly=eagerly)
-    model._per_example_loss = quoting
+    model._step.per_example_loss = quoting
     with pytest.raises(RuntimeError, match="text is withheld") as caught:
         model.fit(features(), np.full(N, SECRET), verbose=0)
     shown = "".join(traceback.format_exception(caught.value))

@@ -158,7 +158,7 @@ def test_training_takes_the_step_back_from_the_scaled_coordinates() -> None:
     moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
     model.set_weights(before)
     result = PerExampleClipping(model).clipped_sum(
-        x, y, np.ones(N), model._per_example_loss, 1.0, scales=scales
+        x, y, np.ones(N), model._step.per_example_loss, 1.0, scales=scales
     )
     for move, s, g in zip(moved, scales, result.gradients, strict=True):
         np.testing.assert_allclose(move, 0.5 * s * g / N, rtol=1e-3, atol=1e-5)

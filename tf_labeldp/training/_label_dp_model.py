@@ -1,4 +1,4 @@
-"""The model whose training step is private: clip, sum, add noise, denoise, apply."""
+"""The model whose ``fit`` is private: what it accepts, charges, shows and states."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.data import PoissonBatches
 from tf_labeldp.training._cross_example_layers import all_layers, check_layers
 from tf_labeldp.training._label_codes import check_codes
-from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
+from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._ledger import HISTORY, Ledger
-from tf_labeldp.training._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._per_example_loss import per_example_loss
+from tf_labeldp.training._private_step import PrivateStep
 from tf_labeldp.training._spending import Spending
 from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.training._vertex_losses import vertex_losses
-from tf_labeldp.training._weight_penalties import with_weight_penalties
 
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,
@@ -197,16 +195,14 @@ class LabelDPModel(keras.Model):
                 "each model: LabelDPOptimizer.from_config(optimizer.get_config())."
             )
         check_layers(self)
-        self._per_example_loss = per_example_loss(loss)
+        losses = per_example_loss(loss)
         settings["auto_scale_loss"] = False
         super().compile(optimizer=optimizer, loss=loss, jit_compile=False, **settings)
-        self._clipping = PerExampleClipping(
-            self, method=optimizer.method, max_bytes=optimizer.max_bytes
-        )
+        self._guard = StepGuard()
+        self._step = PrivateStep(self, optimizer, losses, self._guard)
         # A model that is compiled anew keeps its weights, and so what was spent on them.
         self._own_ledger().absorb(optimizer._ledger)
         optimizer._ledger, optimizer._owner = self._own_ledger(), weakref.ref(self)
-        self._guard = StepGuard()
         self._spending = Spending(optimizer, self._own_ledger(), self._guard)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -249,7 +245,6 @@ class LabelDPModel(keras.Model):
         if isinstance(x, tf.data.Dataset):
             settings["shuffle"] = False  # as Keras would do, with a warning
         withheld = ""
-        self._label_range = plan.label_range
         self._initial_epoch = None  # what BackupAndRestore found for an earlier fit
         self._begin(plan)
         try:
@@ -353,107 +348,12 @@ class LabelDPModel(keras.Model):
                 "not be counted. Call fit on tf_labeldp.data.poisson_batches."
             )
         x, y, weights, alt = _unpacked(data)
-        optimizer, replicas = self.optimizer, tf.distribute.get_replica_context()
-        first = tf.nest.flatten(x)[0]
-        weights = tf.ones([tf.shape(first)[0]]) if weights is None else tf.cast(weights, tf.float32)
-        labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
-        scales = self._scales(labels, alt)
-        result = self._clipping.clipped_sum(
-            x,
-            y,
-            weights,
-            self._per_example_loss,
-            optimizer.l2_norm_clip,
-            group_size=plan.rows_a_group(first, replicas.num_replicas_in_sync),
-            scales=scales,
-        )
-        step = optimizer.iterations.value
-        with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
-            clipped = [tf.identity(part) for part in result.gradients]
-        noisy = self._with_noise_once(clipped, replicas)
-        mean = [part / plan.divisor(x, replicas) for part in noisy]
-        if scales is not None:  # back from the coordinates that were clipped and noised
-            mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
-        stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / plan.divisor(x, replicas)
-        mean, report = self._denoised(mean, x, labels, weights, alt, stddev)
-        mean = with_weight_penalties(mean, self.trainable_variables)
-        report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
-        # The inner optimizer adds up the gradients of all replicas, which are the same here.
-        share = 1.0 / replicas.num_replicas_in_sync
-        finite = self._guard.check_gradients(mean, self.trainable_variables, step)
-        with tf.control_dependencies([finite]):
-            ready = NoisyGradients(part * share for part in mean)
-        optimizer.apply(ready, self.trainable_variables)
+        outputs, report = self._step.take(x, y, weights, alt, plan)
         if not self.report_training_metrics:
             return report
-        losses = tf.cast(self._per_example_loss(y, result.outputs), tf.float32)
+        losses = tf.cast(self._step.per_example_loss(y, outputs), tf.float32)
         self._loss_tracker.update_state(losses, sample_weight=weights)
-        return {**self.compute_metrics(x, y, result.outputs, sample_weight=weights), **report}
-
-    def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
-        def noisy() -> list[tf.Tensor]:
-            with tf.control_dependencies([self._guard.take_step()]):
-                admitted = [tf.identity(part) for part in clipped]
-            return self.optimizer.add_noise(admitted)
-
-        if replicas.num_replicas_in_sync == 1:
-            return noisy()
-        if tf.nest.flatten(self.optimizer.noise.initial_state([])):
-            raise ValueError(
-                f"{type(self.optimizer.noise).__name__} carries a state from step to step, which "
-                "works on one replica only. Use GaussianNoise, or no strategy."
-            )
-        # The first replica adds the noise to its share of the sum; the others add nothing.
-        first = tf.equal(replicas.replica_id_in_sync_group, 0)
-        share = tf.cond(first, noisy, lambda: list(clipped))
-        return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
-
-    def _scales(self, labels: tf.TensorSpec, alt: Any) -> list[tf.Tensor] | None:
-        """Returns the factors on the gradients, made without labels; None without any."""
-        preconditioner = self.optimizer.preconditioner
-        if preconditioner is None:
-            return None
-        self._check_public(preconditioner, alt)
-        vertices = vertex_losses(
-            self, self.loss, self._per_example_loss, alt, None, labels, self._label_range
-        )
-        return self.optimizer.scales(vertices)
-
-    @staticmethod
-    def _check_public(needs: Any, alt: Any) -> None:
-        """Raises where something that needs public examples has none."""
-        if needs.num_examples and alt is None:
-            raise ValueError(
-                f"{type(needs).__name__} needs {needs.num_examples} public examples in each step, "
-                "and the data have none. Fit on tf_labeldp.data.poisson_batches, which brings them "
-                "along."
-            )
-
-    def _denoised(
-        self,
-        mean: list[tf.Tensor],
-        x: Any,
-        labels: tf.TensorSpec,
-        weights: tf.Tensor,
-        alt: Any,
-        stddev: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        denoiser = self.optimizer.denoiser
-        if not denoiser.reveals_batch and not denoiser.num_examples:
-            return mean, {}
-        self._check_public(denoiser, alt)
-        mask = None if denoiser.num_examples else weights
-        vertices = vertex_losses(
-            self,
-            self.loss,
-            self._per_example_loss,
-            alt if denoiser.num_examples else x,
-            mask,
-            labels,
-            self._label_range,
-            stddev,
-        )
-        return self.optimizer.denoise(mean, vertices)
+        return {**self.compute_metrics(x, y, outputs, sample_weight=weights), **report}
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns what all training of these weights costs, with what their vaults have paid for.
@@ -492,7 +392,7 @@ def _trained_layers(model: keras.Model) -> list[Any]:
     return [layer for layer in layers if layer.weights]
 
 
-def _unpacked(data: Any) -> tuple[Any, Any, Any, Any]:
+def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:
     """Returns (x, y, weights, alt) of what a dataset yields."""
     parts = data if isinstance(data, (tuple, list)) else (data,)
     if not 2 <= len(parts) <= 4:
@@ -500,4 +400,7 @@ def _unpacked(data: Any) -> tuple[Any, Any, Any, Any]:
             f"a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
             f"{len(parts)} parts. Fit on tf_labeldp.data.poisson_batches."
         )
-    return (*parts, *([None] * (4 - len(parts))))  # type: ignore[return-value]
+    x, y, weights, alt = [*parts, None, None][:4]
+    if weights is None:
+        weights = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]])
+    return x, y, tf.cast(weights, tf.float32), alt

@@ -1,0 +1,167 @@
+"""One step of DP-SGD on one batch: clip, sum, add noise, denoise, apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
+from tf_labeldp.training._per_example_clipping import PerExampleClipping
+from tf_labeldp.training._step_guard import StepGuard
+from tf_labeldp.training._training_plan import TrainingPlan
+from tf_labeldp.training._vertex_losses import VertexLosses, vertex_losses
+from tf_labeldp.training._weight_penalties import with_weight_penalties
+
+
+class PrivateStep:
+    """What ``LabelDPModel.fit`` does with each batch (``ghazi2024``, Algorithm 1).
+
+    Privacy: of a batch's labels nothing leaves but the noisy sum of clipped gradients, and that
+    only after the guard has admitted the step. What the denoiser and the preconditioner are given
+    is made of features, weights and that sum.
+
+    Args:
+        model: whose trainable variables are trained.
+        optimizer: it is compiled with.
+        per_example_loss: (y_true, y_pred) -> (batch,).
+        guard: what a step has to pass.
+
+    Raises:
+        ValueError: ``optimizer.method`` is not for this model.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: LabelDPOptimizer,
+        per_example_loss: Callable[[Any, Any], tf.Tensor],
+        guard: StepGuard,
+    ) -> None:
+        self._model, self._optimizer, self._guard = model, optimizer, guard
+        self.per_example_loss = per_example_loss
+        self._clipping = PerExampleClipping(
+            model, method=optimizer.method, max_bytes=optimizer.max_bytes
+        )
+
+    def take(
+        self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Changes the weights once.
+
+        Args:
+            x: features, a nest of (B, ...).
+            y: labels (B, ...).
+            weights: float (B,), 0 for rows that are padding.
+            alt: features of other public examples, or None.
+            plan: of the ``fit`` under way.
+
+        Returns:
+            The model's outputs (B, ...), which follow from features and weights, and scalars to
+            report.
+        """
+        optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
+        variables = self._model.trainable_variables
+        labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
+        scales = self._scales(alt, labels, plan)
+        result = self._clipping.clipped_sum(
+            x,
+            y,
+            weights,
+            self.per_example_loss,
+            optimizer.l2_norm_clip,
+            group_size=plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync),
+            scales=scales,
+        )
+        step = optimizer.iterations.value
+        with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
+            clipped = [tf.identity(part) for part in result.gradients]
+        noisy = self._with_noise_once(clipped, replicas)
+        mean = [part / plan.divisor(x, replicas) for part in noisy]
+        if scales is not None:  # back from the coordinates that were clipped and noised
+            mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
+        stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / plan.divisor(x, replicas)
+        mean, report = self._denoised(mean, x, weights, alt, labels, plan, stddev)
+        mean = with_weight_penalties(mean, variables)
+        report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
+        # The inner optimizer adds up the gradients of all replicas, which are the same here.
+        share = 1.0 / replicas.num_replicas_in_sync
+        finite = self._guard.check_gradients(mean, variables, step)
+        with tf.control_dependencies([finite]):
+            ready = NoisyGradients(part * share for part in mean)
+        optimizer.apply(ready, variables)
+        return result.outputs, report
+
+    def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
+        def noisy() -> list[tf.Tensor]:
+            with tf.control_dependencies([self._guard.take_step()]):
+                admitted = [tf.identity(part) for part in clipped]
+            return self._optimizer.add_noise(admitted)
+
+        if replicas.num_replicas_in_sync == 1:
+            return noisy()
+        if tf.nest.flatten(self._optimizer.noise.initial_state([])):
+            raise ValueError(
+                f"{type(self._optimizer.noise).__name__} carries a state from step to step, which "
+                "works on one replica only. Use GaussianNoise, or no strategy."
+            )
+        # The first replica adds the noise to its share of the sum; the others add nothing.
+        first = tf.equal(replicas.replica_id_in_sync_group, 0)
+        share = tf.cond(first, noisy, lambda: list(clipped))
+        return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
+
+    def _scales(self, alt: Any, labels: tf.TensorSpec, plan: TrainingPlan) -> Any:
+        """Returns the factors on the gradients, made without labels; None without any."""
+        preconditioner = self._optimizer.preconditioner
+        if preconditioner is None:
+            return None
+        _check_public(preconditioner, alt)
+        return self._optimizer.scales(self._vertices(alt, None, labels, plan))
+
+    def _denoised(
+        self,
+        mean: list[tf.Tensor],
+        x: Any,
+        weights: tf.Tensor,
+        alt: Any,
+        labels: tf.TensorSpec,
+        plan: TrainingPlan,
+        stddev: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        denoiser = self._optimizer.denoiser
+        if not denoiser.reveals_batch and not denoiser.num_examples:
+            return mean, {}
+        _check_public(denoiser, alt)
+        public, mask = (alt, None) if denoiser.num_examples else (x, weights)
+        return self._optimizer.denoise(mean, self._vertices(public, mask, labels, plan, stddev))
+
+    def _vertices(
+        self,
+        public: Any,
+        mask: tf.Tensor | None,
+        labels: tf.TensorSpec,
+        plan: TrainingPlan,
+        stddev: Any = None,
+    ) -> VertexLosses:
+        return vertex_losses(
+            self._model,
+            self._model.loss,
+            self.per_example_loss,
+            public,
+            mask,
+            labels,
+            plan.label_range,
+            stddev,
+        )
+
+
+def _check_public(needs: Any, alt: Any) -> None:
+    """Raises where something that needs public examples has none."""
+    if needs.num_examples and alt is None:
+        raise ValueError(
+            f"{type(needs).__name__} needs {needs.num_examples} public examples in each step, "
+            "and the data have none. Fit on tf_labeldp.data.poisson_batches, which brings them "
+            "along."
+        )
