@@ -11,6 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._ledger import HISTORY, Ledger
 from tf_labeldp.training._noise import GaussianNoise, NoiseMechanism
+from tf_labeldp.training._per_example_clipping import METHODS
 from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
 
 _LEAST_CLIP = 1e-10
@@ -102,9 +103,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             if num_microbatches is None
             else _validate.integer_at_least("num_microbatches", num_microbatches, 1)
         )
-        if method not in ("auto", "ghost", "vectorized"):
-            raise ValueError(f"method must be 'auto', 'ghost' or 'vectorized', got {method!r}.")
-        self.method = method
+        self.method = _validate.one_of("method", method, METHODS)
         self.max_bytes = _validate.integer_at_least("max_bytes", max_bytes, 1)
         self._ledger = Ledger(history)
         self._noise_state: Any = ()

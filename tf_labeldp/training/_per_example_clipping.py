@@ -14,7 +14,7 @@ from tf_labeldp.training._ghost_layers import GhostModel, ghost_model, ghost_sum
 from tf_labeldp.training._layer_rules import NoRuleError
 from tf_labeldp.training._vectorized_clipping import vectorized_sums
 
-_METHODS = ("auto", "ghost", "vectorized")
+METHODS = ("auto", "ghost", "vectorized")
 _FLOAT16_LOSS_SCALE = 256.0  # entries from 2e-10 to 255 survive; above, the example adds zero
 
 
@@ -83,7 +83,7 @@ class PerExampleClipping:
 
     def __init__(self, model: keras.Model, *, method: str = "auto", max_bytes: int = 2**30) -> None:
         self._model = model
-        self._method = _validate.one_of("method", method, _METHODS)
+        self._method = _validate.one_of("method", method, METHODS)
         self._max_bytes = _validate.integer_at_least("max_bytes", max_bytes, 1)
         self._plan_key: tuple[Any, ...] | None = None
         self._ghost: GhostModel | None = None

@@ -79,10 +79,11 @@ class PrivateStep:
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
             clipped = [tf.identity(part) for part in result.gradients]
         noisy = self._with_noise_once(clipped, replicas)
-        mean = [part / plan.divisor(x, replicas) for part in noisy]
+        divisor = plan.divisor(x, replicas)
+        mean = [part / divisor for part in noisy]
         if scales is not None:  # back from the coordinates that were clipped and noised
             mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
-        stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / plan.divisor(x, replicas)
+        stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
         mean, report = self._denoised(mean, x, weights, alt, labels, plan, stddev)
         mean = with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
