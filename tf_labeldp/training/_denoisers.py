@@ -15,11 +15,12 @@ from tf_labeldp.gradients import (
     project_onto_span,
     smooth_coefficients,
 )
+from tf_labeldp.gradients._coefficients import STARTS
+from tf_labeldp.gradients._hull import SOLVERS
+from tf_labeldp.gradients._simplex import HULLS
 from tf_labeldp.training._vertex_losses import VertexLosses
 
-_TOWARDS = ("uniform", "predictions")
 _LEAST_TOLERANCE = 1e-6
-_SOLVERS = ("conjugate", "accelerated", "frank_wolfe", "pgd")
 
 
 class Denoiser(abc.ABC):
@@ -155,10 +156,10 @@ class _Hull(Denoiser):
         steps: int | None = None,
     ) -> None:
         self.smoothing = _checked_smoothing(smoothing)
-        self.smooth_towards = _validate.one_of("smooth_towards", smooth_towards, _TOWARDS)
-        self.hull = _validate.one_of("hull", hull, ("per_example", "joint"))
-        self.start = _validate.one_of("start", start, ("predictions", "uniform"))
-        self.solver = _validate.one_of("solver", solver, _SOLVERS)
+        self.smooth_towards = _validate.one_of("smooth_towards", smooth_towards, STARTS)
+        self.hull = _validate.one_of("hull", hull, HULLS)
+        self.start = _validate.one_of("start", start, STARTS)
+        self.solver = _validate.one_of("solver", solver, SOLVERS)
         self.relative_gap = _validate.positive_finite("relative_gap", relative_gap)
         self.stop_at_noise = _validate.boolean("stop_at_noise", stop_at_noise)
         if solver == "pgd" and self.stop_at_noise:

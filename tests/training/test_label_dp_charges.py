@@ -1,0 +1,271 @@
+"""What ``LabelDPModel`` charges, and that it takes no step without a charge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from label_dp_cases import (
+    DELTA,
+    LOSS,
+    SIGMA,
+    D,
+    K,
+    N,
+    batches,
+    codes,
+    features,
+    private_model,
+    unchanged,
+    vault,
+)
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import Charge, compose_charges, dp_sgd_guarantee
+from tf_labeldp.estimation import HistogramMechanism
+from tf_labeldp.mechanisms import DPSGDSteps, RandomizedResponse
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+from tf_labeldp.training import _spending as spending_module
+
+# What it charges.
+
+
+def test_the_vault_is_charged_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, order = vault(), []
+    release = ldp.PrivateLabels.release
+    model = private_model()
+    monkeypatch.setattr(
+        ldp.PrivateLabels,
+        "release",
+        lambda self, *a, **k: (order.append("charge"), release(self, *a, **k))[1],
+    )
+    step = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda *_, **__: order.append("step")
+    )
+    model.fit(batches(labels), epochs=2, callbacks=[step], verbose=0)
+    assert order == ["charge", "step", "step", "step"] * 2
+
+
+def test_a_charge_that_fails_leaves_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    model = private_model()
+    before = model.get_weights()
+    monkeypatch.setattr(ldp.PrivateLabels, "release", fail)
+    with pytest.raises(OSError, match="disk full"):
+        model.fit(batches(vault()), verbose=0)
+    assert unchanged(model, before)
+    assert model.guarantee().epsilon == 0.0
+
+
+def test_all_epochs_are_checked_before_anything_is_trained() -> None:
+    one = private_model()
+    labels = vault(epsilon=100.0)
+    one.fit(batches(labels), verbose=0)
+    enough_for_one = labels.guarantee().epsilon * 1.5
+    tight = vault(epsilon=enough_for_one)
+    model = private_model()
+    before = model.get_weights()
+    with pytest.raises(ldp.BudgetExceededError):
+        model.fit(batches(tight), epochs=50, verbose=0)
+    assert unchanged(model, before)
+    assert tight.guarantee().epsilon == 0.0
+    model.fit(batches(tight), epochs=1, verbose=0)
+    assert 0.0 < tight.guarantee().epsilon <= enough_for_one
+
+
+def test_a_budget_without_delta_is_refused() -> None:
+    model = private_model()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="delta=0"):
+        model.fit(batches(vault(delta=0.0)), verbose=0)
+    assert unchanged(model, before)
+
+
+def test_a_delta_of_one_over_n_warns() -> None:
+    with pytest.warns(UserWarning, match="not below 1/n"):
+        private_model().fit(batches(vault(delta=1.0 / N)), verbose=0)
+    model = private_model()
+    model.fit(features(), codes(), verbose=0)
+    with pytest.warns(UserWarning, match="not below 1/n"):
+        model.guarantee(1.0 / N)
+
+
+def test_an_interrupted_epoch_stays_charged() -> None:
+    labels, model = vault(), private_model()
+
+    def stop(batch: int, logs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(
+            batches(labels),
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
+            verbose=0,
+        )
+    expected = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
+    assert labels.guarantee().epsilon == pytest.approx(expected)
+    assert model.guarantee().epsilon == pytest.approx(expected)
+    model.fit(batches(labels), verbose=0)  # and it can go on
+
+
+def test_a_store_remembers_the_charges(tmp_path: Path) -> None:
+    labels = vault(store=tmp_path / "store")
+    private_model().fit(batches(labels), epochs=2, verbose=0)
+    again = vault(store=tmp_path / "store")
+    assert again.guarantee().epsilon == labels.guarantee().epsilon > 0.0
+
+
+def test_other_releases_of_the_vault_are_in_the_statement() -> None:
+    labels, model = vault(epsilon=20.0), private_model()
+    labels.release(HistogramMechanism(epsilon=0.5, num_classes=K))
+    labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
+    model.fit(batches(labels), verbose=0)
+    assert model.guarantee().epsilon == labels.guarantee().epsilon
+    steps = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
+    assert steps + 1.0 < model.guarantee().epsilon < steps + 1.5 + 1e-6
+    # At a smaller delta, too.
+    assert model.guarantee(1e-6).epsilon > dp_sgd_guarantee(SIGMA, 0.1, 3, 1e-6).epsilon + 1.0
+
+
+def test_labels_that_no_vault_held_are_added_to_what_a_vault_states() -> None:
+    labels, model = vault(epsilon=20.0), private_model()
+    labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
+    model.fit(features(), codes(), epochs=4, verbose=0)
+    model.fit(batches(labels), verbose=0)
+    steps = [DPSGDSteps(SIGMA, 1.0, 4, DELTA), DPSGDSteps(SIGMA, 0.1, 3, DELTA)]
+    charges = [Charge.of(one) for one in (RandomizedResponse(1.0, K), *steps)]
+    expected = compose_charges(charges, DELTA).epsilon
+    assert model.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
+    assert model.guarantee().epsilon > labels.guarantee().epsilon
+
+
+def test_two_fits_add_up_to_one() -> None:
+    labels, model = vault(), private_model()
+    model.fit(batches(labels), verbose=0)
+    model.fit(batches(labels), verbose=0)
+    assert model.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
+    assert labels.guarantee().epsilon == model.guarantee().epsilon
+
+
+def test_two_fits_with_other_sampling_add_up() -> None:
+    model = private_model()
+    model.fit(batches(codes(), q=0.1), verbose=0)
+    model.fit(batches(codes(), q=0.3), verbose=0)
+    alone = dp_sgd_guarantee(SIGMA, 0.3, 3, DELTA).epsilon
+    assert alone < model.guarantee(DELTA).epsilon < dp_sgd_guarantee(SIGMA, 0.3, 6, DELTA).epsilon
+
+
+# No step without a charge.
+
+
+def test_steps_outside_of_fit_are_refused() -> None:
+    model = private_model()
+    before = model.get_weights()
+    data = tf.constant(features()), tf.constant(codes())
+    with pytest.raises(RuntimeError, match="train_step is for fit alone"):
+        model.train_step(data)
+    with pytest.raises(RuntimeError, match="train_on_batch is not private"):
+        model.train_on_batch(*data)
+    model.fit(features(), codes(), verbose=0)
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match="train_step is for fit alone"):
+        model.train_step(data)
+    assert unchanged(model, before)
+
+
+def test_steps_that_a_callback_takes_besides_are_refused() -> None:
+    model, labels = private_model(), vault()
+    kept: list[Any] = []
+
+    def take_more(*_: Any) -> None:
+        kept.append((model.train_function, model.get_weights()))
+        model.train_function(iter(tf.data.Dataset.from_tensors((features(), codes()))))
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=take_more)
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        model.fit(batches(labels, steps=2), callbacks=[callback], verbose=0)
+    function, weights = kept[0]
+    assert unchanged(model, weights)
+    # Kept until after fit, it takes no step either.
+    with pytest.raises(tf.errors.OpError, match="has not been charged"):
+        function(iter(tf.data.Dataset.from_tensors((features(), codes()))))
+    assert unchanged(model, weights)
+
+
+def test_a_charge_that_is_taken_out_of_the_callbacks_stops_training() -> None:
+    model = private_model()
+    before = model.get_weights()
+
+    class Remove(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            spending_module._ChargeEpochs.on_epoch_begin = lambda *_: None
+
+    original = spending_module._ChargeEpochs.on_epoch_begin
+    try:
+        with pytest.raises(RuntimeError, match="has not been charged"):
+            model.fit(batches(vault()), callbacks=[Remove()], verbose=0)
+    finally:
+        spending_module._ChargeEpochs.on_epoch_begin = original
+    assert unchanged(model, before)
+
+
+def test_executions_that_take_more_steps_than_are_charged_are_refused() -> None:
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+    settings: dict[str, Any] = {"loss": LOSS, "steps_per_execution": 4}
+    model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0), **settings)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="must be a multiple of steps_per_execution=4"):
+        model.fit(batches(codes(), steps=6), verbose=0)
+    assert unchanged(model, before)
+    settings["steps_per_execution"] = "auto"
+    with pytest.raises(ValueError, match="steps_per_execution='auto'"):
+        model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 1.0), **settings)
+
+
+@pytest.mark.parametrize("how", ["exchange", "noise"])
+def test_noise_that_is_changed_under_way_stops_the_next_charge(how: str) -> None:
+    model = private_model()
+
+    def change(*_: Any) -> None:
+        if how == "exchange":
+            model.optimizer.noise = ldp.training.GaussianNoise(30.0)
+        else:
+            model.optimizer.noise.noise_multiplier = 30.0
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=change)
+    with pytest.raises(RuntimeError, match="noise_multiplier was changed"):
+        model.fit(features(), codes(), epochs=2, callbacks=[callback], verbose=0)
+    assert model.optimizer.history[0]["steps"] == 1
+
+
+def test_callbacks_that_raise_before_the_charge_cost_nothing() -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no")
+
+    labels, model = vault(), private_model()
+    before = model.get_weights()
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=fail)
+    with pytest.raises(OSError, match="no"):
+        model.fit(batches(labels), callbacks=[callback], verbose=0)
+    assert unchanged(model, before)
+    assert labels.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+def test_batches_of_true_labels_open_for_no_other_call(call: str) -> None:
+    plain = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
+    plain.compile("sgd", LOSS)
+    calls: list[Callable[..., Any]] = [getattr(plain, call)]
+    if call != "fit":
+        calls.append(getattr(private_model(), call))
+    for one in calls:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            one(batches(codes()), verbose=0)
+        assert "PoissonBatches" in str(caught.value)
