@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -44,6 +45,10 @@ from tf_labeldp.training import (
 EPSILONS = (0.1, 0.2, 0.5, 1.0)
 BATCH = 1024
 ALT = {"num_examples": 256, "smoothing": 1.0}
+INNER_OPTIMIZERS = {
+    "sgd": keras.optimizers.SGD,
+    "adam": functools.partial(keras.optimizers.Adam, beta_2=0.99),
+}
 # Method: learning rate (falls linearly to zero), clip, epochs, and what is special to it. With more
 # noise smaller steps are better, with little noise large steps diverge: ``--set learning_rate=2``.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -84,7 +89,7 @@ def denoiser_of(method: str, settings: dict[str, Any]) -> Any:
     own = {
         name: value
         for name, value in settings.items()
-        if name not in ("learning_rate", "clip", "epochs", "standardize")
+        if name not in ("learning_rate", "clip", "epochs", "standardize", "optimizer")
     }
     if method == "labeldp-pro":
         return AltConv(**{**ALT, **own})
@@ -122,10 +127,11 @@ def train_privately(
         known = {name: settings[name] for name in names if name in settings}
         preconditioner = GaussNewton(**known)
     schedule = keras.optimizers.schedules.PolynomialDecay(settings["learning_rate"], steps, 0.0)
+    inner = INNER_OPTIMIZERS[settings.get("optimizer", "sgd")](schedule)
     model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), data.num_classes))
     model.compile(
         LabelDPOptimizer(
-            keras.optimizers.SGD(schedule),
+            inner,
             settings["clip"],
             noise,
             denoiser=denoiser,

@@ -34,7 +34,7 @@ ALL = [
     SelfConv(smoothing=0.5, smooth_towards="predictions", hull="joint", stop_at_noise=True),
     AltConv(N),
     AltConv(N, 0.75, start="uniform", solver="accelerated", relative_gap=1e-3, max_products=12),
-    AltConv(N, solver="frank_wolfe"),
+    AltConv(N, solver="frank_wolfe", residual=0.25),
     AltConv(N, solver="pgd", step_size=0.1, steps=5),
 ]
 
@@ -287,6 +287,15 @@ def test_smoothing_towards_predictions_shrinks_and_towards_uniform_turns() -> No
     assert np.max(np.abs(points[0.5, "uniform"] - 0.5 * whole)) > 1e-2
 
 
+@pytest.mark.parametrize("smoothing", [1.0, 0.75])
+def test_the_residual_is_added_back_after_smoothing(smoothing: float) -> None:
+    w = weights()
+    [projected], _, _ = denoised(AltConv(N, smoothing), noisy(), vertices_of(w))
+    [found], _, _ = denoised(AltConv(N, smoothing, residual=0.25), noisy(), vertices_of(w))
+    np.testing.assert_allclose(found, 0.75 * projected + 0.25 * noisy()[0], atol=1e-6)
+    assert np.max(np.abs(projected - noisy()[0])) > 0.1
+
+
 def test_the_joint_hull_is_the_larger_set() -> None:
     w, distances = weights(), {}
     for hull in ("joint", "per_example"):
@@ -304,6 +313,8 @@ def test_the_joint_hull_is_the_larger_set() -> None:
         (lambda: AltConv(4, smoothing=0.0), "smoothing must be finite and above zero"),
         (lambda: AltConv(4, smoothing=1.5), r"smoothing must be in \(0, 1\]"),
         (lambda: AltConv(4, smooth_towards="labels"), "smooth_towards must be one of"),
+        (lambda: AltConv(4, residual=1.0), r"residual must be in \[0, 1\), got 1"),
+        (lambda: AltConv(4, residual=-0.1), r"residual must be in \[0, 1\), got -0.1"),
         (lambda: AltConv(4, hull="box"), "hull must be one of"),
         (lambda: AltConv(4, start="truth"), "start must be one of"),
         (lambda: AltConv(4, solver="newton"), "solver must be one of"),
