@@ -276,6 +276,10 @@ class AltConv(_Hull):
     The examples are drawn independently of the batch, so that amplification by sampling stays.
     ``data.poisson_batches`` brings them along.
 
+    A projection shortens the gradient in directions in which the loss is flat, in every step the
+    same ones. Choose an inner optimizer that rescales coordinates, such as ``Adam(0.02)``, which
+    makes up for it; with SGD the models are worse (see the benchmarks).
+
     Args:
         num_examples: n2, the number of public examples in each step, at least 1.
         smoothing: lambda in (0, 1]: the coefficients are mixed as ``lambda alpha + (1 - lambda)
