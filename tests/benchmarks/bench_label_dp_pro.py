@@ -57,12 +57,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"learning_rate": 4.0, "clip": 1.0, "epochs": 5, "standardize": 1},
     "gauss-newton": {"learning_rate": 8.0, "clip": 1.0, "epochs": 5, "standardize": 1},
     "labeldp-pro": {
-        "learning_rate": 8.0,
+        "learning_rate": 6.0,
         "clip": 1.0,
         "epochs": 5,
         "standardize": 1,
-        "max_products": 40,
+        "max_products": 20,
         "relative_gap": 1e-4,
+        "residual": 0.5,
     },
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
@@ -172,6 +173,13 @@ def train_on_noisy_labels(
     return model, {relation: run["epsilon"] for relation in ("add_or_remove", "replace_label")}
 
 
+def number_or_word(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
 def finished(path: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -201,7 +209,7 @@ def main() -> None:
         return
     warnings.filterwarnings("ignore", "delta")  # 1/n, as in the paper
     pairs = (change.partition("=") for change in options.set)
-    changes = {name: json.loads(value) for name, _, value in pairs}
+    changes = {name: number_or_word(value) for name, _, value in pairs}
     names = ("data", "method", "epsilon", "seed", "relation", "settings")
     done = [tuple(str(line[name]) for name in names) for line in finished(options.results)]
     for data_name in options.data:

@@ -277,8 +277,8 @@ class AltConv(_Hull):
     ``data.poisson_batches`` brings them along.
 
     A projection shortens the gradient in directions in which the loss is flat, in every step the
-    same ones. Choose an inner optimizer that rescales coordinates, such as ``Adam(0.02)``, which
-    makes up for it; with SGD the models are worse (see the benchmarks).
+    same ones, and SGD never makes up for it. Give ``residual=0.5``, or an inner optimizer that
+    rescales coordinates, such as ``Adam(0.02)``: better models in the benchmarks.
 
     Args:
         num_examples: n2, the number of public examples in each step, at least 1.
@@ -286,10 +286,9 @@ class AltConv(_Hull):
             beta`` (section 3.3); 1 leaves them.
         smooth_towards: beta: ``"uniform"`` over all labels, as in the paper, or
             ``"predictions"``, the model's own, where the gradient vanishes: this only shrinks.
-        residual: share, in [0, 1), of what was taken away from the gradient that is added back. A
-            projection takes some signal along with the noise, in every step from the same
-            directions, while noise averages out: with noise multipliers below 2 or so 0.2 to 0.5
-            make better models.
+        residual: share, in [0, 1), of what was taken away from the gradient that is added back:
+            signal is taken away along with the noise, and noise averages out. 0.5 suits SGD, and
+            0.2 suits Adam with noise multipliers below 2.
         hull: ``"per_example"``: the coefficients of each example sum to 1 / n2; ``"joint"``: all
             of them to one (the paper's set, which is larger).
         start: first coefficients: the model's ``"predictions"`` or ``"uniform"``.
