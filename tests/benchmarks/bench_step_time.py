@@ -46,6 +46,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 for _count in (256, 1024):
     CASES[f"AltConv {_count}"] = ("ours", {"num_examples": _count}, 4)
+    CASES[f"AltConv {_count}, 30 products"] = (
+        "ours",
+        {"num_examples": _count, "max_products": 30},
+        4,
+    )
     CASES[f"AltConv {_count}, frank_wolfe"] = (
         "ours",
         {"num_examples": _count, "solver": "frank_wolfe"},
@@ -68,6 +73,8 @@ TARGETS = [
     ),
     ("AltConv 256 / dp-sgd", "AltConv 256", "dp-sgd", 4.0),
     ("AltConv 1024 / dp-sgd", "AltConv 1024", "dp-sgd", 10.0),
+    ("AltConv 256, 30 products / dp-sgd", "AltConv 256, 30 products", "dp-sgd", 4.0),
+    ("AltConv 1024, 30 products / dp-sgd", "AltConv 1024, 30 products", "dp-sgd", 10.0),
 ]
 
 

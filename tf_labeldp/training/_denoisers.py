@@ -152,7 +152,7 @@ class _Hull(Denoiser):
         solver: str = "conjugate",
         relative_gap: float = 1e-2,
         stop_at_noise: bool = False,
-        max_products: int = 30,
+        max_products: int = 20,
         step_size: float | None = None,
         steps: int | None = None,
     ) -> None:
@@ -301,7 +301,7 @@ class AltConv(_Hull):
             then points better, below that worse, and models that were trained with it were worse
             (see the benchmarks). Not for ``"pgd"``.
         max_products: or once so many products with the gradient matrix have been taken, at least
-            5. More cost time, and gain accuracy.
+            5. More cost time, and without a ``residual`` gain accuracy.
         step_size: of ``"pgd"`` alone.
         steps: of ``"pgd"`` alone.
 
