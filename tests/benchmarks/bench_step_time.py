@@ -73,8 +73,6 @@ TARGETS = [
     ),
     ("AltConv 256 / dp-sgd", "AltConv 256", "dp-sgd", 4.0),
     ("AltConv 1024 / dp-sgd", "AltConv 1024", "dp-sgd", 10.0),
-    ("AltConv 256, 30 products / dp-sgd", "AltConv 256, 30 products", "dp-sgd", 4.0),
-    ("AltConv 1024, 30 products / dp-sgd", "AltConv 1024, 30 products", "dp-sgd", 10.0),
 ]
 
 
