@@ -68,6 +68,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
 }
+OF_TRAINING = {"learning_rate", "epochs", "standardize"}
+OF_DP_SGD = OF_TRAINING | {"clip", "optimizer"}
+PARTS = {
+    "gauss-newton": GaussNewton,
+    "labeldp-pro": functools.partial(AltConv, **ALT),
+    "self-conv": SelfConv,
+    "self-span": SelfSpan,
+}
 
 
 def arguments() -> argparse.Namespace:
@@ -85,18 +93,25 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def denoiser_of(method: str, settings: dict[str, Any]) -> Any:
-    """Returns the denoiser of a method; all settings that it knows are passed on."""
-    own = {
-        name: value
-        for name, value in settings.items()
-        if name not in ("learning_rate", "clip", "epochs", "standardize", "optimizer")
-    }
-    if method == "labeldp-pro":
-        return AltConv(**{**ALT, **own})
-    if method == "self-conv":
-        return SelfConv(**own)
-    return SelfSpan(**own) if method == "self-span" else None
+def settings_of(method: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a method with the changes; exits at one that it would not use."""
+    known = OF_TRAINING
+    if not method.startswith("rr"):
+        known = OF_DP_SGD | (set(PARTS[method]().get_config()) if method in PARTS else set())
+    unknown = sorted(set(changes) - known)
+    if unknown:
+        raise SystemExit(
+            f"{method} has no setting {', '.join(unknown)}; --set takes {', '.join(sorted(known))}."
+        )
+    return {**SETTINGS[method], **changes}
+
+
+def part_of(method: str, settings: dict[str, Any]) -> Any:
+    """Returns the denoiser or preconditioner of a method with its own settings, or None."""
+    if method not in PARTS:
+        return None
+    own = {name: value for name, value in settings.items() if name not in OF_DP_SGD}
+    return PARTS[method](**own)
 
 
 def standardized(data: _datasets.ClassificationData) -> _datasets.ClassificationData:
@@ -114,7 +129,8 @@ def train_privately(
     q, delta = BATCH / n, 1.0 / n
     steps = max(1, round(settings["epochs"] / q))
     uses, probability = steps, q
-    denoiser = denoiser_of(method, settings)
+    part = part_of(method, settings)
+    denoiser, preconditioner = (None, part) if method == "gauss-newton" else (part, None)
     if denoiser is not None and denoiser.reveals_batch:
         uses, probability = settings["epochs"], 1.0
         a_pass = n // BATCH
@@ -122,11 +138,6 @@ def train_privately(
     noise = calibrate_noise_multiplier(
         run["epsilon"], delta, probability, uses, relation=run["relation"]
     )
-    preconditioner = None
-    if method == "gauss-newton":
-        names = ("power", "damping", "momentum")
-        known = {name: settings[name] for name in names if name in settings}
-        preconditioner = GaussNewton(**known)
     schedule = keras.optimizers.schedules.PolynomialDecay(settings["learning_rate"], steps, 0.0)
     inner = INNER_OPTIMIZERS[settings.get("optimizer", "sgd")](schedule)
     model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), data.num_classes))
@@ -210,6 +221,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "delta")  # 1/n, as in the paper
     pairs = (change.partition("=") for change in options.set)
     changes = {name: number_or_word(value) for name, _, value in pairs}
+    every_setting = {method: settings_of(method, changes) for method in options.methods}
     names = ("data", "method", "epsilon", "seed", "relation", "settings")
     done = [tuple(str(line[name]) for name in names) for line in finished(options.results)]
     for data_name in options.data:
@@ -217,7 +229,7 @@ def main() -> None:
         for seed, epsilon, method in itertools.product(
             options.seeds, options.epsilons, options.methods
         ):
-            settings = {**SETTINGS[method], **changes}
+            settings = every_setting[method]
             values = (data_name, method, epsilon, seed, options.relation, settings)
             run = dict(zip(names, values, strict=True))
             if tuple(str(value) for value in values) in done:
