@@ -11,6 +11,12 @@ import pytest
 import tf_labeldp as ldp
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Every test draws the same weights, in whatever order they run."""
+    keras.utils.set_random_seed(0)
+
+
 @pytest.fixture
 def problem() -> tuple[np.ndarray, np.ndarray]:
     """Four well separated clusters: 240 points (n, 2) and their labels."""
