@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "standardize": 1,
         "max_products": 20,
         "relative_gap": 1e-4,
-        "residual": 0.5,
+        "residual": 0.7,
     },
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
