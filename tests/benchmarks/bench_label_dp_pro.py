@@ -69,7 +69,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
 }
 OF_TRAINING = {"learning_rate", "epochs", "standardize"}
-OF_DP_SGD = OF_TRAINING | {"clip", "optimizer", "unearned_amplification"}
+OF_DP_SGD = OF_TRAINING | {"clip", "optimizer"}
+AMPLIFICATION = "unearned_amplification"  # of denoisers that reveal the batch
 PARTS = {
     "gauss-newton": GaussNewton,
     "labeldp-pro": functools.partial(AltConv, **ALT),
@@ -95,9 +96,11 @@ def arguments() -> argparse.Namespace:
 
 def settings_of(method: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a method with the changes; exits at one that it would not use."""
-    known = OF_TRAINING
-    if not method.startswith("rr"):
-        known = OF_DP_SGD | (set(PARTS[method]().get_config()) if method in PARTS else set())
+    known = OF_TRAINING if method.startswith("rr") else OF_DP_SGD
+    if method in PARTS:
+        part = PARTS[method]()
+        known = known | set(part.get_config())
+        known = known | ({AMPLIFICATION} if getattr(part, "reveals_batch", False) else set())
     unknown = sorted(set(changes) - known)
     if unknown:
         raise SystemExit(
@@ -110,7 +113,9 @@ def part_of(method: str, settings: dict[str, Any]) -> Any:
     """Returns the denoiser or preconditioner of a method with its own settings, or None."""
     if method not in PARTS:
         return None
-    own = {name: value for name, value in settings.items() if name not in OF_DP_SGD}
+    own = {
+        name: value for name, value in settings.items() if name not in OF_DP_SGD | {AMPLIFICATION}
+    }
     return PARTS[method](**own)
 
 
@@ -136,7 +141,7 @@ def train_privately(
         a_pass = n // BATCH
         steps = a_pass * settings["epochs"]
     # Gray columns of Table 3: noise as if sampling amplified, stated at its true, higher cost.
-    amplified = (q, steps) if settings.get("unearned_amplification") else (probability, uses)
+    amplified = (q, steps) if settings.get(AMPLIFICATION) else (probability, uses)
     noise = calibrate_noise_multiplier(run["epsilon"], delta, *amplified, relation=run["relation"])
     schedule = keras.optimizers.schedules.PolynomialDecay(settings["learning_rate"], steps, 0.0)
     inner = INNER_OPTIMIZERS[settings.get("optimizer", "sgd")](schedule)

@@ -157,7 +157,6 @@ def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
 
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "mse", "binary_crossentropy"])
 def test_losses_by_name(loss: str) -> None:
-    keras.utils.set_random_seed(0)
     x, y = data()
     inputs = keras.Input((D,))
     units, activation = (K, "softmax") if loss.startswith("sparse") else (1, "sigmoid")
@@ -170,7 +169,6 @@ def test_losses_by_name(loss: str) -> None:
 
 
 def test_embeddings_and_inputs_by_name() -> None:
-    keras.utils.set_random_seed(0)
     x, y = data()
     words, numbers = keras.Input((2,), dtype="int32", name="words"), keras.Input((D,), name="x")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(words))
