@@ -62,8 +62,8 @@ model.compile(
 model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=2)
 
 # 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
-print(labels.guarantee())
-(publish / "privacy.json").write_text(labels.guarantee().to_json())
+print(stages.guarantee())
+(publish / "privacy.json").write_text(stages.guarantee().to_json())
 
 # 6. The model is an ordinary Keras model: save it, load it, predict.
 model.save(publish / "model.keras")

@@ -17,8 +17,9 @@ another store it would draw, and spend, once more):
         --low LOW --high HIGH --clip --whole-numbers --epsilon 2 --max-values 32 \
         --store FOLDER/labels-party/label-store --output FOLDER/message/noisy_labels.csv
 
-writes the same two files, noisy_labels.csv and noisy_labels.csv.privacy.json. LOW and HIGH are in
-FOLDER/labels-party/range.json: 0 and 7 for the claims, 25 and 346 for the diabetes data.
+writes the same two files, noisy_labels.csv and noisy_labels.csv.privacy.json; the second then also
+has what `NoisyLabels.load` needs to read both, with `posterior()` and `debiased()`. LOW and HIGH
+are in FOLDER/labels-party/range.json: 0 and 7 for the claims, 25 and 346 for the diabetes data.
 """
 
 import argparse
@@ -59,15 +60,15 @@ def labels_party(folder: pathlib.Path) -> None:
     # A part of epsilon buys a noisy histogram of the labels, on at most 32 values; the rest draws
     # each label among the few bins that lose least under it. Both data sets have counts or whole
     # scores as labels: say so, and nothing between them is told apart.
-    result = ldp.LabelRandomizer(EPSILON, max_values=32, whole_numbers=True).randomize(labels)
+    noisy = labels.randomize(ldp.LabelRandomizer(EPSILON, max_values=32, whole_numbers=True))
 
     # The message lies apart from the store, so that all of its folder can be sent.
     message.mkdir(exist_ok=True)
     with open(message / "noisy_labels.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["id", "label"])
-        writer.writerows(zip(ids.tolist(), result.noisy_labels.tolist(), strict=True))
-    statement = {"guarantee": json.loads(labels.guarantee().to_json())}
+        writer.writerows(zip(ids.tolist(), noisy.values.tolist(), strict=True))
+    statement = {"guarantee": json.loads(noisy.guarantee().to_json())}
     (message / "noisy_labels.csv.privacy.json").write_text(json.dumps(statement, indent=2))
     print(f"labels party: sent {len(ids)} noisy labels")
 

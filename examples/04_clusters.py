@@ -41,11 +41,11 @@ print(clusters.summary())
 # 4. ClusterRR (Esfandiari et al. 2022): a noisy distribution of the labels of each cluster, and for
 #    each example its own label or one drawn from that distribution. The two share epsilon.
 mechanism = ldp.ClusterRandomizedResponse.for_epsilon(1.0, num_classes=10)
-made = mechanism.randomize(labels, clusters.assignments)
+noisy = labels.randomize(mechanism, clusters=clusters)
 
 # 5. Targets for training: what the noisy label and the distribution together say of the true label.
-#    `debiased_targets` with `LabelWeightedLoss` instead is the paper's matrix-inverse loss.
-targets = ldp.estimation.posterior_probabilities(made.draw, made.noisy_labels, made.priors())
+#    `noisy.debiased()` with `LabelWeightedLoss` instead is the paper's matrix-inverse loss.
+targets = noisy.posterior()
 
 # 6. Any Keras model that ends in one score a class.
 model = keras.Sequential(
@@ -57,11 +57,11 @@ model = keras.Sequential(
 )
 loss = keras.losses.CategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.Adam(3e-3), loss=loss)
-model.fit(x_train, targets.astype("float32"), batch_size=64, epochs=15, verbose=2)
+model.fit(x_train, targets, batch_size=64, epochs=15, verbose=2)
 predicted = model.predict(x_test, verbose=0).argmax(axis=1)
 print(f"test accuracy: {(predicted == y_test).mean():.1%}")
 
 # 7. What was spent, and on which assumptions the statement rests. Publish it with the model.
-print(labels.guarantee())
-(publish / "privacy.json").write_text(labels.guarantee().to_json())
+print(noisy.guarantee())
+(publish / "privacy.json").write_text(noisy.guarantee().to_json())
 model.save(publish / "model.keras")

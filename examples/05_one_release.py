@@ -49,8 +49,8 @@ print(f"signal to noise in the release: {head.signal_to_noise_:.1f}")
 print(f"test accuracy: {head.score(x_test, y_test):.1%}")
 
 # 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
-print(labels.guarantee())
-(publish / "privacy.json").write_text(labels.guarantee().to_json())
+print(head.guarantee())
+(publish / "privacy.json").write_text(head.guarantee().to_json())
 
 # 6. An ordinary Keras model from raw images to class probabilities: save it, load it (in another
 #    process after `import tf_labeldp.keras_layers`), predict.

@@ -12,6 +12,7 @@ this package registers every class with Keras: a saved `.keras` file then loads 
   the model's own prediction as the prior.
 - `Mixup`, and its stateless parts `mixup` and `symmetric_beta`.
 - `NearestCentre`: the outputs of the centre that is nearest, for clusters with classes.
+- `ReleasedDense`: the dense layer of a released head, with its receipts.
 - `PatchFeatures`, `FourierFeatures` and `NeighbourFeatures`: fixed, label-free features of images,
   of numbers and of other features, as `tf_labeldp.heads` fits them.
 
@@ -27,6 +28,7 @@ from ._mixup import Mixup, mixup, symmetric_beta
 from ._nearest_centre import NearestCentre
 from ._neighbour_features import NeighbourFeatures
 from ._patch_features import PatchFeatures
+from ._released_dense import ReleasedDense
 
 __all__ = [
     "ALIBILoss",
@@ -37,6 +39,7 @@ __all__ = [
     "NearestCentre",
     "NeighbourFeatures",
     "PatchFeatures",
+    "ReleasedDense",
     "lipschitz_factor",
     "mixup",
     "symmetric_beta",

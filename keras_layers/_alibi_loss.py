@@ -65,7 +65,7 @@ class ALIBILoss(keras.losses.Loss):
     **The model is its own prior.** A confident model outweighs a noisy label and then learns from
     itself: where `|log p_ij - log p_ik|` is above `2 / b`, no Laplace row makes the less likely
     one of the classes j and k the likelier. Start from small weights and a small or warmed-up
-    learning rate. For a fixed prior train on `tf_labeldp.estimation.alibi_posterior` with Keras's
+    learning rate. For a fixed prior train on `tf_labeldp.estimation.posterior` with Keras's
     categorical cross-entropy.
 
     It is post-processing of rows that are private already, drawn once and the same in every epoch.

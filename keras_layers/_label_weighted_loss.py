@@ -112,7 +112,7 @@ class LabelWeightedLoss(keras.losses.Loss):
     of the channel `Q[true, noisy]`, the expectation over the noise is the loss on the true label:
     `sum_z Q[y, z] loss(w(z), y_pred) = base(y, y_pred)`. RR-Debiased, the debiased RRTop-k loss
     and the matrix-inverse loss differ in the weights alone
-    (`tf_labeldp.estimation.debiased_targets` computes them). The loss is linear in the weights,
+    (`tf_labeldp.estimation.debiased` computes them). The loss is linear in the weights,
     so that mixing them (`Mixup`) keeps it unbiased.
 
     **Unbounded below.** Weights are negative for some classes, so on one example, and on a finite
@@ -214,7 +214,7 @@ def _check_shapes(y_true: Any, y_pred: Any) -> None:
         raise ValueError(
             "`y_true` must hold label weights of shape (batch, num_classes). Received: "
             f"y_true.shape={true_shape}. Turn noisy labels into weights first, with "
-            "tf_labeldp.estimation.debiased_targets or rows of the channel's inverse."
+            "tf_labeldp.estimation.debiased or rows of the channel's inverse."
         )
     if true_shape[-1] is not None and true_shape[-1] != pred_shape[-1]:
         raise ValueError(

@@ -6,9 +6,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from ._released_dense import CarriesReceipts
+
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class NearestCentre(keras.layers.Layer):
+class NearestCentre(CarriesReceipts, keras.layers.Layer):
     """Gives each row the outputs of the centre that is nearest to it.
 
     Of equally near centres the first counts. Distances are computed in float32 whatever the dtype

@@ -5,11 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
+from ._released_dense import CarriesReceipts
+
 _SAME = 1.0 - 1e-6
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class NeighbourFeatures(keras.layers.Layer):
+class NeighbourFeatures(CarriesReceipts, keras.layers.Layer):
     """Moves features towards the mean of their nearest neighbours', as `NeighbourSmoothing` fits.
 
     For features `x`, let `k = (x * scale)[:num_key_features]` over its length. The neighbours are

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tf_labeldp import _optimizers
 from tf_labeldp._version import __version__
 
 if TYPE_CHECKING:
@@ -21,23 +22,30 @@ if TYPE_CHECKING:
         heads,
         keras_layers,
         mechanisms,
-        private_labels,
         tf_privacy,
         training,
+        vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
     from tf_labeldp.heads import PrivateRidge
     from tf_labeldp.mechanisms import (
         ALIBI,
-        ClusterRandomizedResponse,
         RandomizedResponse,
         RROnBins,
         RRTopK,
         RRWithPrior,
         optimal_bins,
     )
-    from tf_labeldp.private_labels import LabelRandomizer, LabelStoreError, PrivateLabels
     from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer, MultiStageTraining
+    from tf_labeldp.vault import (
+        ClusterRandomizedResponse,
+        LabelRandomizer,
+        LabelStoreError,
+        NoisyLabels,
+        PrivateLabels,
+        declare,
+        guarantee,
+    )
 
 _SUBMODULES = (
     "accounting",
@@ -48,28 +56,31 @@ _SUBMODULES = (
     "heads",
     "keras_layers",
     "mechanisms",
-    "private_labels",
     "tf_privacy",
     "training",
+    "vault",
 )
 _HOME_OF = {
     "ALIBI": "mechanisms",
     "AltConv": "training",
     "BudgetExceededError": "accounting",
-    "ClusterRandomizedResponse": "mechanisms",
+    "ClusterRandomizedResponse": "vault",
     "LabelDPModel": "training",
     "LabelDPOptimizer": "training",
-    "LabelRandomizer": "private_labels",
-    "LabelStoreError": "private_labels",
+    "LabelRandomizer": "vault",
+    "LabelStoreError": "vault",
     "MultiStageTraining": "training",
+    "NoisyLabels": "vault",
     "PrivacyBudget": "accounting",
     "PrivacyGuarantee": "accounting",
-    "PrivateLabels": "private_labels",
+    "PrivateLabels": "vault",
     "PrivateRidge": "heads",
     "RROnBins": "mechanisms",
     "RRTopK": "mechanisms",
     "RRWithPrior": "mechanisms",
     "RandomizedResponse": "mechanisms",
+    "declare": "vault",
+    "guarantee": "vault",
     "optimal_bins": "mechanisms",
 }
 
@@ -83,6 +94,7 @@ __all__ = [
     "LabelRandomizer",
     "LabelStoreError",
     "MultiStageTraining",
+    "NoisyLabels",
     "PrivacyBudget",
     "PrivacyGuarantee",
     "PrivateLabels",
@@ -95,20 +107,23 @@ __all__ = [
     "accounting",
     "cli",
     "data",
+    "declare",
     "estimation",
     "gradients",
+    "guarantee",
     "heads",
     "keras_layers",
     "mechanisms",
     "optimal_bins",
-    "private_labels",
     "tf_privacy",
     "training",
+    "vault",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Loads a submodule or a headline name on first use."""
+    _optimizers.watch()
     if name in _SUBMODULES:
         return importlib.import_module(f"tf_labeldp.{name}")
     if name in _HOME_OF:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +19,16 @@ import numpy as np
 
 PRIOR_SUM_TOLERANCE = 1e-4
 """A prior may miss a sum of one by this much (a float32 softmax of many classes does not)."""
+
+_LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def warn(message: str) -> None:
+    """Warns the user of something, at the line of the user's code that led to it."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def positive_finite(name: str, value: Any) -> float:

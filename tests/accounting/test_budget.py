@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -18,6 +17,7 @@ from tf_labeldp.accounting import (
     gaussian_event,
     pure_dp_event,
 )
+from tf_labeldp.accounting._budget import compose_counted
 from tf_labeldp.mechanisms import RRTopK
 
 
@@ -50,15 +50,69 @@ def test_basic_composition_adds_up_delta():
     assert compose_charges(spent, delta=0.0).epsilon == math.inf
 
 
-def test_epsilons_that_depend_on_earlier_uses_add_up_at_any_delta():
-    """The finer theorem assumes charges that were fixed in advance."""
-    spent = charges(*[0.1] * 100)
-    one = dataclasses.replace(spent[0], adaptive=True)
-    total = compose_charges([*spent[1:], one], delta=1e-5)
-    assert total == PrivacyGuarantee(epsilon=math.fsum([0.1] * 100))
-    gaussian = Charge(0.5, 1e-5, gaussian_event(10.0))
-    assert compose_charges([gaussian] * 2, delta=1e-5).epsilon < math.inf
-    assert compose_charges([gaussian] * 2 + [one], delta=1e-5).epsilon == math.inf
+def test_counted_charges_are_charges_one_by_one():
+    """Equal ones are counted together, in whatever order they came."""
+    one, other = charges(0.1, 0.2)
+    for delta in (0.0, 1e-5):
+        mixed = compose_charges([one, other, one, one, other], delta)
+        assert mixed == compose_counted(((one, 3), (other, 2)), delta)
+        assert mixed.epsilon == compose_charges([other, other, one, one, one], delta).epsilon
+    assert compose_counted(((one, 10),), 0.0).epsilon == math.fsum([0.1] * 10)
+
+
+def test_charges_that_promise_nothing_add_up_to_nothing():
+    """The reasons come with them."""
+    unknown = Charge.unknown("the first reason", "the second")
+    assert (unknown.epsilon, unknown.delta) == (math.inf, 0.0)
+    for delta in (0.0, 1e-5, 0.5):
+        for spent in ([unknown], [*charges(0.1), unknown], [unknown, *charges(0.1) * 20]):
+            total = compose_charges(spent, delta)
+            assert total.epsilon == math.inf and not total.is_private
+            assert {"the first reason", "the second"} <= set(total.assumptions)
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-3])
+def test_charge_of_an_event_is_that_of_the_accountant(delta):
+    event = gaussian_event(5.0)
+    found = Charge.of_event(event, delta, ["a note"])
+    assert found == Charge(composed_epsilon([event], delta), delta, event, ("a note",))
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [(gaussian_event(5.0), 0.0), (dp_accounting.NonPrivateDpEvent(), 1e-5)],
+    ids=["no delta", "not private"],
+)
+def test_charge_of_an_event_without_an_epsilon_says_why(event, delta):
+    found = Charge.of_event(event, delta, ["a note"])
+    assert found.epsilon == math.inf and found.event == event
+    first, second = found.assumptions
+    assert first.startswith(f"nothing is promised: no finite epsilon is known at delta={delta:g}")
+    assert second == "a note"
+
+
+def test_charges_of_events_in_lists_can_be_counted():
+    """``dp_accounting`` takes lists and tuples alike; equal charges are to be equal."""
+    parts = [pure_dp_event(0.1), gaussian_event(5.0)]
+    of_list, of_tuple = (
+        Charge(1.0, 1e-5, dp_accounting.ComposedDpEvent(kind(parts)), ["a note"])
+        for kind in (list, tuple)
+    )
+    assert of_list == of_tuple and hash(of_list) == hash(of_tuple)
+
+
+def test_charges_of_events_in_lists_within_events_can_be_counted():
+    row = dp_accounting.SelfComposedDpEvent(dp_accounting.ComposedDpEvent([pure_dp_event(0.1)]), 2)
+    total = compose_charges([Charge(0.2, 0.0, row)] * 2)
+    assert total.epsilon == 0.4
+
+
+def test_one_use_that_is_many_in_itself_is_composed_finely():
+    """An event with a count, such as a row of labels, is not one use."""
+    row = dp_accounting.SelfComposedDpEvent(pure_dp_event(0.1), 100)
+    total = compose_charges([Charge(10.0, 0.0, row)], delta=1e-5)
+    assert total.epsilon == composed_epsilon([pure_dp_event(0.1)] * 100, 1e-5) < 6.0
+    assert total.delta == 1e-5 and "fixed in advance" in total.assumptions[0]
 
 
 def test_one_use_stays_as_it_is_at_a_positive_delta():
@@ -104,6 +158,10 @@ def test_budget_with_delta():
     budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
     assert budget.allows(PrivacyGuarantee(epsilon=1.0, delta=1e-5))
     assert not budget.allows(PrivacyGuarantee(epsilon=1.0, delta=1.1e-5))
+
+
+def test_a_budget_in_words():
+    assert str(PrivacyBudget(2, 1e-6)) == "epsilon=2, delta=1e-06"
 
 
 @pytest.mark.parametrize("epsilon", [0, -0.5, math.nan, math.inf])

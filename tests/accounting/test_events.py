@@ -13,12 +13,13 @@ from dp_accounting import pld
 from tf_labeldp.accounting import (
     compose_events,
     composed_epsilon,
+    dp_sgd_charge,
     dp_sgd_event,
     gaussian_event,
     pure_dp_event,
     randomized_response_event,
 )
-from tf_labeldp.mechanisms import DPSGDSteps, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 
 Composed = dp_accounting.ComposedDpEvent
 Repeated = dp_accounting.SelfComposedDpEvent
@@ -32,7 +33,7 @@ EMITTED = {
     "gaussian_event": gaussian_event(5.0),
     "dp_sgd_event": dp_sgd_event(8.0, 0.2, 2),
     "dp_sgd_event, full batches": dp_sgd_event(8.0, 1.0, 2),
-    "DPSGDSteps": DPSGDSteps(9.0, 0.3, 2, 1e-6).dp_event(),
+    "dp_sgd_charge": dp_sgd_charge(9.0, 0.3, 2, 1e-6).event,
 }
 
 

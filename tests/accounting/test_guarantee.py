@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 
 import pytest
 
@@ -16,6 +17,7 @@ STATEMENTS = {
     "infinite": PrivacyGuarantee(math.inf),
     "seeded": PrivacyGuarantee(1.0, seeded=True),
     "compared": PrivacyGuarantee(1.0, 1e-6, unit="one user", relation="add_or_remove"),
+    "counted": PrivacyGuarantee(1.0, 2e-6, num_units=60_000, remarks=("this draw lost less",)),
 }
 
 
@@ -37,13 +39,17 @@ def test_json_is_standard_and_complete():
         "relation": "replace_label",
         "assumptions": [],
         "seeded": False,
+        "num_units": None,
+        "remarks": [],
         "private": False,
     }
+    counted = json.loads(STATEMENTS["counted"].to_json(), parse_constant=refuse)
+    assert (counted["num_units"], counted["remarks"]) == (60_000, ["this draw lost less"])
 
 
 def test_is_private():
     private = {name for name, statement in STATEMENTS.items() if statement.is_private}
-    assert private == {"pure", "nothing", "approximate", "compared"}
+    assert private == {"pure", "nothing", "approximate", "compared", "counted"}
 
 
 def test_the_relation_is_replacement_of_a_label_and_is_printed():
@@ -66,7 +72,8 @@ def test_words_say_what_the_numbers_mean():
 
 def test_words_for_an_infinite_and_a_huge_epsilon():
     text = str(STATEMENTS["infinite"])
-    assert text.startswith("(inf, 0)-label-DP") and "times as likely" not in text
+    assert text.startswith("NOT PRIVATE: nothing is promised\n") and "times as likely" not in text
+    assert "label-DP" not in text and "inf" not in text
     assert "e^1000 times as likely" in str(PrivacyGuarantee(1000.0))
 
 
@@ -75,6 +82,79 @@ def test_a_seeded_statement_says_that_it_is_not_private():
     assert text.startswith("NOT PRIVATE: seeded.")
     assert json.loads(STATEMENTS["seeded"].to_json())["private"] is False
     assert "NOT PRIVATE" not in str(STATEMENTS["pure"])
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_the_headline_is_the_first_line(name):
+    statement = STATEMENTS[name]
+    assert str(statement).splitlines()[0] == statement.headline
+
+
+def test_nothing_promised_is_said_of_a_seeded_statement_too():
+    """Not even secret random bits would make it one."""
+    text = str(PrivacyGuarantee(math.inf, seeded=True))
+    assert text.startswith("NOT PRIVATE: nothing is promised\n") and "label-DP" not in text
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_add_or_remove_is_never_headed_label_dp(seeded):
+    statement = PrivacyGuarantee(1.0, 1e-6, relation="add_or_remove", seeded=seeded)
+    headline = statement.headline
+    assert ")-label-DP" not in headline
+    assert "(1, 1e-06)-DP under add_or_remove, which is weaker than label-DP" in headline
+    assert headline.startswith("NOT PRIVATE: seeded.") == seeded
+
+
+@pytest.mark.parametrize(
+    ("delta", "units", "line"),
+    [
+        (1e-5, 60_000, "  delta: 0.6 / n, for n = 60,000"),
+        (1e-7, 1000, "  delta: 0.0001 / n, for n = 1,000"),
+        (1 / 3e4, 10_000, "  delta: 0.334 / n, for n = 10,000"),  # rounded up
+        (1e-3, 1000, "  delta: 1 / n, for n = 1,000 (WARNING: not below 1 / n; such a delta"),
+        (0.5, 1000, "  delta: 500 / n, for n = 1,000 (WARNING: not below 1 / n; such a delta"),
+    ],
+)
+def test_delta_is_told_in_parts_of_one_over_n(delta, units, line):
+    lines = str(PrivacyGuarantee(1.0, delta, num_units=units)).splitlines()
+    (found,) = [one for one in lines if one.startswith("  delta:")]
+    assert found.startswith(line)
+    assert ("WARNING" in found) == (delta * units >= 1.0)
+
+
+def test_no_line_for_a_delta_of_zero_or_an_unknown_number_of_units():
+    for statement in (PrivacyGuarantee(1.0, num_units=10), PrivacyGuarantee(1.0, 1e-5)):
+        assert "  delta:" not in str(statement)
+
+
+@pytest.mark.parametrize(("delta", "warns"), [(0.0, False), (0.99e-3, False), (1e-3, True)])
+def test_a_delta_that_is_not_below_one_over_n_is_warned_of(delta, warns):
+    statement = PrivacyGuarantee(1.0, delta, num_units=1000)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert statement.warn_of_delta() is statement
+    assert [one.category for one in caught] == [UserWarning] * warns
+    assert all("not below 1/n = 0.001" in str(one.message) for one in caught)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivacyGuarantee(1.0, delta).warn_of_delta()  # for nobody knows how many
+
+
+def test_remarks_come_last_and_promise_nothing_more():
+    plain = PrivacyGuarantee(1.0, assumptions=("the first",))
+    grown = plain.with_remarks(["this draw lost 0.5"]).with_remarks(["and no more"])
+    assert grown.remarks == ("this draw lost 0.5", "and no more") and plain.remarks == ()
+    assert (grown.epsilon, grown.delta, grown.assumptions) == (1.0, 0.0, ("the first",))
+    assert str(grown).startswith(str(plain))
+    assert str(grown).splitlines()[-2:] == [
+        "  remark: this draw lost 0.5",
+        "  remark: and no more",
+    ]
+
+
+def test_no_assumption_is_said_twice():
+    grown = STATEMENTS["approximate"].with_assumptions(["the first", "the third", "the third"])
+    assert grown.assumptions == ("the first", "ε ≥ 0 is meant", "the third")
 
 
 def test_with_assumptions_adds_and_keeps():

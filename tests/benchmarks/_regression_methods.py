@@ -19,7 +19,7 @@ UNBIASED_VALUES = 32  # the time of its linear program grows with the third powe
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyLabels:
+class Drawn:
     """What one method made of the training labels.
 
     Attributes:
@@ -40,7 +40,7 @@ class Method:
         role: "ours"; "baseline", one of the paper's; "extra", beyond the paper.
     """
 
-    draw: Callable[[InsuranceData, np.ndarray, float, int], NoisyLabels]
+    draw: Callable[[InsuranceData, np.ndarray, float, int], Drawn]
     role: str
 
 
@@ -75,7 +75,7 @@ def vault(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> l
     """
     budget = ldp.PrivacyBudget(epsilon)
     return ldp.PrivateLabels(
-        data.labels[rows], low=data.low, high=data.high, budget=budget, seed=seed
+        data.labels[rows], low=data.low, high=data.high, budget=budget, insecure_seed=seed
     )
 
 
@@ -86,24 +86,25 @@ def _additive(
     epsilon: float,
     seed: int,
     clip: bool = True,
-) -> NoisyLabels:
+) -> Drawn:
     mechanism = kind(epsilon, low=data.low, high=data.high, clip=clip)
-    return NoisyLabels(vault(data, rows, epsilon, seed).randomize(mechanism))
+    return Drawn(vault(data, rows, epsilon, seed).randomize(mechanism).values)
 
 
 def _rr_on_bins(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int, *, debiased: bool = False
-) -> NoisyLabels:
+) -> Drawn:
     randomizer = ldp.LabelRandomizer(epsilon, max_values=MAX_VALUES, whole_numbers=data.counts)
-    result = randomizer.randomize(vault(data, rows, epsilon, seed))
-    noisy = result.debiased_labels() if debiased else result.noisy_labels
-    details = {"prior_epsilon": result.prior_epsilon, "k": len(result.values)}
-    return NoisyLabels(noisy, {**details, **_bins(result.mechanism)})
+    noisy = vault(data, rows, epsilon, seed).randomize(randomizer)
+    prior_epsilon = noisy.receipts[0].charge.epsilon
+    details = {"prior_epsilon": prior_epsilon, "k": len(noisy.priors.values)}
+    labels = noisy.debiased() if debiased else noisy.values
+    return Drawn(labels, {**details, **_bins(noisy.mechanism)})
 
 
 def _rr_on_bins_known_prior(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int
-) -> NoisyLabels:
+) -> Drawn:
     """As if the distribution of the training labels were public: a bound, not a method."""
     values = np.array(
         estimation.rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts).values
@@ -111,8 +112,8 @@ def _rr_on_bins_known_prior(
     counts = np.bincount(nearest_index(values, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
     randomizer = ldp.LabelRandomizer(epsilon, values=tuple(values.tolist()), prior=prior)
-    result = randomizer.randomize(vault(data, rows, epsilon, seed))
-    return NoisyLabels(result.noisy_labels, {"k": len(values), **_bins(result.mechanism)})
+    noisy = vault(data, rows, epsilon, seed).randomize(randomizer)
+    return Drawn(noisy.values, {"k": len(values), **_bins(noisy.mechanism)})
 
 
 def _laplace_posterior(
@@ -121,33 +122,34 @@ def _laplace_posterior(
     rows: np.ndarray,
     epsilon: float,
     seed: int,
-) -> NoisyLabels:
+) -> Drawn:
     """A fair baseline: like ours, it knows a private prior and pays for it."""
     labels = vault(data, rows, epsilon, seed)
-    values, prior, prior_epsilon = _private_prior(data, labels, epsilon, MAX_VALUES)
+    priors, prior_epsilon = _private_prior(data, labels, epsilon, MAX_VALUES)
     mechanism = kind(epsilon - prior_epsilon, low=data.low, high=data.high)
-    noisy = estimation.posterior_mean(mechanism, labels.randomize(mechanism), values, prior)
-    return NoisyLabels(noisy, {"prior_epsilon": prior_epsilon, "k": len(values)})
+    means = labels.randomize(mechanism).posterior(priors)
+    return Drawn(means, {"prior_epsilon": prior_epsilon, "k": len(priors.values)})
 
 
-def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> NoisyLabels:
+def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) -> Drawn:
     """The mean of a noisy label is the true one, if the label is on the grid."""
     labels = vault(data, rows, epsilon, seed)
-    values, prior, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
-    mechanism = mechanisms.optimal_bins(values, prior, epsilon - prior_epsilon, unbiased=True)
-    noisy = labels.randomize(mechanism)
-    details = {"prior_epsilon": prior_epsilon, "k": len(values), **_bins(mechanism)}
-    return NoisyLabels(noisy, details)
+    priors, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
+    mechanism = mechanisms.optimal_bins(
+        priors.values, priors.probabilities, epsilon - prior_epsilon, unbiased=True
+    )
+    details = {"prior_epsilon": prior_epsilon, "k": len(priors.values), **_bins(mechanism)}
+    return Drawn(labels.randomize(mechanism).values, details)
 
 
 def _private_prior(
     data: InsuranceData, labels: ldp.PrivateLabels, epsilon: float, max_values: int
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns values, a prior over them, and what it cost: all as RR-on-Bins does it."""
+) -> tuple[mechanisms.Priors, float]:
+    """Returns a prior over values, and what it cost: all as RR-on-Bins does it."""
     randomizer = ldp.LabelRandomizer(epsilon, max_values=max_values, whole_numbers=data.counts)
     values, prior_epsilon = randomizer.split(len(labels), *labels.label_range)
-    histogram = estimation.HistogramMechanism(prior_epsilon, values=tuple(values.tolist()))
-    return values, estimation.histogram_prior(labels.release(histogram)), prior_epsilon
+    histogram = mechanisms.HistogramMechanism(prior_epsilon, values=tuple(values.tolist()))
+    return labels.release(histogram).priors(), prior_epsilon
 
 
 def _bins(mechanism: mechanisms.RROnBins | mechanisms.ChannelMechanism) -> dict[str, Any]:

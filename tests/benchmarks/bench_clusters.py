@@ -30,13 +30,9 @@ from _cluster_logistic import fit_scores
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import _datasets
-from tf_labeldp.estimation import (
-    debiased_targets,
-    find_clusters,
-    posterior_probabilities,
-    prior_from_logits,
-)
-from tf_labeldp.mechanisms import ClusterRandomizedResponse, RandomizedResponse, RRWithPrior
+from tf_labeldp.estimation import find_clusters, prior_from_logits
+from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp.vault import ClusterRandomizedResponse
 
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 CLUSTERS = 100
@@ -81,7 +77,7 @@ class Problem:
     def vault(self, epsilon: float, seed: int) -> ldp.PrivateLabels:
         """Returns the labels in a vault of their own for a run."""
         budget = ldp.PrivacyBudget(epsilon)
-        return ldp.PrivateLabels(self.y, self.num_classes, budget=budget, seed=seed)
+        return ldp.PrivateLabels(self.y, self.num_classes, budget=budget, insecure_seed=seed)
 
     def accuracy(self, targets: np.ndarray) -> float:
         """Returns the test accuracy in percent after training on targets (n, K)."""
@@ -105,10 +101,11 @@ class Problem:
         dense = keras.layers.Dense(self.num_classes, kernel_initializer=zeros)
         model = ldp.LabelDPModel(inputs, dense(inputs))
         rate = keras.optimizers.schedules.PolynomialDecay(RATE, steps, 0.0)
-        optimizer = ldp.LabelDPOptimizer(keras.optimizers.SGD(rate), 1.0, noise, seed=seed)
+        inner = keras.optimizers.SGD(rate)
+        optimizer = ldp.LabelDPOptimizer(inner, 1.0, noise, insecure_seed=seed)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         batches = ldp.data.poisson_batches(
-            self.x, self.y, sampling_probability=q, steps=steps, seed=seed
+            self.x, self.y, sampling_probability=q, steps=steps, insecure_seed=seed
         )
         model.fit(batches, epochs=1, verbose=0)
         return self._percent(model.predict(self.x_test, batch_size=1000, verbose=0))
@@ -116,18 +113,16 @@ class Problem:
     def uniform(self, epsilon: float, seed: int) -> float:
         """Returns the test accuracy in percent of UniformRR (Corollary 1, beta = lambda)."""
         mechanism = ClusterRandomizedResponse.uniform(epsilon, self.num_classes)
-        made = mechanism.randomize(self.vault(epsilon, seed), np.zeros(len(self.y), int))
-        return self.accuracy(debiased_targets(made.draw, made.noisy_labels, priors=made.priors()))
+        one = np.zeros(len(self.y), int)
+        return self.accuracy(
+            self.vault(epsilon, seed).randomize(mechanism, clusters=one).debiased()
+        )
 
     def cluster(self, epsilon: float, number: int, seed: int, *, soft: bool) -> float:
         """Returns the test accuracy in percent of ClusterRR."""
         mechanism = ClusterRandomizedResponse.for_epsilon(epsilon, self.num_classes)
-        made = mechanism.randomize(self.vault(epsilon, seed), self.clusters(number))
-        if soft:
-            targets = posterior_probabilities(made.draw, made.noisy_labels, made.priors())
-        else:
-            targets = np.eye(self.num_classes)[made.noisy_labels]
-        return self.accuracy(targets)
+        noisy = self.vault(epsilon, seed).randomize(mechanism, clusters=self.clusters(number))
+        return self.accuracy(noisy.posterior() if soft else np.eye(self.num_classes)[noisy.values])
 
     def two_stages(self, epsilon: float, seed: int) -> float:
         """Returns the test accuracy in percent of LP-2ST, 60 % of the labels in stage 1."""
@@ -137,11 +132,11 @@ class Problem:
         eye = np.eye(self.num_classes)
         targets = np.zeros((len(order), self.num_classes))
         drawn = labels.randomize(RandomizedResponse(epsilon, self.num_classes), first)
-        targets[first] = eye[drawn]
+        targets[first] = eye[drawn.values]
         scores = fit_scores(self.x[first], targets[first], self.x[second])
         priors = prior_from_logits(scores)
         drawn = labels.randomize(RRWithPrior(epsilon, self.num_classes), second, priors)
-        targets[second] = eye[drawn]
+        targets[second] = eye[drawn.values]
         return self.accuracy(targets)
 
     def run(self, method: str, epsilon: float | None, number: int, seed: int) -> float:

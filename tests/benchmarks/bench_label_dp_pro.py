@@ -30,7 +30,7 @@ import tensorflow as tf
 import tf_labeldp as ldp
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
 from tf_labeldp.cli import _datasets, _models
-from tf_labeldp.estimation import debiased_targets
+from tf_labeldp.estimation import debiased
 from tf_labeldp.keras_layers import LabelWeightedLoss
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.training import (
@@ -153,13 +153,13 @@ def train_privately(
             noise,
             denoiser=denoiser,
             preconditioner=preconditioner,
-            seed=run["seed"],
+            insecure_seed=run["seed"],
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     a_pass = steps if probability < 1.0 else n // BATCH
     batches = ldp.data.poisson_batches(
-        data.x_train, data.y_train, sampling_probability=q, steps=a_pass, seed=run["seed"]
+        data.x_train, data.y_train, sampling_probability=q, steps=a_pass, insecure_seed=run["seed"]
     )
     model.fit(batches, epochs=steps // a_pass, verbose=0)
     spent = {
@@ -179,7 +179,7 @@ def train_on_noisy_labels(
     loss: Any = keras.losses.CategoricalCrossentropy(from_logits=True)
     targets = np.eye(classes, dtype=np.float32)[noisy]
     if run["method"] == "rr-debiased":
-        targets = debiased_targets(mechanism, noisy).astype(np.float32)
+        targets = debiased(mechanism, noisy).astype(np.float32)
         loss = LabelWeightedLoss(keras.losses.CategoricalCrossentropy(from_logits=True))
     model = _models.small_cnn((28, 28, 1), classes)
     steps = settings["epochs"] * -(-len(noisy) // BATCH)

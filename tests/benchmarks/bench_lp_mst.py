@@ -115,7 +115,7 @@ def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace)
             data.y_train,
             data.num_classes,
             budget=ldp.PrivacyBudget(epsilon),
-            seed=job["seed"],
+            insecure_seed=job["seed"],
         )
         stages = ldp.MultiStageTraining(
             data.x_train,

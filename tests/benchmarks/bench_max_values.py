@@ -24,9 +24,9 @@ FINE = 4001
 def error(labels: np.ndarray, high: float, epsilon: float, most: int, seed: int) -> float:
     """Returns the MSE between true and noisy labels of one draw."""
     budget = ldp.PrivacyBudget(epsilon)
-    vault = ldp.PrivateLabels(labels, low=0.0, high=high, budget=budget, seed=seed)
-    made = ldp.LabelRandomizer(epsilon, max_values=most).randomize(vault)
-    return float(np.mean(np.square(made.noisy_labels - labels)))
+    vault = ldp.PrivateLabels(labels, low=0.0, high=high, budget=budget, insecure_seed=seed)
+    noisy = vault.randomize(ldp.LabelRandomizer(epsilon, max_values=most))
+    return float(np.mean(np.square(noisy.values - labels)))
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,7 +83,7 @@ class Features:
         if self._read.get(smooth, (None, None))[0] != epsilon:
             y = self.data.y_train
             head = PrivateLogisticRegression(
-                epsilon, 1.0 / len(y), num_classes=self.data.num_classes, seed=0
+                epsilon, 1.0 / len(y), num_classes=self.data.num_classes, insecure_seed=0
             )
             found = head._read(self.get(smooth)[0], y)
             self._read[smooth] = epsilon, (head._scaling, *found)
@@ -99,7 +100,7 @@ def head_results(
     mechanism = source.mechanism(scan.max_l1)
     for seed in seeds:
         moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
-        head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes, seed=seed)
+        head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes)
         head._scaling = scaling
         copied = dataclasses.replace(
             scan, gram=scan.gram.copy(order="F"), sample=scan.sample.copy()
@@ -133,6 +134,7 @@ def main() -> None:
     )
     parser.add_argument("--plot", type=pathlib.Path, help="PNG file to draw the results into")
     args = parser.parse_args()
+    warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
 
     results = report.read(args.results)
     done = {report.key(result) for result in results}

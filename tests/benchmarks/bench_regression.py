@@ -24,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 from _insurance import COLUMNS, InsuranceData, load, split
-from _regression_methods import NoisyLabels, methods
+from _regression_methods import Drawn, methods
 from _regression_network import Trainer
 from _regression_report import CONSTANT, NON_PRIVATE, plot_errors, plot_joint_density, report
 
@@ -45,11 +45,11 @@ def measure(
     rows, test_rows = split(len(data), seed)
     labels, test_labels = data.labels[rows], data.labels[test_rows]
     if method == CONSTANT:
-        noisy = NoisyLabels(np.full(len(rows), labels.mean()))
+        noisy = Drawn(np.full(len(rows), labels.mean()))
         predicted = noisy.labels[: len(test_rows)]
     else:
         if method == NON_PRIVATE:
-            noisy = NoisyLabels(labels)
+            noisy = Drawn(labels)
         else:
             noisy = methods(data.counts)[method].draw(data, rows, epsilon, seed)
         trainer.fit(rows, noisy.labels, seed)

@@ -48,9 +48,7 @@ def main() -> None:
     model = _models.small_cnn((28, 28, 1), 10)
     model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
     callbacks = [stages, Clock()]
-    model.fit(
-        stages.dataset(), epochs=stages.epochs, callbacks=callbacks, verbose=0, shuffle=False
-    )
+    model.fit(stages.dataset(), epochs=stages.epochs, callbacks=callbacks, verbose=0, shuffle=False)
     per_example = epochs[1] / (0.6 * NUM_EXAMPLES)  # the first epoch also compiles
     report = stages.reports[1]
     print("| what | seconds | epochs of 60,000 examples |")

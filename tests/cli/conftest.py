@@ -1,12 +1,15 @@
-"""Small data sets in the files that the loaders read; a terminal and a clock."""
+"""Small data sets in the files that the loaders read; a terminal, a clock, edits of JSON."""
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,3 +93,73 @@ def clock_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], Clock]:
         return clock
 
     return replace
+
+
+Edits = Callable[[Any], Iterator[tuple[str, Any]]]
+
+
+@pytest.fixture
+def edits() -> Edits:
+    """Gives each small edit of what a JSON file holds: what it is, and the edited content."""
+
+    def each_edit(content: Any) -> Iterator[tuple[str, Any]]:
+        for path in places(content):
+            held = content
+            for step in path:
+                held = held[step]
+            for what, value in other_values(held):
+                yield f"{path}: {what}", with_value(content, path, value)
+
+    return each_edit
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path to each value, of lists and objects too."""
+    yield path
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from places(value, (*path, name))
+    elif isinstance(content, list):
+        for number, value in enumerate(content):
+            yield from places(value, (*path, number))
+
+
+def other_values(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what differs from a value as little as can be."""
+    if isinstance(value, dict):
+        yield "an entry more", {**value, "more": None}
+        for name in value:
+            yield f"without {name}", {key: kept for key, kept in value.items() if key != name}
+    elif isinstance(value, list):
+        yield "an entry more", [*value, None]
+        if value:
+            yield "without the first", value[1:]
+            yield "the last one twice", [*value, value[-1]]
+        for i in range(len(value) - 1):
+            if value[i] != value[i + 1]:
+                yield f"{i} and {i + 1} swapped", [*value[:i], *value[i : i + 2][::-1],
+                                                   *value[i + 2 :]]  # fmt: skip
+    elif value is None:
+        yield "zero", 0
+        yield "a text", ""
+    elif isinstance(value, bool):
+        yield "the other", not value
+        yield "none", None
+    elif isinstance(value, int):
+        yield "one more", value + 1
+        yield "none", None
+    elif isinstance(value, float):
+        yield "the next number", math.nextafter(value, math.inf)
+        yield "none", None
+    else:
+        yield "a letter more", f"{value} "
+        yield "none", None
+
+
+def with_value(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Gives a copy with another value at the end of a path."""
+    if not path:
+        return value
+    edited = copy.copy(content)
+    edited[path[0]] = with_value(content[path[0]], path[1:], value)
+    return edited

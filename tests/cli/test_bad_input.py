@@ -29,7 +29,7 @@ def test_bad_epsilon(capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert f"epsilon must be a finite number above zero, got {text!r}" in message
 
 
-@pytest.mark.parametrize(("option", "least"), [("--epochs", 1), ("--seed", 0)])
+@pytest.mark.parametrize(("option", "least"), [("--epochs", 1), ("--insecure-seed", 0)])
 @pytest.mark.parametrize("text", ["-1", "1.5", "many"])
 def test_bad_whole_numbers(
     capsys: pytest.CaptureFixture[str], option: str, least: int, text: str

@@ -148,7 +148,7 @@ def test_an_input_that_was_taken_for_a_class(capsys: pytest.CaptureFixture[str])
         ["--epsilon", "0"],
         ["--nonsense"],
         ["--low"],
-        ["--seed", "x"],
+        ["--insecure-seed", "x"],
         ["--task", "ranking"],
         ["--high", "-1"],
     ],

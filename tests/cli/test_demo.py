@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _datasets, main
+from tf_labeldp.cli import _datasets, _report, main
+from tf_labeldp.mechanisms import RRWithPrior
+from tf_labeldp.vault import NoisyLabels
 
 LP_1ST, LP_2ST = "lp-1st_epsilon-2", "lp-2st_epsilon-2"
 PRIVATE = (LP_1ST, LP_2ST)
 PLOT = "accuracy_and_channel.png"
 MARKER = ".tf-labeldp-demo"
+NOISY_LABELS = {"noisy_labels.json", "noisy_labels.npz"}
 FILES = {
     MARKER,
     *(f"model_{name}.keras" for name in ("NOT-PRIVATE", *PRIVATE)),
-    *(f"noisy_labels_{name}.npz" for name in PRIVATE),
+    *(f"noisy_labels_{name}" for name in PRIVATE),
     *("privacy.txt", "privacy.json", "results.json", PLOT),
 }
 
@@ -50,6 +53,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
     folder, _ = demo
     assert {path.name for path in folder.iterdir()} == FILES
+    for name in PRIVATE:
+        inside = {path.name for path in (folder / f"noisy_labels_{name}").iterdir()}
+        assert inside == NOISY_LABELS
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
@@ -91,7 +97,7 @@ def test_each_model_has_its_statement(demo: tuple[Path, str]) -> None:
         assert any("only this model and its noisy labels" in a for a in guarantee.assumptions)
         assert entry["note"] is None
         assert entry["model"] == f"model_{name}.keras"
-        assert entry["noisy_labels"] == f"noisy_labels_{name}.npz"
+        assert entry["noisy_labels"] == f"noisy_labels_{name}"
 
 
 def test_publishing_all_private_models_costs_the_sum(demo: tuple[Path, str]) -> None:
@@ -112,17 +118,29 @@ def test_the_statements_are_there_as_text(demo: tuple[Path, str]) -> None:
     assert text.index("NOT PRIVATE: trained on the true labels") < text.index("lp-1st")
 
 
-def test_noisy_labels_hold_ids_and_noisy_labels_only(demo: tuple[Path, str]) -> None:
+def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo: tuple[Path, str]) -> None:
     folder, _ = demo
     true = _datasets.load("digits").y_train
     agreement = {}
     for name in PRIVATE:
-        with np.load(folder / f"noisy_labels_{name}.npz", allow_pickle=False) as file:
-            assert set(file) == {"ids", "noisy_labels"}
-            np.testing.assert_array_equal(file["ids"], np.arange(true.size))
-            noisy = file["noisy_labels"]
+        saved = folder / f"noisy_labels_{name}"
+        with np.load(saved / "noisy_labels.npz", allow_pickle=False) as file:
+            assert set(file) == {"indices", "values", "probabilities"}
+            np.testing.assert_array_equal(np.sort(file["indices"]), np.arange(true.size))
+            indices, noisy = file["indices"], file["values"]
+            assert file["probabilities"].shape == (true.size, 10)
+        assert noisy.shape == indices.shape
         assert noisy.min() >= 0 and noisy.max() <= 9
-        agreement[name] = np.mean(noisy == true)
+        agreement[name] = np.mean(noisy == true[indices])
+        # They load as what they were drawn as, at the price of their model's statement.
+        loaded = NoisyLabels.load(saved)
+        np.testing.assert_array_equal(loaded.values, noisy)
+        np.testing.assert_array_equal(loaded.indices, indices)
+        assert loaded.mechanism == RRWithPrior(2.0, 10)
+        guarantee = loaded.guarantee()
+        assert (guarantee.epsilon, guarantee.delta, guarantee.is_private) == (2.0, 0.0, True)
+        assert guarantee.num_units == true.size
+        assert loaded.posterior().shape == loaded.debiased().shape == (true.size, 10)
     # LP-1ST is randomized response over ten classes: six standard deviations on either side.
     keep = math.exp(2) / (math.exp(2) + 9)
     assert abs(agreement[LP_1ST] - keep) < 6 * math.sqrt(keep * (1 - keep) / true.size)
@@ -148,13 +166,19 @@ def test_a_second_demo_replaces_its_own_files_alone(
     (tmp_path / MARKER).write_text("an earlier demo was here")
     for name in ("model_lp-1st_epsilon-8.keras", PLOT, "notes.txt", "model_mine.keras"):
         (tmp_path / name).write_text("before")
+    for name in ("noisy_labels_lp-1st_epsilon-2", "noisy_labels_mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "noisy_labels.json").write_text("before")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    printed = run_demo("--epsilons", 2, 0.5, 2, "--seed", 3, "--output", tmp_path)
+    printed = run_demo("--epsilons", 2, 0.5, 2, "--insecure-seed", 3, "--output", tmp_path)
 
     found = {path.name for path in tmp_path.iterdir()}
     both = {name.replace("epsilon-2", "epsilon-0.5") for name in FILES} | FILES
-    assert found == (both - {PLOT}) | {"notes.txt", "model_mine.keras"}
+    others = {"notes.txt", "model_mine.keras", "noisy_labels_mine"}
+    assert found == (both - {PLOT}) | others
     assert (tmp_path / "model_mine.keras").read_text() == "before"
+    assert (tmp_path / "noisy_labels_mine" / "noisy_labels.json").read_text() == "before"
+    assert NoisyLabels.load(tmp_path / "noisy_labels_lp-1st_epsilon-2").guarantee().seeded
     assert "[5/5] LP-2ST, epsilon 2" in printed  # each epsilon once, rising
 
     # Without matplotlib there is no plot, and what to install is said.
@@ -169,6 +193,46 @@ def test_a_second_demo_replaces_its_own_files_alone(
     assert "NOT PRIVATE: seeded" in printed
 
 
+def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path: Path) -> None:
+    """Those of an epsilon that is not asked for now; no statement of today's speaks of them."""
+    (tmp_path / MARKER).write_text("an earlier demo was here")
+    earlier = tmp_path / "noisy_labels_lp-1st_epsilon-8"
+    earlier.mkdir()
+    for name in NOISY_LABELS:
+        (earlier / name).write_text("before")
+    _report.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    assert list(tmp_path.rglob("*")) == [tmp_path / MARKER]
+
+
+@pytest.mark.parametrize("version", ["0.1", "today"])
+def test_nothing_else_of_an_earlier_demo_is_left(tmp_path: Path, version: str) -> None:
+    (tmp_path / MARKER).write_text("an earlier demo was here")
+    earlier = tmp_path / "noisy_labels_lp-1st_epsilon-8"
+    if version == "0.1":
+        earlier = earlier.with_name(f"{earlier.name}.npz")
+        earlier.write_text("before")
+    else:
+        earlier.mkdir()
+        (earlier / "noisy_labels.json").write_text("before")
+    _report.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    assert not earlier.exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".noisy_labels.json.0123456789abcdef.tmp"])
+def test_other_files_beside_earlier_noisy_labels_are_no_hindrance(
+    tmp_path: Path, name: str
+) -> None:
+    """Somebody's notes, or what a demo that was killed while it wrote has left."""
+    (tmp_path / MARKER).write_text("an earlier demo was here")
+    earlier = tmp_path / "noisy_labels_lp-1st_epsilon-8"
+    earlier.mkdir()
+    for file in ("noisy_labels.npz", name):
+        (earlier / file).write_text("before")
+    _report.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    assert not (earlier / "noisy_labels.npz").exists()
+    assert name != "notes.txt" or (earlier / name).read_text() == "before"
+
+
 def test_adult_runs_from_its_files(adult_folder: Path, tmp_path: Path) -> None:
     lines = tmp_path / "adult" / "adult.data"
     text = _datasets.read_file(tmp_path / "adult", "adult.data").decode().strip()
@@ -181,8 +245,8 @@ def test_adult_runs_from_its_files(adult_folder: Path, tmp_path: Path) -> None:
     assert "adult: 20 training examples" in printed and "2 classes" in printed
     assert (output / PLOT).exists()
     assert "settings were chosen" not in (output / "privacy.txt").read_text()
-    with np.load(output / "noisy_labels_lp-1st_epsilon-1.npz") as file:
-        assert set(file["noisy_labels"].tolist()) <= {0, 1}
+    noisy = NoisyLabels.load(output / "noisy_labels_lp-1st_epsilon-1")
+    assert set(noisy.values.tolist()) <= {0, 1}
 
 
 def test_data_that_are_too_few_are_refused(

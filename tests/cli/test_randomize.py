@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,8 +27,8 @@ from tf_labeldp.cli import (
     _table_writers,
     main,
 )
-from tf_labeldp.estimation import posterior_mean
-from tf_labeldp.mechanisms import RROnBins, deserialize
+from tf_labeldp.estimation import posterior
+from tf_labeldp.mechanisms import Priors, RROnBins, deserialize
 
 ROOT = Path(__file__).parents[2]
 N = 3000
@@ -91,7 +93,7 @@ def statement_of(output: Path) -> dict:
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
 def test_regression_leaves_ids_and_few_bins(source: Path, tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"noisy.{suffix}"
-    noisy = randomize(source, output, *REGRESSION, "--epsilon", 2, "--seed", 0)
+    noisy = randomize(source, output, *REGRESSION, "--epsilon", 2, "--insecure-seed", 0)
     statement = statement_of(output)
     assert noisy.column_names == ["ID", "amount"]
     assert noisy["ID"].to_pylist() == IDS
@@ -113,7 +115,7 @@ def test_classification_keeps_labels_as_often_as_it_says(
     source: Path, tmp_path: Path, suffix: str
 ) -> None:
     output = tmp_path / f"noisy.{suffix}"
-    noisy = randomize(source, output, *CLASSES, "--epsilon", 1, "--seed", 0)
+    noisy = randomize(source, output, *CLASSES, "--epsilon", 1, "--insecure-seed", 0)
     assert noisy.column_names == ["ID", "bought"]
     assert noisy["ID"].to_pylist() == IDS
     values = numbers(noisy["bought"]).astype(int)
@@ -182,7 +184,8 @@ def test_named_classes(tmp_path: Path, suffix: str) -> None:
     names = np.array(["no", "yes, gladly", "naïve"])
     labels = names[RNG.integers(0, 3, N)]
     source = write(tmp_path / f"t.{suffix}", pa.table({"id": IDS, "answer": labels}))
-    options = ("--column", "answer", "--task", "classification", "--epsilon", 1, "--seed", 0)
+    options = ("--column", "answer", "--task", "classification", "--epsilon", 1)
+    options = (*options, "--insecure-seed", 0)
     noisy = randomize(source, tmp_path / f"n.{suffix}", *options, "--classes", *names)
     values = np.array(noisy["answer"].to_pylist())
     kept = int((values == labels).sum())
@@ -256,7 +259,7 @@ def test_any_size_of_chunks_gives_the_same_table(
                 pa.schema([("x", pa.string()), ("id", pa.string()), ("amount", pa.float64())])
             ),
         )
-    options = (*REGRESSION, "--epsilon", 1, "--seed", 3)
+    options = (*REGRESSION, "--epsilon", 1, "--insecure-seed", 3)
     large = randomize(source, tmp_path / f"large.{suffix}", *options)
     monkeypatch.setattr(_table_csv, "_BLOCK_BYTES", 100)
     monkeypatch.setattr(_table_parquet, "_BATCH_ROWS", 7)
@@ -295,11 +298,10 @@ def test_statement_is_complete(tmp_path: Path) -> None:
     assert prior["source"] == "private histogram"
     assert len(prior["values"]) == len(prior["probabilities"]) == 101
     # All that the features party needs for the posterior mean is there.
-    means = posterior_mean(
+    means = posterior(
         deserialize(statement["mechanism"]),
         numbers(noisy["amount"]),
-        prior["values"],
-        prior["probabilities"],
+        Priors(prior["probabilities"], values=prior["values"]),
     )
     assert means.shape == (N,) and 0.0 <= means.min() <= means.max() <= 400.0
 
@@ -315,15 +317,34 @@ def test_clipping_is_not_told(
         folder.mkdir()
         labels = np.where(np.arange(N) == 7, top, AMOUNTS)
         source = write(folder / "t.csv", pa.table({"id": IDS, "amount": labels}))
-        options = (*REGRESSION, *options, "--epsilon", 1, "--seed", 1)
+        options = (*REGRESSION, *options, "--epsilon", 1, "--insecure-seed", 1)
         randomize(source, folder / "n.csv", *options)
         captured = capsys.readouterr()
         told.append((
             (captured.out + captured.err).replace(str(folder), ""),
             (folder / "n.csv").read_text(),
-            (folder / "n.csv.privacy.json").read_text(),
+            without_names((folder / "n.csv.privacy.json").read_text()),
         ))  # fmt: skip
     assert told[0] == told[1]
+
+
+def without_names(statement: str) -> str:
+    """Gives a statement without what is random, or the time, in its receipts, after a look at it.
+
+    A digest is of the other entries, and so says nothing more; that of all is of the receipts too.
+    """
+    content = json.loads(statement)
+    assert re.fullmatch("[0-9a-f]{64}", content.pop("digest"))
+    random = (("id", 32), ("digest", 64))
+    assert len(content["receipts"]) == 2
+    assert content.pop("prior_receipts") == [content["receipts"][0]["id"]]
+    for receipt in content["receipts"]:
+        found = [(receipt.pop(name), length) for name, length in random]
+        found.append((receipt["labels"].pop("name"), 32))
+        for text, length in found:
+            assert re.fullmatch(f"[0-9a-f]{{{length}}}", text)
+        assert datetime.datetime.fromisoformat(receipt.pop("time")).utcoffset() is not None
+    return json.dumps(content)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +353,7 @@ def test_clipping_is_not_told(
 def test_baselines(tmp_path: Path, name: str) -> None:
     output = tmp_path / "n.csv"
     source = write(tmp_path / "t.csv", pa.table({"id": IDS, "amount": AMOUNTS.round()}))
-    options = (*REGRESSION, "--mechanism", name, "--epsilon", 3, "--seed", 0)
+    options = (*REGRESSION, "--mechanism", name, "--epsilon", 3, "--insecure-seed", 0)
     noisy = randomize(source, output, *options)
     values = numbers(noisy["amount"])
     assert 0.0 <= values.min() <= values.max() <= 400.0
@@ -395,7 +416,7 @@ def test_public_prior_for_classification(tmp_path: Path, form: str) -> None:
         "csv": "class,probability\n2,0\n0,0.5\n1,0.5\n",
     }[form])  # fmt: skip
     options = ("--column", "y", "--task", "classification", "--num-classes", 3, "--epsilon", 1)
-    noisy = randomize(source, tmp_path / "n.csv", *options, "--prior", prior, "--seed", 0)
+    noisy = randomize(source, tmp_path / "n.csv", *options, "--prior", prior, "--insecure-seed", 0)
     values = numbers(noisy["y"]).astype(int)
     statement = statement_of(tmp_path / "n.csv")
     assert set(values) == {0, 1} and statement["outputs"] == [0, 1]
@@ -409,10 +430,10 @@ def test_public_prior_for_classification(tmp_path: Path, form: str) -> None:
 def test_a_seed_repeats_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "t.csv", table())
     options = (*REGRESSION, "--epsilon", 1)
-    first = randomize(source, tmp_path / "a.csv", *options, "--seed", 4)
+    first = randomize(source, tmp_path / "a.csv", *options, "--insecure-seed", 4)
     assert "NOT PRIVATE: seeded" in capsys.readouterr().out
-    assert first.equals(randomize(source, tmp_path / "b.csv", *options, "--seed", 4))
-    assert not first.equals(randomize(source, tmp_path / "c.csv", *options, "--seed", 5))
+    assert first.equals(randomize(source, tmp_path / "b.csv", *options, "--insecure-seed", 4))
+    assert not first.equals(randomize(source, tmp_path / "c.csv", *options, "--insecure-seed", 5))
     assert not first.equals(randomize(source, tmp_path / "d.csv", *options))
     statement = statement_of(tmp_path / "a.csv")
     assert statement["statement"][0].startswith("NOT PRIVATE: seeded")

@@ -214,7 +214,7 @@ def test_inputs_that_are_no_tables(refused: Callable[..., str], source: str, rea
         (("--store", "../taken.txt/store"), "the store ../taken.txt/store cannot be used"),
         (("--epsilon", "0"), "epsilon must be a finite number above zero, got '0'"),
         (("--epsilon", "inf"), "epsilon must be a finite number above zero"),
-        (("--seed", "-1"), "must be a whole number of at least 0"),
+        (("--insecure-seed", "-1"), "must be a whole number of at least 0"),
         (("--low", "nan"), "--low: must be a finite number, got 'nan'"),
         (("--low", "100"), "--low must be below --high, got --low 100 --high 100"),
         (("--low", "-1", "--loss", "poisson"), "--loss poisson needs labels of zero or more"),

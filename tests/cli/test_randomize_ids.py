@@ -214,13 +214,14 @@ def test_a_seed_does_not_change_stored_draws(capsys: pytest.CaptureFixture[str])
     Path("t.csv").write_text("id,y\n1,0\n2,1\n")
     assert randomize("t.csv", "--store", "secret") == 0
     capsys.readouterr()
-    assert randomize("t.csv", "--store", "secret", "--seed", "1") == 2
+    assert randomize("t.csv", "--store", "secret", "--insecure-seed", "1") == 2
     told = capsys.readouterr().err
-    assert "made without a seed, which --seed does not change; leave --seed out" in told
-    assert randomize("t.csv", "--store", "seeded", "--seed", "1") == 0
+    assert "made without a seed, which --insecure-seed does not change; leave" in told
+    assert "leave --insecure-seed out, or give a new --store" in told
+    assert randomize("t.csv", "--store", "seeded", "--insecure-seed", "1") == 0
     capsys.readouterr()
-    assert randomize("t.csv", "--store", "seeded", "--seed", "2") == 0
-    assert "they were used, whatever --seed says" in capsys.readouterr().err
+    assert randomize("t.csv", "--store", "seeded", "--insecure-seed", "2") == 0
+    assert "they were used, whatever --insecure-seed says" in capsys.readouterr().err
 
 
 def test_the_statement_says_what_it_rests_on() -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import _row_progress, _table_csv, _table_writers, main
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.cli._randomize_classes import Classification
+from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
+from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 
 ROOT = Path(__file__).parents[2]
 N = 500
@@ -53,9 +55,9 @@ main(sys.argv[4:])
 """
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
-    "before the first charge": ("_label_store", "LabelStore._charge", 1, 1),
-    "between histogram and draw": ("_label_store", "LabelStore.append", 2, 1),
-    "before the second charge": ("_label_store", "LabelStore._charge", 2, 2),
+    "before the first charge": ("vault._store", "LabelStore._publish_charge", 1, 1),
+    "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
+    "before the second charge": ("vault._store", "LabelStore._publish_charge", 2, 2),
     "before the first rows": ("cli._table_writers", "CsvWriter.write", 2, 2),
     "between rows": ("cli._table_writers", "CsvWriter.write", 5, 2),
     "before the ids are kept": ("cli._id_facts", "IdFacts.check_store", 1, 2),
@@ -89,7 +91,7 @@ def stored_draws(folder: Path) -> list[bytes]:
 def last_draw(folder: Path) -> np.ndarray:
     path = sorted((folder / "store" / "draws").glob("*.npz"))[-1]
     with np.load(path) as content:
-        return content["noisy_labels"].astype(np.float64)
+        return content["values"].astype(np.float64)
 
 
 def noisy_labels(folder: Path) -> np.ndarray:
@@ -180,7 +182,7 @@ def test_without_a_store_every_run_draws(folder: Path) -> None:
 
 
 def test_seeded_draws_stay_seeded(folder: Path) -> None:
-    assert main(command("regression", "--seed", "1")) == 0
+    assert main(command("regression", "--insecure-seed", "1")) == 0
     assert main(command("regression", "--overwrite")) == 0
     assert json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())["guarantee"][
         "seeded"
@@ -191,6 +193,93 @@ def test_the_vault_of_the_library_reads_the_store(folder: Path) -> None:
     assert main(command("regression")) == 0
     vault = PrivateLabels(AMOUNTS, low=0, high=52, budget=PrivacyBudget(1.0), store="store")
     assert vault.guarantee().epsilon == 1.0
+    assert PrivateLabels(AMOUNTS, low=0, high=52, store="store").budget == PrivacyBudget(1.0)
+    # What it gives for the same request is what is in the table.
+    noisy = vault.randomize(LabelRandomizer(1.0))
+    assert vault.guarantee().epsilon == 1.0 and len(vault.receipts) == 2
+    assert np.array_equal(noisy.values, noisy_labels(folder))
+
+
+def vault_of(task: str, epsilon: float) -> PrivateLabels:
+    """Gives a vault of the same labels and store, made by the library with a budget of its own."""
+    kind = {"num_classes": 53} if task == "classification" else {"low": 0, "high": 52}
+    return PrivateLabels(AMOUNTS, **kind, budget=PrivacyBudget(epsilon), store="store")
+
+
+def use(vault: PrivateLabels, epsilon: float) -> None:
+    """Draws something else from a vault of either kind."""
+    if vault.label_range is None:
+        vault.randomize(RandomizedResponse(epsilon, 53), key="mine")
+    else:
+        vault.randomize(StaircaseMechanism(epsilon, 0.0, 52.0), key="mine")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_store_with_a_larger_budget_keeps_it(folder: Path, task: str) -> None:
+    """The command's epsilon is that of its own table; the budget is the store's."""
+    use(vault_of(task, 5.0), 2.0)
+    assert main(command(task)) == 0
+    statement = json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())
+    assert statement["guarantee"]["epsilon"] == statement["epsilon"]["total"] == 1.0
+    loaded = NoisyLabels.load("public/noisy.csv")
+    assert loaded.guarantee().epsilon == 1.0
+    vault = vault_of(task, 5.0)
+    assert vault.budget == PrivacyBudget(5.0) and vault.guarantee().epsilon == 3.0
+    assert {one.id for one in loaded.receipts} <= {one.id for one in vault.receipts}
+    # Again: what the command drew is used.
+    drawn, first = stored_draws(folder), noisy_labels(folder)
+    assert main(command(task, "--overwrite")) == 0
+    assert stored_draws(folder) == drawn and np.array_equal(noisy_labels(folder), first)
+    assert vault_of(task, 5.0).guarantee().epsilon == 3.0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_budget_of_a_store_is_not_passed(folder: Path, task: str) -> None:
+    use(vault_of(task, 2.5), 2.0)
+    before = stored_draws(folder)
+    assert main(command(task)) == 2
+    assert stored_draws(folder) == before and not (folder / "public" / "noisy.csv").exists()
+    assert vault_of(task, 2.5).guarantee().epsilon == 2.0
+
+
+def test_a_budget_that_was_raised_is_the_stores(folder: Path) -> None:
+    assert main(command("laplace")) == 0
+    PrivateLabels(AMOUNTS, low=0, high=52, store="store").raise_budget(
+        PrivacyBudget(3.0), reason="a second table"
+    )
+    other = ["--mechanism", "staircase", "--epsilon", "2", "--overwrite"]
+    assert main(command("regression", *other)) == 2  # the same name, other settings
+    assert main(command("regression", "--overwrite")) == 0
+    assert PrivateLabels(AMOUNTS, low=0, high=52, store="store").guarantee().epsilon == 2.0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_new_draws_are_not_said_to_be_used_again(
+    folder: Path, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(vault_of(task, 5.0), 2.0)
+    assert main(command(task)) == 0
+    assert vault_of(task, 5.0).guarantee().epsilon == 3.0  # one more was made
+    assert "they were used" not in capsys.readouterr().err
+    assert main(command(task, "--overwrite")) == 0
+    assert "they were used" in capsys.readouterr().err
+
+
+def test_a_seed_beside_other_draws(folder: Path) -> None:
+    """The command's own draw is new, and is seeded as asked for."""
+    use(vault_of("laplace", 5.0), 2.0)
+    assert main(command("laplace", "--insecure-seed", "1")) == 0
+    assert NoisyLabels.load("public/noisy.csv").guarantee().seeded
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_budget_that_is_too_small_is_named(
+    folder: Path, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vault_of(task, 0.5)
+    assert main(command(task)) == 2
+    told = capsys.readouterr().err
+    assert "other settings" not in told and "budget" in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -251,3 +340,16 @@ def test_a_folder_that_is_no_store(folder: Path, capsys: pytest.CaptureFixture[s
     assert main([*command("regression")[:-1], "mine"]) == 2
     assert "is not a label store" in capsys.readouterr().err
     assert list((folder / "public").iterdir()) == []
+
+
+def test_a_table_says_that_the_store_has_handed_out_more(tmp_path):
+    """Also where a delta of the store makes the sum look smaller than the table's own epsilon."""
+    labels = np.random.default_rng(0).integers(0, 1000, 400)
+    budget = PrivacyBudget(9.0, 1e-3)
+    vault = PrivateLabels(labels, 1000, budget=budget, store=tmp_path / "store")
+    vault.randomize(RandomizedResponse(0.01, 1000), key="another's")
+    task = Classification(1.0, tmp_path / "store", None, 1000)
+    stated = task.draw(task.vault(labels)).noisy_labels.guarantee()
+    assert vault.guarantee().epsilon < stated.epsilon == 1.0
+    assert any("this is the statement of this table alone" in text for text in stated.remarks)
+    assert not any("nothing else is made" in text for text in stated.assumptions)

@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.data import randomize_labels
-from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp.heads import HeadPriorRandomizer
+from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse, RandomizedResponse, RRWithPrior
+from tf_labeldp.vault import ClusterRandomizedResponse, LabelRandomizer
 
 N, K = 300, 5
 RR = RandomizedResponse(epsilon=1.0, num_classes=K)
@@ -167,8 +169,37 @@ REFUSED_ARGUMENTS = {
             "id_fn": lambda x: x,
         },
         ValueError,
-        "with id_fn, priors must be one row",
+        r"with id_fn, priors can't have a row for each example, got \(300, 5\).*one row of priors",
     ),
+    "clusters with ids": (
+        {
+            "mechanism": ClusterRandomizedResponse.for_epsilon(1.0, K),
+            "clusters": X % 2,
+            "id_fn": lambda x: x,
+        },
+        ValueError,
+        r"with id_fn, clusters can't have a row for each example",
+    ),
+    "no clusters": (
+        {"mechanism": ClusterRandomizedResponse.for_epsilon(1.0, K)},
+        ValueError,
+        r"ClusterRandomizedResponse needs clusters= of shape \(n,\)",
+    ),
+    "clusters for RR": ({"clusters": X % 2}, ValueError, "takes no clusters"),
+    "range for RR": ({"low": 0.0, "high": 4.0}, ValueError, "low and high are for mechanisms that"),
+    "no range": ({"mechanism": LabelRandomizer(1.0)}, ValueError, "does not say what the labels"),
+    "half a range": ({"mechanism": LabelRandomizer(1.0), "low": 0.0}, TypeError, "high"),
+    "features": (
+        {"mechanism": HeadPriorRandomizer(2.0, 1e-4)},
+        TypeError,
+        "HeadPriorRandomizer can't be used in a pipeline",
+    ),
+    "reports of some": (
+        {"mechanism": PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 50, 1e-4)},
+        TypeError,
+        "PeerToPeerRandomizedResponse can't be used in a pipeline",
+    ),
+    "seed of 0.1": ({"seed": 1}, TypeError, "unexpected keyword argument 'seed'"),
     "priors that are none": (
         {"mechanism": RRWithPrior(1.0, K), "priors": [0.9] * K},
         ValueError,

@@ -47,7 +47,7 @@ def test_fit_sees_noisy_labels_alone(loss):
     labels = np.float32(np.abs(AMOUNTS))
     features = np.float32(labels[:, np.newaxis] / 50.0)
     clean = tf.data.Dataset.from_tensor_slices((features, labels))
-    dataset = clean.apply(randomize_labels(positive, seed=0))
+    dataset = clean.apply(randomize_labels(positive, insecure_seed=0))
     noisy = np.array([label for _, label in dataset.as_numpy_iterator()])
     model = keras.Sequential([keras.layers.Dense(1, "softplus", bias_initializer="ones")])
     model.compile(keras.optimizers.Adam(0.1), loss=loss, metrics=["mse"])

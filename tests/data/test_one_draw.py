@@ -10,7 +10,7 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.data import randomize_labels
 from tf_labeldp.data._replace import block_size
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
-from tf_labeldp.private_labels import LabelStoreError
+from tf_labeldp.vault import LabelStoreError
 
 N, K = 300, 5
 
@@ -106,7 +106,7 @@ def test_an_id_may_be_a_part_of_the_features(labels, mechanism):
 
 @pytest.mark.parametrize("id_fn", [None, itself])
 def test_seed_repeats_the_draw_and_is_said_in_the_statement(source, mechanism, read, id_fn):
-    first, second = (randomize_labels(mechanism, seed=3, id_fn=id_fn) for _ in range(2))
+    first, second = (randomize_labels(mechanism, insecure_seed=3, id_fn=id_fn) for _ in range(2))
     assert read(source.apply(first)) == read(source.apply(second))
     assert not first.guarantee().is_private
     assert "seeded" in str(first.guarantee())
@@ -149,8 +149,14 @@ def test_a_store_returns_the_draw_without_new_randomness(tmp_path, source, mecha
     with pytest.raises(LabelStoreError, match="other mechanism"):
         other = randomize_labels(RandomizedResponse(0.5, K), store=store, budget=PrivacyBudget(1.0))
         source.apply(other)
-    with pytest.raises(BudgetExceededError, match=r"budget of epsilon=0\.5"):
+    with pytest.raises(LabelStoreError, match="other mechanism"):  # the budget is the store's
         source.apply(randomize_labels(RandomizedResponse(0.5, K), store=store))
+    with pytest.raises(LabelStoreError, match=r"keeps the budget epsilon=1, .*epsilon=2, delta"):
+        source.apply(randomize_labels(mechanism, store=store, budget=PrivacyBudget(2.0)))
+    last = randomize_labels(mechanism, store=store)
+    assert read(source.apply(last)) == first  # the refusals have changed nothing
+    assert last.private_labels.guarantee().epsilon == 1.0
+    assert last.noisy_labels.receipts[0].id == again.noisy_labels.receipts[0].id
 
 
 @pytest.mark.parametrize("id_fn", [itself, as_text])
@@ -167,7 +173,7 @@ def test_the_draw_follows_the_channel_and_not_a_nearby_one(id_fn):
     labels = np.arange(n) % 3
     source = tf.data.Dataset.from_tensor_slices((np.arange(n), labels))
     mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
-    dataset = source.apply(randomize_labels(mechanism, seed=11, id_fn=id_fn))
+    dataset = source.apply(randomize_labels(mechanism, insecure_seed=11, id_fn=id_fn))
     noisy = np.concatenate([y for _, y in dataset.batch(4096).as_numpy_iterator()])
     counts = np.zeros((3, 3))
     np.add.at(counts, (labels, noisy), 1)

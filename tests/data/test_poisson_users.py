@@ -26,7 +26,7 @@ def make(**changes: Any) -> PoissonBatches:
         "steps": 2,
         "users": OWNERS,
         "max_examples_per_user": K,
-        "seed": 3,
+        "insecure_seed": 3,
     }
     return poisson_batches(np.arange(N)[:, np.newaxis], 10 * OWNERS, **(settings | changes))
 

@@ -11,9 +11,9 @@ import pytest
 from scipy import optimize, stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.estimation import _alibi_posterior, alibi_posterior, project_onto_simplex
-from tf_labeldp.mechanisms import ALIBI, RandomizedResponse
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.estimation import _posterior, posterior, project_onto_simplex
+from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse
+from tf_labeldp.vault import PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.5, num_classes=4)
 GAUSSIAN = ALIBI(epsilon=3.0, num_classes=4, delta=1e-5, noise="gaussian")
@@ -39,13 +39,13 @@ def test_bayes_rule(mechanism):
     for priors in (PRIORS, PRIORS[0], None):
         uniform = np.full(4, 0.25)
         expected = brute_force(mechanism, ROWS, uniform if priors is None else priors)
-        found = alibi_posterior(mechanism, ROWS, priors)
+        found = posterior(mechanism, ROWS, priors)
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_laplace_oracle():
-    found = alibi_posterior(ALIBI(2.0, 3), [[0.9, -0.2, 0.4]])  # b = 1
+    found = posterior(ALIBI(2.0, 3), [[0.9, -0.2, 0.4]])  # b = 1
     np.testing.assert_allclose(found, [[0.652239848, 0.107814522, 0.239945631]], atol=1e-8)
 
 
@@ -53,8 +53,8 @@ def test_gaussian_oracle_and_not_the_published_code():
     """``exp(x / sigma^2)``; the published ``exp(x / sigma)`` is another one at sigma 2."""
     sigma, row, prior = 2.0, np.array([0.9, -0.2, 0.4]), np.array([0.2, 0.5, 0.3])
     stand_in = SimpleNamespace(noise="gaussian", scale=sigma)  # no epsilon has sigma 2 exactly
-    scores = _alibi_posterior._log_likelihood(stand_in, row[None], prior[None])
-    found = _alibi_posterior._softmax(scores, prior[None])[0]
+    scores = _posterior._log_likelihood(stand_in, row[None], prior[None])
+    found = _posterior._softmax(scores, prior[None])[0]
     np.testing.assert_allclose(found, [0.236816673, 0.449698357, 0.31348497], atol=1e-8)
     published = prior * np.exp(row / sigma)
     published /= published.sum()
@@ -70,19 +70,19 @@ def test_the_posterior_is_calibrated(mechanism):
     """
     prior = np.array([0.4, 0.3, 0.2, 0.1])
     labels = np.random.default_rng(42).choice(4, size=40_000, p=prior)
-    rows = mechanism.release(labels, rng=np.random.default_rng(43))
+    rows = mechanism.randomize(labels, rng=np.random.default_rng(43))
 
-    def deviation(posterior):
+    def deviation(found):
         """The largest miss of a class in a tenth of q, in standard deviations."""
-        q, hit = posterior.ravel(), np.eye(4)[labels].ravel()
+        q, hit = found.ravel(), np.eye(4)[labels].ravel()
         cell = np.minimum((10 * q).astype(int), 9) + 10 * np.tile(np.arange(4), labels.size)
         miss, spread = (np.bincount(cell, weights=w) for w in (hit - q, q * (1.0 - q)))
         return np.max(np.abs(miss)[spread > 25.0] / np.sqrt(spread[spread > 25.0]))
 
-    assert deviation(alibi_posterior(mechanism, rows, prior)) < 5.5
-    assert deviation(alibi_posterior(mechanism, rows)) > 5.5  # another prior
+    assert deviation(posterior(mechanism, rows, prior)) < 5.5
+    assert deviation(posterior(mechanism, rows)) > 5.5  # another prior
     other = ALIBI(2.0 * mechanism.epsilon, 4, mechanism.delta, mechanism.noise)
-    assert deviation(alibi_posterior(other, rows, prior)) > 5.5
+    assert deviation(posterior(other, rows, prior)) > 5.5
 
 
 @BOTH
@@ -92,7 +92,7 @@ def test_large_rows_are_safe(mechanism, size):
     sharper = ALIBI(1e4, 4, mechanism.delta, mechanism.noise)
     for each, priors in itertools.product((mechanism, sharper), (None, [0.0, 0.5, 0.5, 0.0])):
         with np.errstate(all="raise", under="ignore"):
-            found = alibi_posterior(each, rows, priors)
+            found = posterior(each, rows, priors)
         np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
         if priors is None:
             continue
@@ -104,7 +104,7 @@ def test_large_rows_are_safe(mechanism, size):
 @BOTH
 def test_no_laplace_row_outweighs_epsilon(mechanism):
     """Odds move by e^epsilon at most for Laplace noise; Gaussian rows know no such bound."""
-    odds = [row[0] / row[1] for row in alibi_posterior(mechanism, [[9.0, -9.0, 0, 0]] * 2, None)]
+    odds = [row[0] / row[1] for row in posterior(mechanism, [[9.0, -9.0, 0, 0]] * 2, None)]
     if mechanism.noise == "laplace":
         assert odds[0] == pytest.approx(math.exp(mechanism.epsilon), rel=1e-12)
     else:
@@ -114,34 +114,48 @@ def test_no_laplace_row_outweighs_epsilon(mechanism):
 def test_a_thousand_classes_and_chunks(monkeypatch):
     mechanism = ALIBI(8.0, 1000)
     labels = np.random.default_rng(44).integers(0, 1000, 50)
-    rows = mechanism.release(labels, rng=np.random.default_rng(45))
+    rows = mechanism.randomize(labels, rng=np.random.default_rng(45))
     priors = np.random.default_rng(46).dirichlet(np.full(1000, 0.1), 50)
-    whole = [alibi_posterior(mechanism, rows, p) for p in (priors, priors[0], None)]
+    whole = [posterior(mechanism, rows, p) for p in (priors, priors[0], None)]
     projected = project_onto_simplex(rows)
-    monkeypatch.setattr(_alibi_posterior, "_CHUNK_CELLS", 7001)  # seven rows at a time
+    monkeypatch.setattr(_posterior, "_CHUNK_CELLS", 7001)  # seven rows at a time
     for before, p in zip(whole, (priors, priors[0], None), strict=True):
         np.testing.assert_allclose(before.sum(axis=1), 1.0, rtol=1e-12)
-        np.testing.assert_array_equal(alibi_posterior(mechanism, rows, p), before)
+        np.testing.assert_array_equal(posterior(mechanism, rows, p), before)
     np.testing.assert_array_equal(project_onto_simplex(rows), projected)
 
 
 def test_post_processing_charges_nothing():
     labels = PrivateLabels([0, 1, 2, 3], num_classes=4, budget=PrivacyBudget(epsilon=1.5))
-    rows = labels.release(LAPLACE, key="alibi")
-    assert alibi_posterior(LAPLACE, rows).shape == project_onto_simplex(rows).shape == (4, 4)
+    noisy = labels.randomize(LAPLACE, key="alibi")
+    rows = noisy.values
+    assert posterior(LAPLACE, rows).shape == project_onto_simplex(rows).shape == (4, 4)
+    np.testing.assert_array_equal(noisy.posterior(), posterior(LAPLACE, rows))
+    np.testing.assert_array_equal(noisy.posterior(PRIORS[0]), posterior(LAPLACE, rows, PRIORS[0]))
+    np.testing.assert_array_equal(posterior(LAPLACE, noisy), noisy.posterior())
     assert labels.guarantee().epsilon == 1.5
     assert rows.dtype == np.float32
 
 
 def test_no_rows():
-    assert alibi_posterior(LAPLACE, np.zeros((0, 4))).shape == (0, 4)
+    assert posterior(LAPLACE, np.zeros((0, 4))).shape == (0, 4)
     assert project_onto_simplex(np.zeros((0, 4))).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((RandomizedResponse(1.0, 4), ROWS), TypeError, "must be an ALIBI, got RandomizedResponse"),
+        (
+            (RandomizedResponse(1.0, 4), ROWS),
+            ValueError,
+            r"must have shape \(n,\), got shape \(31, 4",
+        ),
+        ((None, ROWS), TypeError, "mechanism must be a tf_labeldp mechanism, got NoneType"),
+        (
+            (PeerToPeerRandomizedResponse.for_cluster_size(0.2, 0.5, 3, 0.0), [0, 1, 1]),
+            TypeError,
+            "posterior of labels drawn by PeerToPeerRandomizedResponse is not known here",
+        ),
         ((LAPLACE, ROWS[:, :3]), ValueError, r"must have shape \(n, 4\), got \(31, 3\)"),
         ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, K\), one row a label, got \(4,\)"),
         ((LAPLACE, ROWS.astype(str)), TypeError, "must be numbers"),
@@ -151,11 +165,23 @@ def test_no_rows():
         ((LAPLACE, ROWS, [0.5, 0.5, 0.5, 0.5]), ValueError, "priors must sum to one"),
         ((LAPLACE, ROWS, [1.5, -0.5, 0.0, 0.0]), ValueError, "priors must not be negative"),
     ],
-    ids=["mechanism", "classes", "vector", "text", "nan", "inf", "rows", "sum", "negative"],
+    ids=[
+        "mechanism",
+        "nothing",
+        "peers",
+        "classes",
+        "vector",
+        "text",
+        "nan",
+        "inf",
+        "rows",
+        "sum",
+        "negative",
+    ],
 )
 def test_bad_input(arguments, error, message):
     with pytest.raises(error, match=message):
-        alibi_posterior(*arguments)
+        posterior(*arguments)
 
 
 # --- Projection ----------------------------------------------------------------------------------

@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.estimation import channel_inverse, debiased_targets
-from tf_labeldp.mechanisms import (
-    ClusterRandomizedResponse,
-    PriorResampling,
-    RandomizedResponse,
-    RRWithPrior,
-)
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.estimation import channel_inverse, debiased
+from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse, RRWithPrior
+from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
 
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
 PRIOR = np.array([0.5, 0.3, 0.15, 0.05])
@@ -32,7 +29,7 @@ def distributions(draw):
 def weight_matrix(q, beta, epsilon=1.0):
     """Row z: the weights when z was observed."""
     mechanism = PriorResampling(epsilon, q.size)
-    return debiased_targets(mechanism, np.arange(q.size), q, bias_correction=beta)
+    return debiased(mechanism, np.arange(q.size), q, bias_correction=beta)
 
 
 def randomization_matrix(q, beta):
@@ -75,7 +72,7 @@ def test_lemma_3_the_modified_loss_is_unbiased(q, epsilon, seed):
     """The sum over all outputs of the drawn channel, for arbitrary losses."""
     mechanism = PriorResampling(epsilon, q.size)
     losses = np.random.default_rng(seed).normal(size=(20, q.size), scale=10.0)
-    weights = debiased_targets(mechanism, np.arange(q.size), q)
+    weights = debiased(mechanism, np.arange(q.size), q)
     mean = mechanism.transition_matrix(q) @ (weights @ losses.T)
     lambda_ = mechanism.resampling_probabilities(q)[0]
     np.testing.assert_allclose(mean, losses.T, rtol=0, atol=1e-12 / (1.0 - lambda_))
@@ -92,7 +89,7 @@ def test_another_beta_leaves_a_bias_towards_the_distribution():
         assert np.abs(mean - np.eye(4)).max() > 0.01
     exact = channel @ weight_matrix(PRIOR, None, epsilon=1.0)
     assert np.abs(exact - np.eye(4)).max() > 1e-3  # lambda of the other mechanism
-    right = channel @ debiased_targets(mechanism, np.arange(4), PRIOR)
+    right = channel @ debiased(mechanism, np.arange(4), PRIOR)
     np.testing.assert_allclose(right, np.eye(4), rtol=0, atol=1e-12)
 
 
@@ -104,19 +101,19 @@ def test_each_row_takes_its_own_lambda():
     rows = np.random.default_rng(1).dirichlet(np.ones(4) * 3, 30)
     mechanism = PriorResampling(1.5, 4)
     noisy = np.arange(30) % 4
-    weights = debiased_targets(mechanism, noisy, rows)
+    weights = debiased(mechanism, noisy, rows)
     for weight, row, z in zip(weights, rows, noisy, strict=True):
         inverse = channel_inverse(mechanism.transition_matrix(row))
         np.testing.assert_allclose(weight, inverse[z], rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(
-        debiased_targets(mechanism, noisy, PRIOR),
-        debiased_targets(mechanism, noisy, np.tile(PRIOR, (30, 1))),
+        debiased(mechanism, noisy, PRIOR),
+        debiased(mechanism, noisy, np.tile(PRIOR, (30, 1))),
     )
 
 
 def test_with_a_uniform_prior_the_weights_are_those_of_randomized_response():
-    expected = debiased_targets(RandomizedResponse(1.0, 4), np.arange(4))
-    found = debiased_targets(PriorResampling(1.0, 4), np.arange(4), np.full(4, 0.25))
+    expected = debiased(RandomizedResponse(1.0, 4), np.arange(4))
+    found = debiased(PriorResampling(1.0, 4), np.arange(4), np.full(4, 0.25))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -125,15 +122,20 @@ def test_targets_of_cluster_randomized_response(beta):
     mechanism = ClusterRandomizedResponse(3, 0.1, 2.0, draw_epsilon=2.0, bias_correction=beta)
     clusters = np.arange(60_000) % 2
     labels = (clusters + (np.arange(60_000) % 10 == 0)) % 3
-    made = mechanism.randomize(labels, clusters, rng=np.random.default_rng(2))
-    targets = debiased_targets(
-        made.draw, made.noisy_labels, made.priors(), bias_correction=mechanism.bias_correction
+    vault = PrivateLabels(labels, 3, budget=PrivacyBudget(mechanism.epsilon), insecure_seed=2)
+    made = vault.randomize(mechanism, clusters=clusters)
+    targets = debiased(
+        made.mechanism, made.values, made.priors, bias_correction=mechanism.bias_correction
     )
     assert targets.shape == (60_000, 3)
-    used = made.resampling_probabilities if beta is None else np.full(2, beta)
+    np.testing.assert_array_equal(made.debiased(), targets)
+    assert vault.guarantee().epsilon == pytest.approx(mechanism.epsilon, rel=1e-12)
+    distributions = made.priors.probabilities
+    lambdas = made.mechanism.resampling_probabilities(distributions)
+    used = lambdas if beta is None else np.full(2, beta)
     np.testing.assert_allclose(
         targets,
-        (np.eye(3)[made.noisy_labels] - (used[:, None] * made.distributions)[clusters])
+        (np.eye(3)[made.values] - (used[:, None] * distributions)[clusters])
         / (1.0 - used[clusters][:, None]),
         rtol=1e-9,
         atol=1e-12,
@@ -152,24 +154,24 @@ def test_targets_of_cluster_randomized_response(beta):
 def test_errors():
     mechanism = PriorResampling(1.0, 4)
     with pytest.raises(ValueError, match=r"bias_correction must be in \[0, 1\), got 1.*singular"):
-        debiased_targets(mechanism, [0], PRIOR, bias_correction=1.0)
+        debiased(mechanism, [0], PRIOR, bias_correction=1.0)
     with pytest.raises(ValueError, match=r"1 prior\(s\) have resampling probability 1.*Give a"):
-        debiased_targets(PriorResampling(1.0, 4, 1.0), [0], PRIOR)
+        debiased(PriorResampling(1.0, 4, 1.0), [0], PRIOR)
     # A least entry of 2^-53 keeps next to no label; weights of 1e15 would be rounding errors.
     with pytest.raises(ValueError, match=r"1 prior\(s\) have resampling probability 1, or next"):
-        debiased_targets(mechanism, [0, 1], [[1.0, 0.0, 0.0, 0.0], [1 - 3e-9, 1e-9, 1e-9, 1e-9]])
+        debiased(mechanism, [0, 1], [[1.0, 0.0, 0.0, 0.0], [1 - 3e-9, 1e-9, 1e-9, 1e-9]])
     with pytest.raises(ValueError, match="drew its labels with priors"):
-        debiased_targets(mechanism, [0])
+        debiased(mechanism, [0])
     with pytest.raises(ValueError, match=r"must have shape \(4,\) or \(1, 4\)"):
-        debiased_targets(mechanism, [0], np.tile(PRIOR, (2, 1)))
+        debiased(mechanism, [0], np.tile(PRIOR, (2, 1)))
     with pytest.raises(ValueError, match="costs more than"):
-        debiased_targets(PriorResampling(1.0, 4, 0.5), [0], PRIOR)
+        debiased(PriorResampling(1.0, 4, 0.5), [0], PRIOR)
     for other, priors in ((RandomizedResponse(1.0, 4), None), (RRWithPrior(1.0, 4), PRIOR)):
         with pytest.raises(ValueError, match=r"is for PriorResampling, got (RRW|Ran)"):
-            debiased_targets(other, [0], priors, bias_correction=0.5)
+            debiased(other, [0], priors, bias_correction=0.5)
 
 
 def test_no_labels():
     none = np.empty(0, np.int64)
-    assert debiased_targets(PriorResampling(1.0, 4), none, PRIOR).shape == (0, 4)
-    assert debiased_targets(PriorResampling(1.0, 4), none, np.empty((0, 4))).shape == (0, 4)
+    assert debiased(PriorResampling(1.0, 4), none, PRIOR).shape == (0, 4)
+    assert debiased(PriorResampling(1.0, 4), none, np.empty((0, 4))).shape == (0, 4)

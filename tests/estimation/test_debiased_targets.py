@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import pure_dp_event
-from tf_labeldp.estimation import channel_inverse, debiased_targets
+from tf_labeldp.estimation import channel_inverse, debiased
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRTopK, RRWithPrior
 
 PRIOR = np.array([0.1, 0.35, 0.05, 0.3, 0.2])
 EVERY = np.arange(5)
 
 
-@dataclasses.dataclass(frozen=True)
 class Uneven(ClassificationMechanism):
     """A channel of one's own: not symmetric, so that a transposed inverse is seen."""
+
+    def __init__(self, epsilon, num_classes):
+        self.epsilon, self.num_classes = epsilon, num_classes
 
     def randomize(self, labels, priors=None, *, rng=None):
         raise NotImplementedError
@@ -39,7 +40,7 @@ def expected_weights(mechanism, prior=None):
     """E[w | label y], (K, K): the channel times the weights, only over outputs that can occur."""
     channel = mechanism.transition_matrix(prior)
     outputs = np.flatnonzero(channel.max(axis=0) > 0)
-    weights = debiased_targets(mechanism, outputs, prior)
+    weights = debiased(mechanism, outputs, prior)
     return channel[:, outputs] @ weights
 
 
@@ -88,7 +89,7 @@ def test_lemma_20_bounds_the_bias_by_the_prior_outside_the_set():
 def test_equation_7_and_appendix_d_1():
     """``ghazi2021``, equation 7; ``ghazi2024``, D.1, which writes p for K times its p."""
     for epsilon, size in ((0.5, 3), (2.0, 10)):
-        weights = debiased_targets(RandomizedResponse(epsilon, size), np.arange(size))
+        weights = debiased(RandomizedResponse(epsilon, size), np.arange(size))
         grown = np.exp(epsilon)
         equation_7 = (grown + size - 1) / (grown - 1) * (np.eye(size) - 1 / (grown + size - 1))
         np.testing.assert_allclose(weights, equation_7, rtol=1e-13)
@@ -100,7 +101,7 @@ def test_equation_17():
     rows = np.random.default_rng(23).dirichlet(np.ones(5), 40)
     mechanism = RRTopK(1.5, 5, 3)
     noisy = mechanism.randomize(np.arange(40) % 5, rows, rng=np.random.default_rng(24))
-    weights = debiased_targets(mechanism, noisy, rows)
+    weights = debiased(mechanism, noisy, rows)
     p = 1.0 / (np.exp(1.5) + 3 - 1)
     for weight, row, observed in zip(weights, rows, noisy, strict=True):
         members = np.argsort(-row)[:3]
@@ -112,14 +113,14 @@ def test_one_prior_for_all_equals_the_same_for_each():
     mechanism = RRWithPrior(2.0, 5)
     noisy = mechanism.randomize(np.arange(50) % 5, PRIOR, rng=np.random.default_rng(25))
     np.testing.assert_array_equal(
-        debiased_targets(mechanism, noisy, PRIOR),
-        debiased_targets(mechanism, noisy, np.tile(PRIOR, (50, 1))),
+        debiased(mechanism, noisy, PRIOR),
+        debiased(mechanism, noisy, np.tile(PRIOR, (50, 1))),
     )
 
 
 def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
     mechanism = RandomizedResponse(epsilon, 5)
-    weights = debiased_targets(mechanism, EVERY)
+    weights = debiased(mechanism, EVERY)
     assert weights.dtype == np.float64
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=0, atol=tolerance(epsilon))
     if epsilon > 1e-3:
@@ -129,7 +130,7 @@ def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
 
 @pytest.mark.parametrize("small_or_large", [1e-6, 50.0])
 def test_weights_keep_their_digits(small_or_large):
-    row = debiased_targets(RandomizedResponse(small_or_large, 10), [0])[0]
+    row = debiased(RandomizedResponse(small_or_large, 10), [0])[0]
     with localcontext() as context:
         context.prec = 60
         gain = Decimal(small_or_large).exp() - 1
@@ -141,20 +142,20 @@ def test_a_mechanism_of_ones_own_goes_through_its_channel_inverse():
     mechanism = Uneven(1.0, 3)
     np.testing.assert_allclose(expected_weights(mechanism), np.eye(3), rtol=0, atol=1e-14)
     inverse = channel_inverse(mechanism.transition_matrix())
-    np.testing.assert_array_equal(debiased_targets(mechanism, [2, 0]), inverse[[2, 0]])
+    np.testing.assert_array_equal(debiased(mechanism, [2, 0]), inverse[[2, 0]])
     assert not np.allclose(inverse, inverse.T)
 
 
 def test_no_labels():
     none = np.empty(0, np.int64)
-    assert debiased_targets(RandomizedResponse(1.0, 5), none).shape == (0, 5)
-    assert debiased_targets(RRTopK(1.0, 5, 2), none, PRIOR).shape == (0, 5)
+    assert debiased(RandomizedResponse(1.0, 5), none).shape == (0, 5)
+    assert debiased(RRTopK(1.0, 5, 2), none, PRIOR).shape == (0, 5)
 
 
 @pytest.mark.parametrize(
     ("mechanism", "noisy", "priors", "error", "message"),
     [
-        ("RR", [0], None, TypeError, "must be a tf_labeldp mechanism for classes, got str"),
+        ("RR", [0], None, TypeError, "must be a tf_labeldp mechanism, got str"),
         (RandomizedResponse(1.0, 5), [5], None, ValueError, "noisy_labels must lie in 0..4"),
         (RandomizedResponse(1.0, 5), [0.5], None, TypeError, "noisy_labels must be integers"),
         (RandomizedResponse(1.0, 5), [0], PRIOR, ValueError, "RandomizedResponse takes no priors"),
@@ -166,7 +167,7 @@ def test_no_labels():
 )  # fmt: skip
 def test_errors(mechanism, noisy, priors, error, message):
     with pytest.raises(error, match=message):
-        debiased_targets(mechanism, noisy, priors)
+        debiased(mechanism, noisy, priors)
 
 
 def test_channel_inverse_errors():

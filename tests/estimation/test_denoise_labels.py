@@ -100,7 +100,7 @@ def test_simulation():
     wrong = (true + rng.integers(1, k, n)) % k
     groups = np.where(rng.random(n) < accuracy, true, wrong)
     mechanism = RandomizedResponse(1.0, k)
-    labels = ldp.PrivateLabels(true, k, budget=ldp.PrivacyBudget(1.0), seed=2)
+    labels = ldp.PrivateLabels(true, k, budget=ldp.PrivacyBudget(1.0), insecure_seed=2)
     noisy = labels.randomize(mechanism, key="draw")
     made = denoise_labels(noisy, groups, k, mechanism)
     assert labels.guarantee().epsilon == 1.0  # nothing more was charged

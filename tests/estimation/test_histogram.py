@@ -15,8 +15,8 @@ from scipy import stats
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import gaussian_delta
-from tf_labeldp.estimation import HistogramMechanism, histogram_prior, private_histogram
-from tf_labeldp.mechanisms import _grid_noise, deserialize, serialize
+from tf_labeldp.estimation import histogram_prior
+from tf_labeldp.mechanisms import HistogramMechanism, _grid_noise, deserialize, serialize
 from tf_labeldp.mechanisms._histogram import _certified_measurement, _grid_bits
 
 NOISES = ("discrete_laplace", "laplace")
@@ -196,30 +196,45 @@ def test_no_labels():
     assert empty.shape == (0, 3)
 
 
-def test_private_histogram_of_an_array():
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_histogram_of_an_array(noise):
+    """Nobody keeps account of it; a seed repeats it, whatever the kind of the numbers."""
     labels = np.array([0, 2, 2, 1, 2])
-    assert private_histogram(labels, 3, SURE).tolist() == [1, 1, 3]
-    assert private_histogram(labels, None, SURE, values=[0, 2]).tolist() == [2, 3]
-    grouped = private_histogram(labels, 3, SURE, [0, 0, 0, 1, 1], "laplace")
-    assert grouped.dtype == np.float64
+    grouped = HistogramMechanism(SURE, 3, noise=noise).release(labels, [0, 0, 0, 1, 1])
+    assert grouped.dtype == (np.int64 if noise == "discrete_laplace" else np.float64)
     np.testing.assert_allclose(grouped, [[1, 0, 2], [0, 1, 1]], atol=0.1)
-    seeded = private_histogram(labels, 3, 1.0, rng=np.random.default_rng(75))
-    expected = HistogramMechanism(1.0, 3).release(labels, rng=np.random.default_rng(75))
-    assert np.array_equal(seeded, expected)
+    seeded, again = (
+        HistogramMechanism(1.0, 3, noise=noise).release(
+            labels.astype(kind), rng=np.random.default_rng(75)
+        )
+        for kind in (np.int64, np.uint8)
+    )
+    assert np.array_equal(seeded, again)
+    assert HistogramMechanism(SURE, values=[0, 2]).release(labels).tolist() == [2, 3]
 
 
 def test_a_vault_charges_and_stores_the_histogram():
     labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=ldp.PrivacyBudget(1.0))
-    first = private_histogram(labels, 3, 0.75, groups=[0] * 20 + [1] * 20, key="prior")
-    assert first.shape == (2, 3)
+    mechanism, groups = HistogramMechanism(0.75, 3), [0] * 20 + [1] * 20
+    first = labels.release(mechanism, public_input=groups, key="prior")
+    assert first.values.shape == (2, 3) and first.groups.tolist() == groups
+    assert first.mechanism == mechanism
     assert labels.guarantee().epsilon == pytest.approx(0.75)
-    again = private_histogram(labels, 3, 0.75, groups=[0] * 20 + [1] * 20, key="prior")
-    assert np.array_equal(first, again)
+    again = labels.release(mechanism, public_input=groups, key="prior")
+    assert np.array_equal(first.values, again.values)
     assert labels.guarantee().epsilon == pytest.approx(0.75)
+    assert first.guarantee() == again.guarantee() == labels.guarantee()
     with pytest.raises(ldp.BudgetExceededError):
-        private_histogram(labels, 3, 0.75, key="another")
-    with pytest.raises(ValueError, match="rng must be None with a PrivateLabels"):
-        private_histogram(labels, 3, 0.1, rng=np.random.default_rng(0))
+        labels.release(mechanism, key="another")
+
+
+def test_a_part_of_the_labels_is_counted_and_charged():
+    labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=ldp.PrivacyBudget(SURE))
+    rows = np.array([3, 0, 39, 4])
+    counts = labels.release(HistogramMechanism(SURE, 3), rows, [0, 1, 1, 1])
+    assert counts.values.tolist() == [[0, 0, 1], [2, 0, 1]]
+    assert labels.receipts[0].examples.tolist() == [0, 3, 4, 39]
+    assert labels.receipts[0].kind == "release"
 
 
 def test_prior_clips_and_normalises():
@@ -393,7 +408,7 @@ def test_a_vault_charges_gaussian_noise():
     budget = ldp.PrivacyBudget(1.5, 1e-5)
     labels = ldp.PrivateLabels([0, 1, 1, 2] * 10, num_classes=3, budget=budget)
     first = labels.release(gaussian(0.75, 3), key="one")
-    assert first.shape == (3,)
+    assert first.values.shape == (3,)
     assert labels.guarantee().epsilon == pytest.approx(0.75, rel=1e-3)
     assert labels.guarantee().delta == 1e-5
     labels.release(gaussian(0.75, 3), key="two")
@@ -428,11 +443,9 @@ def test_bad_counts(counts, error, message):
         HistogramMechanism(1.0, 3).add_noise(counts)
 
 
-def test_rng_and_key():
+def test_rng_of_a_wrong_kind():
     with pytest.raises(TypeError, match=r"numpy\.random\.Generator or None, got int"):
         HistogramMechanism(1.0, 3).release([0, 1], rng=7)
-    with pytest.raises(ValueError, match=r"labels is an array\. Leave key=None"):
-        private_histogram([0, 1], 3, 1.0, key="prior")
 
 
 def test_importing_the_part_does_not_load_opendp():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tf_labeldp.estimation import _posterior_mean, posterior_mean
+from tf_labeldp.estimation import _posterior, posterior
 from tf_labeldp.mechanisms import (
     DiscreteLaplaceMechanism,
     LaplaceMechanism,
+    Priors,
     RandomizedResponse,
     RROnBins,
     optimal_bins,
@@ -17,6 +18,7 @@ from tf_labeldp.mechanisms import (
 VALUES = np.array([0.0, 1.0, 2.0, 5.0, 9.0])
 PRIOR = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
 BINS = RROnBins(1.3, VALUES, outputs=(0.5, 3.0, 8.0), bin_of_input=(0, 0, 1, 1, 2))
+NUMBERS = Priors(PRIOR, values=VALUES)
 MECHANISMS = {
     "bins": (BINS, BINS.outputs),
     "discrete-laplace": (DiscreteLaplaceMechanism(0.5, 0, 9), range(10)),
@@ -34,10 +36,10 @@ def test_equals_bayes_rule_by_enumeration(name):
         / sum(PRIOR[k] * row[k] for k in range(5))
         for row in likelihood
     ]
-    means = posterior_mean(mechanism, outputs, VALUES, PRIOR)
+    means = posterior(mechanism, outputs, NUMBERS)
     assert means.dtype == np.float64
     np.testing.assert_allclose(means, expected, rtol=1e-12)
-    uniform = posterior_mean(mechanism, outputs, VALUES, np.full(5, 0.2))
+    uniform = posterior(mechanism, outputs, Priors(np.full(5, 0.2), values=VALUES))
     assert np.abs(uniform - means).max() > 0.1  # the prior counts
 
 
@@ -45,12 +47,12 @@ def test_bins_by_hand():
     """e^eps for the labels of the bin, 1 for all others."""
     weights = PRIOR * np.where(np.arange(5) < 2, np.exp(1.3), 1.0)
     expected = weights @ VALUES / weights.sum()
-    assert posterior_mean(BINS, [0.5], VALUES, PRIOR)[0] == pytest.approx(expected, rel=1e-13)
+    assert posterior(BINS, [0.5], NUMBERS)[0] == pytest.approx(expected, rel=1e-13)
 
 
 def test_no_function_of_the_noisy_label_has_a_smaller_squared_error():
     matrix = BINS.transition_matrix()
-    means = posterior_mean(BINS, BINS.outputs, VALUES, PRIOR)
+    means = posterior(BINS, BINS.outputs, NUMBERS)
 
     def error(guesses):
         return float(np.sum(PRIOR[:, np.newaxis] * matrix * (guesses - VALUES[:, np.newaxis]) ** 2))
@@ -69,7 +71,7 @@ def test_guesses_are_shrunk_towards_the_mean_of_the_prior():
     spans = []
     for epsilon in (0.3, 1.0, 3.0, 8.0):
         mechanism = optimal_bins(VALUES, PRIOR, epsilon)
-        guesses = posterior_mean(mechanism, mechanism.outputs, VALUES, PRIOR)
+        guesses = posterior(mechanism, mechanism.outputs, NUMBERS)
         learnt = mechanism.transition_matrix() @ guesses
         assert PRIOR @ learnt == pytest.approx(center, rel=1e-12)  # right on average, over all
         assert learnt[0] > VALUES[0] and learnt[-1] < VALUES[-1]
@@ -81,21 +83,19 @@ def test_guesses_are_shrunk_towards_the_mean_of_the_prior():
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 4.0])
 def test_optimal_bins_for_squared_error_are_posterior_means_already(epsilon):
     mechanism = optimal_bins(VALUES, PRIOR, epsilon)
-    means = posterior_mean(mechanism, mechanism.outputs, VALUES, PRIOR)
+    means = posterior(mechanism, mechanism.outputs, NUMBERS)
     np.testing.assert_allclose(means, mechanism.outputs, rtol=1e-9)
     absolute = optimal_bins(VALUES, PRIOR, epsilon, "absolute_error")
-    other = posterior_mean(absolute, absolute.outputs, VALUES, PRIOR)
+    other = posterior(absolute, absolute.outputs, NUMBERS)
     assert np.abs(other - absolute.outputs).max() > 1e-2
 
 
 def test_no_more_distinct_results_than_outputs():
     noisy = BINS.randomize(np.repeat(VALUES, 200), rng=np.random.default_rng(82))
-    means = posterior_mean(BINS, noisy, VALUES, PRIOR)
+    means = posterior(BINS, noisy, NUMBERS)
     assert means.shape == noisy.shape
     assert np.unique(means).size == 3
-    by_output = dict(
-        zip(BINS.outputs, posterior_mean(BINS, BINS.outputs, VALUES, PRIOR), strict=True)
-    )
+    by_output = dict(zip(BINS.outputs, posterior(BINS, BINS.outputs, NUMBERS), strict=True))
     assert means.tolist() == [by_output[label] for label in noisy.tolist()]
 
 
@@ -103,7 +103,7 @@ def test_no_more_distinct_results_than_outputs():
 def test_chunks_change_nothing(monkeypatch, cells):
     mechanism = LaplaceMechanism(1.0, 0.0, 9.0, clip=False)
     noisy = mechanism.randomize(np.repeat(VALUES, 60), rng=np.random.default_rng(83))
-    whole = posterior_mean(mechanism, noisy, VALUES, PRIOR)
+    whole = posterior(mechanism, noisy, NUMBERS)
     sizes = []
     likelihood = LaplaceMechanism.likelihood
 
@@ -112,22 +112,22 @@ def test_chunks_change_nothing(monkeypatch, cells):
         return likelihood(self, outputs, labels)
 
     monkeypatch.setattr(LaplaceMechanism, "likelihood", counted)
-    monkeypatch.setattr(_posterior_mean, "_CHUNK_CELLS", cells)
-    np.testing.assert_allclose(posterior_mean(mechanism, noisy, VALUES, PRIOR), whole, rtol=1e-13)
+    monkeypatch.setattr(_posterior, "_CHUNK_CELLS", cells)
+    np.testing.assert_allclose(posterior(mechanism, noisy, NUMBERS), whole, rtol=1e-13)
     assert max(sizes) <= max(cells, 5)
 
 
 def test_a_value_of_probability_zero_is_no_guess():
-    means = posterior_mean(BINS, BINS.outputs, [0.0, 9.0], [0.0, 1.0])
+    means = posterior(BINS, BINS.outputs, Priors([0.0, 1.0], values=[0.0, 9.0]))
     assert means.tolist() == [9.0] * 3
 
 
 def test_no_labels():
-    assert posterior_mean(BINS, np.zeros(0), VALUES, PRIOR).shape == (0,)
+    assert posterior(BINS, np.zeros(0), NUMBERS).shape == (0,)
 
 
 def call(mechanism=BINS, noisy=(0.5, 8.0), values=VALUES, prior=PRIOR):
-    return posterior_mean(mechanism, noisy, values, prior)
+    return posterior(mechanism, noisy, Priors(prior, values=values))
 
 
 BAD = {
@@ -145,8 +145,13 @@ BAD = {
     "prior-rows": ({"prior": PRIOR[np.newaxis]}, ValueError, "one prior for all labels"),
     "prior-sum": ({"prior": PRIOR * 2}, ValueError, "must sum to one"),
     "prior-sign": ({"prior": PRIOR - [0.4, 0, 0, 0, -0.4]}, ValueError, "must not be negative"),
-    "classes": ({"mechanism": RandomizedResponse(1.0, 5)}, TypeError, "mechanism for numbers"),
-    "nothing": ({"mechanism": None}, TypeError, "mechanism for numbers.*got NoneType"),
+    "no-values": ({"values": None}, ValueError, "need priors with their values, got Priors"),
+    "classes": (
+        {"mechanism": RandomizedResponse(1.0, 5)},
+        TypeError,
+        "noisy_labels must be integers 0..4",
+    ),
+    "nothing": ({"mechanism": None}, TypeError, "must be a tf_labeldp mechanism, got NoneType"),
 }
 
 
@@ -155,3 +160,10 @@ def test_bad_input(case):
     changed, error, message = BAD[case]
     with pytest.raises(error, match=message):
         call(**changed)
+
+
+@pytest.mark.parametrize("priors", [None, PRIOR, VALUES.tolist()], ids=["none", "array", "list"])
+def test_numbers_need_priors_with_values(priors):
+    kind = "none" if priors is None else type(priors).__name__
+    with pytest.raises(ValueError, match=rf"need priors with their values, got {kind}.*values="):
+        posterior(BINS, [0.5], priors)

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from tf_labeldp.estimation import _posterior_probabilities, posterior_probabilities
+from tf_labeldp.estimation import _posterior, posterior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     LaplaceMechanism,
     PriorResampling,
+    Priors,
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
@@ -51,27 +52,27 @@ def test_equals_bayes_rule_by_enumeration(name):
     mechanism = MECHANISMS[name]
     rows = np.repeat(PRIORS, K, axis=0)
     noisy = np.tile(np.arange(K), len(PRIORS))
-    found = posterior_probabilities(mechanism, noisy, rows)
+    found = posterior(mechanism, noisy, rows)
     expected = [by_hand(mechanism, z, row) for z, row in zip(noisy, rows, strict=True)]
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-300)
     np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-14)
     other = RandomizedResponse(2.9, K)
-    assert np.abs(posterior_probabilities(other, noisy, rows) - found).max() > 0.1
+    assert np.abs(posterior(other, noisy, rows) - found).max() > 0.1
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_one_prior_for_all_labels(name):
     noisy = np.arange(K)
     for prior in PRIORS[::9]:
-        shared = posterior_probabilities(MECHANISMS[name], noisy, prior)
-        rows = posterior_probabilities(MECHANISMS[name], noisy, np.tile(prior, (K, 1)))
+        shared = posterior(MECHANISMS[name], noisy, prior)
+        rows = posterior(MECHANISMS[name], noisy, np.tile(prior, (K, 1)))
         np.testing.assert_array_equal(shared, rows)
 
 
 def test_randomized_response_under_a_uniform_prior_is_its_channel():
     mechanism = RandomizedResponse(1.0, K)
-    found = posterior_probabilities(mechanism, np.arange(K), np.full(K, 0.25))
+    found = posterior(mechanism, np.arange(K), np.full(K, 0.25))
     np.testing.assert_allclose(found, mechanism.transition_matrix(), rtol=1e-14)
 
 
@@ -85,9 +86,7 @@ def test_randomized_response_under_a_uniform_prior_is_its_channel():
     ],
 )
 def test_where_the_label_says_nothing_the_prior_stays(mechanism, noisy, prior):
-    np.testing.assert_allclose(
-        posterior_probabilities(mechanism, [noisy], prior)[0], prior, rtol=1e-14
-    )
+    np.testing.assert_allclose(posterior(mechanism, [noisy], prior)[0], prior, rtol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["rr", "top-2", "prior", "resampling"])
@@ -98,7 +97,7 @@ def test_probabilities_are_those_of_the_true_labels(name):
     rows = rng.dirichlet(np.full(K, 0.7), size=40_000)
     true = (rows.cumsum(axis=1) < rng.random((len(rows), 1))).sum(axis=1)
     noisy = mechanism.randomize(true, rows if mechanism.uses_priors else None, rng=rng)
-    posterior = posterior_probabilities(mechanism, noisy, rows)
+    found = posterior(mechanism, noisy, rows)
     hits = np.eye(K)[true]
 
     def deviations(probabilities):
@@ -110,31 +109,34 @@ def test_probabilities_are_those_of_the_true_labels(name):
             scores.append(np.sum(hits[here] - p) / math.sqrt(max(np.sum(p * (1 - p)), 1e-9)))
         return np.abs(scores).max()
 
-    assert deviations(posterior) < 5.5  # of five normal scores: 2e-7
+    assert deviations(found) < 5.5  # of five normal scores: 2e-7
     assert deviations(rows) < 5.5  # the prior is right too, and says less
-    wrong = posterior_probabilities(RandomizedResponse(2.5, K), noisy, rows)
+    wrong = posterior(RandomizedResponse(2.5, K), noisy, rows)
     assert deviations(wrong) > 8.0
     picked = np.arange(len(true)), true
-    assert np.log(posterior[picked]).mean() > np.log(rows[picked]).mean() + 0.02
+    assert np.log(found[picked]).mean() > np.log(rows[picked]).mean() + 0.02
 
 
 @pytest.mark.parametrize("cells", [1, 12, 1000])
 @pytest.mark.parametrize("name", ["rr", "prior", "resampling"])
 def test_chunks_change_nothing(monkeypatch, cells, name):
     noisy = np.arange(len(PRIORS)) % K
-    whole = posterior_probabilities(MECHANISMS[name], noisy, PRIORS)
-    monkeypatch.setattr(_posterior_probabilities, "_CHUNK_CELLS", cells)
-    np.testing.assert_array_equal(posterior_probabilities(MECHANISMS[name], noisy, PRIORS), whole)
+    whole = posterior(MECHANISMS[name], noisy, PRIORS)
+    monkeypatch.setattr(_posterior, "_CHUNK_CELLS", cells)
+    np.testing.assert_array_equal(posterior(MECHANISMS[name], noisy, PRIORS), whole)
 
 
 def test_no_labels():
-    assert posterior_probabilities(MECHANISMS["prior"], np.zeros(0, int), PRIORS[0]).shape == (0, K)
+    assert posterior(MECHANISMS["prior"], np.zeros(0, int), PRIORS[0]).shape == (0, K)
 
 
 class UnknownByPrior(ClassificationMechanism):
     """A channel that depends on the prior in a way of its own."""
 
-    uses_priors = True
+    public_input = "priors"
+
+    def __init__(self, epsilon, num_classes):
+        self.epsilon, self.num_classes = epsilon, num_classes
 
     def randomize(self, labels, priors=None, *, rng=None):
         raise NotImplementedError
@@ -144,7 +146,13 @@ class UnknownByPrior(ClassificationMechanism):
 
 
 BAD = {
-    "number-mechanism": ({"mechanism": LaplaceMechanism(1.0, 0, 1)}, TypeError, "for classes"),
+    "number-mechanism": (
+        {"mechanism": LaplaceMechanism(1.0, 0, 1)},
+        ValueError,
+        "need priors with their values, got ndarray",
+    ),
+    "nothing": ({"mechanism": "RR"}, TypeError, "must be a tf_labeldp mechanism, got str"),
+    "no-priors": ({"priors": None}, ValueError, "RRWithPrior drew its labels with priors"),
     "unknown": ({"mechanism": UnknownByPrior(1.0, K)}, ValueError, "channel of UnknownByPrior"),
     "class": ({"noisy": [0, 4]}, ValueError, "noisy_labels must lie in"),
     "number": ({"noisy": [0.5, 1.0]}, TypeError, "noisy_labels must be integers"),
@@ -160,4 +168,19 @@ def test_bad_input(case):
     changed, error, message = BAD[case]
     arguments = {"mechanism": RRWithPrior(1.0, K), "noisy": [0, 3], "priors": PRIORS[:2], **changed}
     with pytest.raises(error, match=message):
-        posterior_probabilities(arguments["mechanism"], arguments["noisy"], arguments["priors"])
+        posterior(arguments["mechanism"], arguments["noisy"], arguments["priors"])
+
+
+def test_without_priors_they_are_uniform():
+    """Where the draw used none."""
+    mechanism, noisy = MECHANISMS["rr"], np.arange(K)
+    expected = posterior(mechanism, noisy, np.full(K, 1 / K))
+    np.testing.assert_array_equal(posterior(mechanism, noisy), expected)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_priors_by_group_are_those_of_the_labels(name):
+    groups = np.random.default_rng(63).integers(0, len(PRIORS), 200)
+    noisy = np.arange(200) % K
+    found = posterior(MECHANISMS[name], noisy, Priors(PRIORS, groups))
+    np.testing.assert_array_equal(found, posterior(MECHANISMS[name], noisy, PRIORS[groups]))

@@ -19,6 +19,7 @@ import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.cli import main
+from tf_labeldp.vault import NoisyLabels
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -157,6 +158,11 @@ def test_two_party_regression(
     statement = json.loads(sent[MESSAGE[1]])["guarantee"]
     guarantee = PrivacyGuarantee.from_json(json.dumps(statement))
     assert guarantee.epsilon == 2.0 and guarantee.is_private
+    if way == "command line":  # whose statement has what the docstring says
+        noisy = NoisyLabels.load(folder / "message" / MESSAGE[0])
+        np.testing.assert_array_equal(noisy.values, table[:, 1])
+        assert noisy.guarantee().epsilon == 2.0 and noisy.guarantee().is_private
+        assert noisy.posterior().shape == noisy.debiased().shape == table[:, 1].shape
 
     # A second run sends the same draws: nothing is spent again.
     send()

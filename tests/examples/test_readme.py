@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tf_labeldp.cli import main
+from tf_labeldp.vault import NoisyLabels
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -25,12 +26,12 @@ def test_the_python_blocks_run(
     assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
     assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0  # the head on digits
     assert "(1, 1e-05)-label-DP" in shown
-    assert "(1, 0)-label-DP" in shown  # clusters
+    assert shown.count("(1, 0)-label-DP") == 2  # the message of amounts, and clusters
     assert names["targets"].shape == (1400, 10)  # type: ignore[attr-defined]
     spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])  # DP-SGD
     assert 3.9 < spent <= 4.0
-    for vault in ("labels", "amounts"):
-        assert names[vault].guarantee().is_private  # type: ignore[attr-defined]
+    for made in ("labels", "amounts", "stages", "head", "noisy", "private_model"):
+        assert names[made].guarantee().is_private  # type: ignore[attr-defined]
 
 
 def test_the_labels_partys_command_runs(
@@ -44,6 +45,9 @@ def test_the_labels_partys_command_runs(
     Path("labels.csv").write_text(f"id,amount\n{rows}", encoding="utf-8")
     assert main(commands[0].split()) == 0
     assert len(Path("noisy.csv").read_text(encoding="utf-8").splitlines()) == 1001
+    (loads,) = re.findall(r"`ldp\.(NoisyLabels\.load\(.*?\))`", text)
+    noisy = eval(loads, {"NoisyLabels": NoisyLabels})  # reads what the command wrote
+    assert len(noisy) == 1000 and noisy.guarantee().epsilon == 1.0
     assert Path("noisy.csv.privacy.json").exists()
     assert "(1, 0)-label-DP" in capsys.readouterr().out
 

@@ -18,7 +18,7 @@ from tf_labeldp.heads import (
     _one_release_head,
 )
 from tf_labeldp.heads._feature_source import FeatureSource
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]
 N = 400
@@ -30,6 +30,7 @@ TABLE = {
     "age": RNG.normal(40.0, 10.0, N) + 20.0 * LABELS,
     "job": np.where(RNG.random(N) < 0.2 + 0.5 * LABELS, "smith", "baker"),
 }
+pytestmark = pytest.mark.usefixtures("fits_apart")
 
 
 class Flatten:
@@ -60,7 +61,7 @@ ENCODERS = ["patches", "fourier", "keras", "function"]
 
 
 def head(kind=PrivateRidge, epsilon=20.0, **arguments):
-    return kind(epsilon, 1e-4, num_classes=2, seed=0, **arguments)
+    return kind(epsilon, 1e-4, num_classes=2, insecure_seed=0, **arguments)
 
 
 def features_by_hand(encoder, raw):

@@ -14,12 +14,13 @@ import pytest
 from scipy import special, stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.estimation import LabelMomentMechanism
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.heads._feature_source import FeatureSource
 from tf_labeldp.heads._public_rows import PublicRows
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault import PrivateLabels
 
+pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
 HEADS = [PrivateRidge, PrivateLogisticRegression]
 FALSE_ALARM = 1e-6
 """The probability that a test of a law, or a bound of an attack, is wrong by chance."""
@@ -141,7 +142,9 @@ def test_everything_that_comes_out_is_one_release_with_noise_of_the_stated_law(
     monkeypatch.setattr(kind, "_finish", lambda *rest: None)  # a fit of so many takes its time
     spy = Spy(monkeypatch)
     delta = 1e-3 if noise == "gaussian" else 0.0
-    kind(1.0, delta, num_classes=classes, noise=noise, spread=False, seed=seed).fit(x, labels)
+    kind(1.0, delta, num_classes=classes, noise=noise, spread=False, insecure_seed=seed).fit(
+        x, labels
+    )
     assert len(spy.released) == 1
     mechanism, rows, released, rng_of_release = spy.released[0]
     assert (rng_of_release is None) == (seed is None)
@@ -185,7 +188,9 @@ def test_a_likelihood_ratio_attack_on_a_heads_release_finds_below_epsilon_and_ab
     spy = Spy(monkeypatch)
     x = np.array([[1.0], [3.0], [-0.5], [-2.0]])
     monkeypatch.setattr(head, "_finish", lambda *rest: None)
-    head(epsilon, delta, num_classes=2, noise=noise, center=False, seed=0).fit(x, [0, 1, 0, 1])
+    head(epsilon, delta, num_classes=2, noise=noise, center=False, insecure_seed=0).fit(
+        x, [0, 1, 0, 1]
+    )
     mechanism, rows, _, _ = spy.released[0]
     monkeypatch.undo()
     worst = int(np.abs(rows).sum(axis=1).argmax())
@@ -260,7 +265,7 @@ def test_the_statement_says_what_was_released_and_what_it_assumes(head, examples
     statement = head(0.5, 1e-6, num_classes=3).fit(x, y).guarantee()
     assert (statement.epsilon, statement.delta, statement.is_private) == (0.5, 1e-6, True)
     assert "features are public" in str(statement)
-    seeded = head(0.5, 1e-6, num_classes=3, seed=0).fit(x, y).guarantee()
+    seeded = head(0.5, 1e-6, num_classes=3, insecure_seed=0).fit(x, y).guarantee()
     assert not seeded.is_private
 
 
@@ -284,11 +289,11 @@ def test_the_rest_is_post_processing(head, examples, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.filterwarnings("ignore:nothing but noise")
+@pytest.mark.filterwarnings("ignore:the release is indistinguishable from noise")
 def test_how_rows_are_scaled_does_not_depend_on_labels(examples):
     found = []
     for labels in (np.zeros(3000, int), examples.classes):
-        one = PrivateRidge(1.0, 1e-6, num_classes=3, seed=0).fit(examples.features, labels)
+        one = PrivateRidge(1.0, 1e-6, num_classes=3, insecure_seed=0).fit(examples.features, labels)
         found.append((one._scaling.mean, one._scaling.spread))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     np.testing.assert_array_equal(found[0][1], found[1][1])

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee
+from tf_labeldp.accounting import ReceiptError
 from tf_labeldp.heads import (
+    NoiseCluster,
     PatchDictionary,
     PrivateLogisticRegression,
     PrivateRidge,
     RandomFourierFeatures,
 )
+from tf_labeldp.vault import _carried
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]
 CASES = [
@@ -20,6 +28,7 @@ CASES = [
     for labels in ("classes", "binary", "numbers", "rows")
     if (kind, labels) != (PrivateLogisticRegression, "numbers")
 ]
+pytestmark = pytest.mark.usefixtures("fits_apart")
 
 
 def saved_and_loaded(model, folder):
@@ -36,7 +45,7 @@ def outputs(one, raw, kind):
 def test_the_model_says_what_the_head_says(head, kind, plain, examples, tmp_path):
     arguments, labels = examples.kinds[kind]
     settings = {"spread": False, "center": False, "intercept": False} if plain else {}
-    one = head(5.0, 1e-5, seed=0, **arguments, **settings).fit(examples.features, labels)
+    one = head(5.0, 1e-5, insecure_seed=0, **arguments, **settings).fit(examples.features, labels)
     model = one.to_keras()
     assert model.trainable_weights == []
     some = examples.features[:100]
@@ -45,26 +54,72 @@ def test_the_model_says_what_the_head_says(head, kind, plain, examples, tmp_path
         np.testing.assert_allclose(found(some), expected, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["classes", "numbers", "rows"])
-def test_the_head_is_made_of_keras_layers_alone(kind, examples):
-    """So its file loads without this package."""
-    arguments, labels = examples.kinds[kind]
-    model = PrivateRidge(5.0, 1e-5, seed=0, **arguments).fit(examples.features, labels).to_keras()
-    config = keras.saving.serialize_keras_object(model)
-    layers = [config, *config["config"]["layers"]]
-    assert {layer["module"].split(".")[0] for layer in layers} == {"keras"}
-    assert all(layer["registered_name"] in (None, "Functional") for layer in layers)
+ROUTES = ["keras", "weights.h5", "checkpoint"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("kind", ["ridge", "clusters"])
+def test_the_files_of_a_model_keep_the_receipts(kind, route, examples, tmp_path, monkeypatch):
+    head = PrivateRidge if kind == "ridge" else NoiseCluster
+    told = {"epsilon": 1.5, "delta": 1e-5} | ({} if kind == "ridge" else {"num_clusters": 5})
+    labels = PrivateLabels(examples.classes, 3, budget=PrivacyBudget(2.0, 1e-4))
+    model = head(**told).fit(examples.features, labels).to_keras()
+    other = keras.models.clone_model(model)
+    if kind == "ridge":
+        assert guarantee(other).epsilon == 0.0  # weights of its own, that met no labels
+    for name in ("_OF_WEIGHTS", "_CARRIED"):  # as in another program
+        monkeypatch.setattr(_carried, name, type(getattr(_carried, name))())
+    if route == "keras":
+        other = saved_and_loaded(model, tmp_path)
+    elif route == "weights.h5":
+        model.save_weights(tmp_path / "head.weights.h5")
+        other.load_weights(tmp_path / "head.weights.h5")
+    else:
+        path = tf.train.Checkpoint(model=model).save(str(tmp_path / "head"))
+        tf.train.Checkpoint(model=other).restore(path).expect_partial()
+    some = examples.features[:20]
+    np.testing.assert_array_equal(other(some), model(some))
+    assert guarantee(other) == guarantee(model)
+    assert guarantee(other).epsilon == 1.5
+    part = keras.Model(other.inputs, other.get_layer("head").output)
+    assert guarantee(part).epsilon == 1.5
+
+
+def test_damaged_receipts_in_a_file_are_refused(examples, tmp_path):
+    model = PrivateRidge(1.0, 1e-5, num_classes=3).fit(examples.features, examples.classes)
+    model = model.to_keras()
+    layer = model.get_layer("head")
+    layer.label_dp_receipts = layer.label_dp_receipts[:-9]
+    with pytest.raises(ReceiptError, match="damaged"):
+        guarantee(saved_and_loaded(model, tmp_path))
+
+
+def test_a_saved_model_runs_without_this_package(examples, tmp_path):
+    one = PrivateRidge(5.0, 1e-5, num_classes=3).fit(examples.features, examples.classes)
+    one.to_keras().export(tmp_path / "served", verbose=False)
+    np.save(tmp_path / "rows.npy", examples.features[:4])
+    code = (
+        "import sys, numpy as np, tensorflow as tf; sys.modules['tf_labeldp'] = None\n"
+        "model = tf.saved_model.load(sys.argv[1] + '/served')\n"
+        "rows = np.load(sys.argv[1] + '/rows.npy').astype('float32')\n"
+        "np.save(sys.argv[1] + '/found.npy', model.serve(rows))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=tmp_path)
+    expected = one.predict_proba(examples.features[:4])
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), expected, atol=2e-5)
 
 
 def test_a_row_equal_to_the_mean_gets_the_intercept_in_the_model_too(examples):
-    one = PrivateRidge(5.0, 1e-5, num_classes=3, seed=0).fit(examples.features, examples.classes)
+    one = PrivateRidge(5.0, 1e-5, num_classes=3, insecure_seed=0).fit(
+        examples.features, examples.classes
+    )
     mean = examples.features.mean(axis=0, dtype=np.float64)[np.newaxis]
     np.testing.assert_array_equal(one.decision_function(mean)[0], one.intercept_)
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
 def test_the_unit_of_features_makes_no_difference(unit, examples):
-    one = PrivateRidge(5.0, 1e-5, num_classes=3, seed=0)
+    one = PrivateRidge(5.0, 1e-5, num_classes=3, insecure_seed=0)
     one.fit(examples.features * unit, examples.classes)
     some = (examples.features[:50] * unit).astype(np.float32)
     np.testing.assert_allclose(one.to_keras()(some), one.predict_proba(some), atol=2e-5)
@@ -76,7 +131,7 @@ def test_half_precision_policies_keep_the_digits(kind, examples):
     arguments, labels = examples.kinds[kind]
     if kind == "numbers":
         arguments, labels = {"low": 1e5, "high": 3e5}, 1e4 * labels
-    one = PrivateRidge(5.0, 1e-5, seed=0, **arguments).fit(examples.features, labels)
+    one = PrivateRidge(5.0, 1e-5, insecure_seed=0, **arguments).fit(examples.features, labels)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -105,19 +160,21 @@ def keras_encoder(kind):
 @pytest.mark.parametrize("kind", ["sequential", "built-on-first-call", "functional"])
 def test_a_keras_encoder_is_put_in_front(kind, head, tmp_path):
     encoder = keras_encoder(kind)
-    one = head(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder).fit(IMAGES, IMAGE_LABELS)
+    one = head(20.0, 1e-4, num_classes=2, insecure_seed=0, encoder=encoder).fit(
+        IMAGES, IMAGE_LABELS
+    )
     model = one.to_keras()
     for found in (model, saved_and_loaded(model, tmp_path)):
         np.testing.assert_allclose(found(IMAGES), one.predict_proba(IMAGES), atol=2e-5)
     features = encoder.predict(IMAGES, verbose=0)
-    before = head(20.0, 1e-4, num_classes=2, seed=0).fit(features, IMAGE_LABELS)
+    before = head(20.0, 1e-4, num_classes=2, insecure_seed=0).fit(features, IMAGE_LABELS)
     np.testing.assert_allclose(before.to_keras(encoder)(IMAGES), model(IMAGES), atol=2e-5)
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_feature_map_of_images_is_put_in_front(head, tmp_path):
     encoder = PatchDictionary(patch_size=3, num_atoms=5, pooling=2, max_patches=2000, seed=0)
-    one = head(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder.fit(IMAGES))
+    one = head(20.0, 1e-4, num_classes=2, insecure_seed=0, encoder=encoder.fit(IMAGES))
     one.fit(IMAGES, IMAGE_LABELS)
     assert one.score(IMAGES, IMAGE_LABELS) > 0.8
     model = one.to_keras()
@@ -138,7 +195,7 @@ def test_a_feature_map_of_a_table_is_put_in_front(head, tmp_path):
         "job": np.where(rng.random(300) < 0.2 + 0.5 * labels, "smith", "baker"),
     }
     encoder = RandomFourierFeatures(num_features=20).fit(table)
-    one = head(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder).fit(table, labels)
+    one = head(20.0, 1e-4, num_classes=2, insecure_seed=0, encoder=encoder).fit(table, labels)
     columns = {name: keras.ops.convert_to_tensor(v[:, None]) for name, v in table.items()}
     model = one.to_keras()
     assert set(model.input) == set(table)
@@ -161,7 +218,7 @@ class Subclassed(keras.Model):
     ids=["function", "subclassed"],
 )
 def test_an_encoder_that_cannot_be_exported_says_what_to_do(encoder, message):
-    one = PrivateRidge(20.0, 1e-4, num_classes=2, seed=0, encoder=encoder)
+    one = PrivateRidge(20.0, 1e-4, num_classes=2, insecure_seed=0, encoder=encoder)
     one.fit(IMAGES, IMAGE_LABELS)
     with pytest.raises(TypeError, match=message):
         one.to_keras()
@@ -170,7 +227,9 @@ def test_an_encoder_that_cannot_be_exported_says_what_to_do(encoder, message):
 
 
 def test_an_encoder_of_other_features_is_refused(examples):
-    one = PrivateRidge(5.0, 1e-5, num_classes=3, seed=0).fit(examples.features, examples.classes)
+    one = PrivateRidge(5.0, 1e-5, num_classes=3, insecure_seed=0).fit(
+        examples.features, examples.classes
+    )
     with pytest.raises(ValueError, match=r"outputs of shape \(None, 3\), .* fitted on 8 features"):
         one.to_keras(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
     with pytest.raises(ValueError, match=r"outputs of shape \(None, 2, 4\).*flattened"):

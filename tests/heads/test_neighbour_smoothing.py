@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tf_labeldp import PrivateLabels, _trained_models
-from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp import PrivateLabels
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.heads import (
     NeighbourSmoothing,
     PrivateRidge,
@@ -14,11 +14,14 @@ from tf_labeldp.heads import (
     _nearest_neighbours,
 )
 from tf_labeldp.heads._nearest_neighbours import nearest_neighbours
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.vault._carried import carry, receipts_of
 
 RNG = np.random.default_rng(81)
 CENTRES = 1.6 * RNG.normal(size=(6, 12))
 CLUSTER = RNG.integers(0, 6, size=1500)
 X = (CENTRES[CLUSTER] + RNG.normal(size=(1500, 12))).astype(np.float32)
+pytestmark = pytest.mark.usefixtures("fits_apart")
 
 
 def unit(rows):
@@ -93,7 +96,8 @@ def test_a_release_of_smooth_features_tells_more():
     for strength in (0.0, 0.8):
         features = NeighbourSmoothing(strength=strength).fit_transform(X)
         heads = [
-            PrivateRidge(0.05, 1e-5, num_classes=3, seed=seed).fit(features, y) for seed in range(8)
+            PrivateRidge(0.05, 1e-5, num_classes=3, insecure_seed=seed).fit(features, y)
+            for seed in range(8)
         ]
         scores[strength] = np.mean([head.score(features, y) for head in heads])
     assert scores[0.8] > scores[0.0] + 0.02
@@ -107,7 +111,9 @@ def test_an_encoder_in_front_and_behind():
     for inputs in (X, {"x": X}):
         one = NeighbourSmoothing(encoder=squares).fit(inputs)
         np.testing.assert_allclose(one.transform(inputs), plain.transform(X**2), atol=1e-4)
-    head = PrivateRidge(5.0, 1e-5, num_classes=6, encoder=NeighbourSmoothing().fit(X), seed=0)
+    head = PrivateRidge(
+        5.0, 1e-5, num_classes=6, encoder=NeighbourSmoothing().fit(X), insecure_seed=0
+    )
     assert head.fit(X, CLUSTER).score(X, CLUSTER) > 0.9
 
 
@@ -124,14 +130,27 @@ def test_scikit_learn_s_pipelines_and_clones():
     assert clone(pipeline).fit(X, labels).score(X, CLUSTER) > 0.8
 
 
-def test_an_encoder_that_was_trained_on_private_labels_is_refused():
+def test_an_encoder_that_was_trained_on_private_labels_is_counted():
+    """By the map, by its Keras model, and by a head on either."""
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(4)])
+    before = NeighbourSmoothing(encoder=model)
+    assert before.fit_transform(X).shape == (1500, 4)
     vault = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(1.0))
-    assert NeighbourSmoothing(encoder=model).fit_transform(X).shape == (1500, 4)
-    _trained_models.remember(model, vault)
-    with pytest.raises(ValueError, match="trained on labels of a PrivateLabels"):
-        NeighbourSmoothing(encoder=model).fit(X)
+    receipts = vault.randomize(RandomizedResponse(1.0, 6)).receipts
+    assert before.receipts_ == () and before.fit(X).receipts_ == ()
+    carry(model, receipts)
+    smooth = NeighbourSmoothing(encoder=model).fit(X)
+    assert smooth.receipts_ == receipts
+    for encoder in (smooth, smooth.to_keras(), smooth.transform, before.fit(X)):
+        assert receipts_of(encoder) == receipts
+        other = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(6.0, 1e-6))
+        head = PrivateRidge(5.0, 1e-6, encoder=encoder).fit(X, other)
+        assert set(receipts) < set(head.receipts_) and len(head.receipts_) == 2
+        assert head.guarantee() == other.guarantee() and head.guarantee().epsilon > 5.0
+        tight = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(5.0, 1e-6))
+        with pytest.raises(BudgetExceededError):
+            PrivateRidge(5.0, 1e-6, encoder=encoder).fit(X, tight)
 
 
 def test_fewer_components_and_directions_without_variance():
@@ -189,7 +208,9 @@ def test_a_head_exports_it_on_raw_inputs():
     images = X.reshape(-1, 3, 4)
     encoder = keras.Sequential([keras.Input((3, 4)), keras.layers.Flatten()])
     smooth = NeighbourSmoothing(encoder).fit(images)
-    head = PrivateRidge(5.0, 1e-5, num_classes=6, encoder=smooth, seed=0).fit(images, CLUSTER)
+    head = PrivateRidge(5.0, 1e-5, num_classes=6, encoder=smooth, insecure_seed=0).fit(
+        images, CLUSTER
+    )
     found = head.to_keras().predict(images, verbose=0)
     apart = np.abs(found - head.predict_proba(images)).max(axis=1)
     assert np.mean(apart > 1e-3) < 0.01

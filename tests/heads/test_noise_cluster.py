@@ -6,12 +6,14 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp import _trained_models
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation import Clusters, HistogramMechanism, find_clusters
+from tf_labeldp.estimation import Clusters, find_clusters
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
+from tf_labeldp.vault import PrivateLabels, guarantee
+from tf_labeldp.vault._carried import carry, receipts_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
 RNG = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 120)
 CLASS_OF_GROUP = np.array([2, 0, 1, 2, 1])
@@ -25,7 +27,7 @@ def vault(epsilon=3.0, delta=0.0, **arguments):
 
 
 def head(epsilon=0.5, delta=0.0, **arguments):
-    defaults = {"num_clusters": 5, "num_classes": 3, "seed": 0}
+    defaults = {"num_clusters": 5, "num_classes": 3, "insecure_seed": 0}
     return NoiseCluster(epsilon=epsilon, delta=delta, **{**defaults, **arguments})
 
 
@@ -87,11 +89,13 @@ def test_guarantee_of_a_seed_is_none():
     assert "NOT PRIVATE: seeded" in str(head().fit(X, Y).guarantee())
 
 
-def test_guarantee_covers_all_that_the_vault_has_given():
+def test_guarantee_covers_what_the_head_was_made_of_and_the_vaults_all_that_left_it():
     labels = vault(3.0)
-    NoiseCluster(5, 1.0).fit(X, labels)
+    first = NoiseCluster(5, 1.0).fit(X, labels)
     again = NoiseCluster(3, 0.5).fit(X, labels)
-    assert again.guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
+    assert first.guarantee().epsilon == 1.0 and again.guarantee().epsilon == 0.5
+    assert labels.guarantee().epsilon == pytest.approx(1.5, rel=1e-6)
+    assert labels.receipts == first.receipts_ + again.receipts_
 
 
 def test_a_stored_release_is_given_again(tmp_path):
@@ -105,7 +109,7 @@ def test_a_stored_release_is_given_again(tmp_path):
 
 def test_class_values():
     names = np.array(["bee", "ant", "cat"])
-    one = NoiseCluster(5, 0.5, classes=names.tolist(), seed=0).fit(X, names[Y])
+    one = NoiseCluster(5, 0.5, classes=names.tolist(), insecure_seed=0).fit(X, names[Y])
     assert np.array_equal(one.predict(X), names[head().fit(X, Y).predict(X)])
     assert one.classes_.tolist() == names.tolist()
 
@@ -179,31 +183,62 @@ def test_a_function_as_encoder_has_no_model():
         one.to_keras()
 
 
-def test_an_encoder_that_was_trained_on_other_labels_is_refused():
-    labels, encoder = vault(), network()
-    _trained_models.remember(encoder, labels)
-    clusters = find_clusters(X, 5, encoder=encoder)
-    for foreign in (vault(), Y):
-        for settings in (
-            {"encoder": encoder},
-            {"num_clusters": None, "clusters": clusters},
-            {"encoder": encoder.predict},
-        ):
-            arguments = {"seed": None, **settings}
-            with pytest.raises(ValueError, match="the encoder was trained on labels of a Private"):
-                head(**arguments).fit(X, foreign)
-    one = NoiseCluster(5, 0.5, encoder=encoder).fit(X, labels)
-    assert one.guarantee().epsilon == 0.5
+def encoder_trained_on(labels):
+    encoder = network()
+    receipts = labels.randomize(RandomizedResponse(1.0, 3)).receipts
+    carry(encoder, receipts)
+    return encoder, receipts
+
+
+ENCODED = {
+    "encoder": lambda encoder: {"encoder": encoder},
+    "clusters": lambda encoder: {
+        "num_clusters": None,
+        "clusters": find_clusters(X, 5, encoder=encoder),
+    },
+    "method": lambda encoder: {"encoder": encoder.predict},
+}
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_an_encoder_that_was_trained_on_labels_is_counted(name):
+    """By its own vault once; by another one, which may be of the same people, as well."""
+    labels = vault()
+    encoder, receipts = encoder_trained_on(labels)
+    for held in (labels, vault()):
+        one = head(num_classes=None, insecure_seed=None, **ENCODED[name](encoder)).fit(X, held)
+        assert one.receipts_[:-1] == receipts and one.receipts_[-1].charge.epsilon == 0.5
+        assert one.guarantee().epsilon == held.guarantee().epsilon == 1.5
+        assert one.guarantee() == held.guarantee() and one.guarantee().is_private
+    tight = vault(1.4)
+    with pytest.raises(BudgetExceededError):
+        head(num_classes=None, insecure_seed=None, **ENCODED[name](encoder)).fit(X, tight)
+    assert all(receipt.kind != "release" for receipt in tight.receipts)
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_labels_in_no_vault_count_the_encoder_too(name):
+    encoder, receipts = encoder_trained_on(vault())
+    one = head(insecure_seed=None, **ENCODED[name](encoder)).fit(X, Y)
+    assert set(receipts) < set(one.receipts_) and one.guarantee().epsilon == 1.5
 
 
 def test_it_is_a_model_that_has_seen_labels():
-    labels = vault()
-    one = NoiseCluster(5, 0.5).fit(X, labels)
+    one = NoiseCluster(5, 0.5).fit(3.0 * X, vault())  # centres that no other test's model has
     for encoder in (one.to_keras(), one.predict_proba):
-        with pytest.raises(ValueError, match="the encoder was trained on labels of a Private"):
-            PrivateRidge(1.0, 1e-4, num_classes=3, encoder=encoder).fit(X, Y)
-        with pytest.raises(ValueError, match="the encoder was trained on labels of a Private"):
-            head(encoder=encoder).fit(X, Y)
+        ridge = PrivateRidge(1.0, 1e-4, encoder=encoder).fit(X, vault(delta=1e-4))
+        again = NoiseCluster(5, 0.25, encoder=encoder).fit(X, vault())
+        for other, release in ((ridge, 1.0), (again, 0.25)):
+            assert other.receipts_[:-1] == one.receipts_
+            assert other.receipts_[-1].charge.epsilon == release
+        assert 1.0 < ridge.guarantee().epsilon <= 1.5 and again.guarantee().epsilon == 0.75
+
+
+def test_public_centres_carry_no_receipts():
+    """Two models of the same centres, and of different labels, have nothing in common."""
+    models = [NoiseCluster(5, 0.5).fit(5.0 * X, vault()).to_keras() for _ in range(2)]
+    for model in models:
+        assert guarantee(model).epsilon == 0.5 and len(receipts_of(model)) == 1
 
 
 def test_a_failed_fit_leaves_the_head_as_it_was():
@@ -211,7 +246,7 @@ def test_a_failed_fit_leaves_the_head_as_it_was():
     before, stated = one.cluster_counts_, one.guarantee()
     with pytest.raises(ValueError, match="599 rows"):
         one.fit(X[:-1], Y)
-    assert one.cluster_counts_ is before and one.guarantee() is stated
+    assert one.cluster_counts_ is before and one.guarantee() == stated
 
 
 def test_scikit_learn_takes_it():
@@ -219,21 +254,26 @@ def test_scikit_learn_takes_it():
 
     one = clone(head(epsilon=0.7))
     assert one.get_params()["epsilon"] == 0.7 and is_classifier(one)
-    assert repr(one) == "NoiseCluster(num_clusters=5, epsilon=0.7, num_classes=3, seed=0)"
+    assert repr(one) == "NoiseCluster(num_clusters=5, epsilon=0.7, num_classes=3, insecure_seed=0)"
     assert one.set_params(delta=1e-4).fit(X, Y).guarantee().delta == 1e-4
 
 
 def test_a_delta_above_one_over_n():
-    with pytest.warns(UserWarning, match=r"delta=0.01 is above 1/n"):
+    with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/n"):
         head(delta=0.01).fit(X, Y)
 
 
 NUMBERS = PrivateLabels(np.linspace(0, 1, 600), low=0, high=1, budget=PrivacyBudget(5.0))
 BAD = {
     "no-classes": ({"num_classes": None}, X, Y, "num_classes or classes is missing"),
-    "numbers": ({"num_classes": None, "seed": None}, X, NUMBERS, "is for classes"),
-    "other-classes": ({"num_classes": 4, "seed": None}, X, vault(), "num_classes is not that of"),
-    "seed": ({}, X, vault(), "seed must be None with a PrivateLabels"),
+    "numbers": ({"num_classes": None, "insecure_seed": None}, X, NUMBERS, "is for classes"),
+    "other-classes": (
+        {"num_classes": 4, "insecure_seed": None},
+        X,
+        vault(),
+        "num_classes is not that of",
+    ),
+    "seed": ({}, X, vault(), "insecure_seed must be None with a PrivateLabels"),
     "epsilon": ({"epsilon": 0.0}, X, Y, "epsilon must be finite and above zero"),
     "delta": ({"delta": 1.0}, X, Y, r"delta must be in \[0, 1\)"),
     "labels": ({}, X, Y + 986, "labels must lie in 0..2"),
@@ -272,11 +312,11 @@ def test_what_needs_a_fit_says_so():
 @pytest.mark.parametrize("key", [None, "votes"])
 def test_a_second_run_finds_its_release_in_the_store(key, tmp_path):
     """Also where it has no name, and the budget has no room for another."""
-    first, again = head(seed=None, key=key), head(seed=None, key=key)
+    first, again = head(insecure_seed=None, key=key), head(insecure_seed=None, key=key)
     first.fit(X, vault(0.5, store=tmp_path / "store"))
     labels = vault(0.5, store=tmp_path / "store")
     again.fit(X, labels)
     assert np.array_equal(again.cluster_counts_, first.cluster_counts_)
     assert again.guarantee().epsilon == 0.5
     with pytest.raises(BudgetExceededError):
-        head(seed=None, key=key and "another").fit(X, labels)
+        head(insecure_seed=None, key=key and "another").fit(X, labels)

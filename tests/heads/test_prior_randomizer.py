@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from tf_labeldp import PrivateLabels
-from tf_labeldp._label_store import DrawSettingsError
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation import debiased_targets, posterior_probabilities
-from tf_labeldp.heads import (
-    HeadPriorRandomizer,
-    PrivateLogisticRegression,
-    PrivateRidge,
-    _prior_randomizer,
-)
-from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp.estimation import debiased, posterior
+from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.mechanisms import Priors, RandomizedResponse, RRWithPrior
+from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault._store import DrawSettingsError
 
 N, D, K = 3000, 6, 3
 DELTA = 1e-6
@@ -28,87 +24,114 @@ Y = np.argmax(X @ RNG.normal(size=(D, K)) + 0.3 * RNG.normal(size=(N, K)), axis=
 
 def vault(epsilon=2.0, delta=DELTA, labels=Y, seed=5, **arguments):
     arguments = arguments or {"num_classes": K}
-    return PrivateLabels(labels, budget=PrivacyBudget(epsilon, delta), seed=seed, **arguments)
+    return PrivateLabels(
+        labels, budget=PrivacyBudget(epsilon, delta), insecure_seed=seed, **arguments
+    )
 
 
 @pytest.fixture(scope="module")
 def made():
     labels = vault()
-    return labels, HeadPriorRandomizer(2.0, DELTA).randomize(X, labels)
+    return labels, labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
 
 
 def test_guarantee_covers_head_priors_and_noisy_labels(made):
     """One statement for both: within the whole, and no less than the larger of the two parts."""
-    labels, _ = made
+    labels, noisy = made
     guarantee = labels.guarantee()
     assert 1.7 <= guarantee.epsilon <= 2.0 and guarantee.delta <= DELTA
+    assert noisy.guarantee() == guarantee  # which is all that has left the vault
     assert labels.has_draw("head-prior") and labels.has_draw("head-prior/head")
     head, draw = HeadPriorRandomizer(2.0, DELTA).split()
     assert labels.mechanism("head-prior").epsilon == draw
     assert labels.mechanism("head-prior/head").epsilon == head
     assert labels.mechanism("head-prior/head").delta == DELTA
     assert head + draw <= 2.0 and head == pytest.approx(0.9 * 2.0)
+    assert [one.charge.epsilon for one in noisy.receipts] == [head, draw]
+    assert [one.charge.epsilon for one in noisy.priors.receipts] == [head]
+    assert noisy.receipts == labels.receipts
+
+
+def test_the_charges_are_promised_before_the_draws():
+    randomizer, labels = HeadPriorRandomizer(2.0, DELTA), vault()
+    promised = labels.guarantee(after=randomizer)
+    head, draw = randomizer.parts(labels)
+    assert (head.epsilon, head.delta) == (randomizer.split()[0], DELTA)
+    assert (draw.epsilon, draw.delta) == (randomizer.split()[1], 0.0)
+    assert labels.guarantee().epsilon == 0.0
+    labels.randomize(randomizer, features=X)
+    stated = labels.guarantee()
+    assert (stated.epsilon, stated.delta) == (promised.epsilon, promised.delta)
 
 
 def test_what_comes_out(made):
-    _, result = made
-    assert result.noisy_labels.dtype == np.int64 and result.noisy_labels.shape == (N,)
-    assert result.priors.dtype == np.float64 and result.priors.shape == (N, K)
-    np.testing.assert_array_equal(result.priors, result.head.predict_proba(X))
-    assert isinstance(result.mechanism, RRWithPrior)
-    expected = posterior_probabilities(result.mechanism, result.noisy_labels, result.priors)
-    np.testing.assert_array_equal(result.posterior_probabilities(), expected)
-    expected = debiased_targets(result.mechanism, result.noisy_labels, result.priors)
-    np.testing.assert_array_equal(result.debiased_targets(), expected)
+    labels, noisy = made
+    assert isinstance(noisy, NoisyLabels)
+    assert noisy.values.dtype == np.int64 and noisy.values.shape == (N,)
+    np.testing.assert_array_equal(noisy.indices, np.arange(N))
+    priors = noisy.priors.probabilities
+    assert priors.dtype == np.float64 and priors.shape == (N, K)
+    head = PrivateLogisticRegression(0.9 * 2.0, DELTA, key="head-prior/head").fit(X, labels)
+    np.testing.assert_array_equal(priors, head.predict_proba(X))  # of the release that is stored
+    assert labels.guarantee() == noisy.guarantee()
+    assert isinstance(noisy.mechanism, RRWithPrior)
+    expected = posterior(noisy.mechanism, noisy.values, priors)
+    np.testing.assert_array_equal(noisy.posterior(), expected)
+    expected = debiased(noisy.mechanism, noisy.values, priors)
+    np.testing.assert_array_equal(noisy.debiased(), expected)
 
 
 def test_labels_are_drawn_by_rr_with_prior_under_these_priors(made):
     """The share that is kept is what the channel says; plain randomized response keeps fewer."""
-    _, result = made
+    _, noisy = made
     keep = np.empty(N)
-    for i in range(N):
-        keep[i] = result.mechanism.transition_matrix(result.priors[i])[Y[i], Y[i]]
+    for i, prior in enumerate(np.asarray(noisy.priors)):
+        keep[i] = noisy.mechanism.transition_matrix(prior)[Y[i], Y[i]]
     deviation = math.sqrt(np.sum(keep * (1 - keep)))
-    hits = np.sum(result.noisy_labels == Y)
+    hits = np.sum(noisy.values == Y)
     assert abs(hits - keep.sum()) < 5 * deviation  # 6e-7
     plain = RandomizedResponse(2.0, K).transition_matrix()[0, 0]
     assert hits - N * plain > 5 * math.sqrt(N * plain * (1 - plain))
 
 
 def test_ridge_and_options():
-    randomizer = HeadPriorRandomizer(
-        3.0, DELTA, head_share=0.5, head=PrivateRidge, options={"penalty": 20.0, "spread": False}
-    )
-    result = randomizer.randomize(X, vault(3.0))
-    assert isinstance(result.head, PrivateRidge) and result.head.penalty == 20.0
-    assert result.head.epsilon == result.mechanism.epsilon == 1.5
+    options = {"penalty": 20.0, "spread": False}
+    randomizer = HeadPriorRandomizer(3.0, DELTA, head_share=0.5, head=PrivateRidge, options=options)
+    labels = vault(3.0)
+    noisy = labels.randomize(randomizer, features=X)
+    assert labels.mechanism("head-prior/head").epsilon == noisy.mechanism.epsilon == 1.5
+    same = PrivateRidge(1.5, DELTA, key="head-prior/head", **options).fit(X, labels)
+    np.testing.assert_array_equal(noisy.priors.probabilities, same.predict_proba(X))
+    other = PrivateRidge(1.5, DELTA, key="head-prior/head", spread=False).fit(X, labels)
+    assert np.abs(noisy.priors.probabilities - other.predict_proba(X)).max() > 1e-3
+    assert labels.guarantee() == noisy.guarantee()
 
 
 def test_an_encoder_takes_raw_inputs():
-    squares = HeadPriorRandomizer(2.0, DELTA).randomize(X**2, vault())
+    squares = vault().randomize(HeadPriorRandomizer(2.0, DELTA), features=X**2).priors
     randomizer = HeadPriorRandomizer(2.0, DELTA, options={"encoder": lambda raw: raw**2})
-    result = randomizer.randomize(X, vault())
-    np.testing.assert_allclose(result.priors, squares.priors, atol=1e-5)
+    priors = vault().randomize(randomizer, features=X).priors
+    np.testing.assert_allclose(priors, squares, atol=1e-5)
     randomizer = HeadPriorRandomizer(2.0, DELTA, options={"encoder": lambda raw: raw["x"] ** 2})
-    result = randomizer.randomize({"x": X}, vault())
-    np.testing.assert_allclose(result.priors, squares.priors, atol=1e-5)
+    priors = vault().randomize(randomizer, features={"x": X}).priors
+    np.testing.assert_allclose(priors, squares, atol=1e-5)
 
 
 def test_two_classes_by_name_and_pure_epsilon():
     names = np.array(["no", "yes"])[(X[:, 0] > 0).astype(int)]
     labels = vault(4.0, 0.0, names, classes=["no", "yes"])
-    result = HeadPriorRandomizer(4.0, options={"noise": "laplace"}).randomize(X, labels)
+    noisy = labels.randomize(HeadPriorRandomizer(4.0, options={"noise": "laplace"}), features=X)
     guarantee = labels.guarantee()
     assert guarantee.delta == 0.0 and guarantee.epsilon == pytest.approx(4.0, rel=1e-12)
-    assert np.mean(labels.decode(result.noisy_labels) == names) > 0.8
+    assert np.mean(labels.decode(noisy) == names) > 0.8
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.9, DELTA), (0.3, DELTA), (1.7, 0.0), (2.0, 0.0)])
 def test_both_are_refused_before_either_is_released(epsilon, delta):
     labels = vault(epsilon, delta)
     with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
-        HeadPriorRandomizer(2.0, DELTA).randomize(X, labels)
-    assert labels.guarantee().epsilon == 0.0
+        labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
+    assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()
     assert not labels.has_draw("head-prior/head")
 
 
@@ -116,7 +139,7 @@ def test_what_was_spent_before_counts():
     labels = vault(2.5)
     labels.randomize(RandomizedResponse(1.0, K), np.arange(3))
     with pytest.raises(BudgetExceededError):
-        HeadPriorRandomizer(2.0, DELTA).randomize(X, labels)
+        labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
     assert labels.guarantee().epsilon == 1.0
 
 
@@ -127,7 +150,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("after", ["head", "draw"])
 def test_a_killed_run_reads_its_draws_and_goes_on(tmp_path, monkeypatch, after):
     randomizer = HeadPriorRandomizer(2.0, DELTA)
-    whole = randomizer.randomize(X, vault(store=tmp_path / "whole", num_classes=K))
+    whole = vault(store=tmp_path / "whole", num_classes=K).randomize(randomizer, features=X)
 
     def killed(self, *unused, **also_unused):
         raise Killed
@@ -139,18 +162,19 @@ def test_a_killed_run_reads_its_draws_and_goes_on(tmp_path, monkeypatch, after):
         if after == "head":
             patch.setattr(PrivateLogisticRegression, "predict_proba", killed)
         else:
-            patch.setattr(_prior_randomizer, "HeadRandomizedLabels", killed)
+            patch.setattr(PrivateLabels, "_noisy_labels", killed)
         with pytest.raises(Killed):
-            randomizer.randomize(X, opened())
+            opened().randomize(randomizer, features=X)
     labels = opened()
     assert labels.has_draw("head-prior/head") and labels.has_draw("head-prior") == (after == "draw")
-    result = randomizer.randomize(X, labels)
-    np.testing.assert_array_equal(result.noisy_labels, whole.noisy_labels)
-    np.testing.assert_allclose(result.priors, whole.priors, rtol=1e-6)
+    noisy = labels.randomize(randomizer, features=X)
+    np.testing.assert_array_equal(noisy.values, whole.values)
+    np.testing.assert_allclose(noisy.priors, whole.priors, rtol=1e-6)
     spent = labels.guarantee().epsilon
     assert spent <= 2.0
-    again = randomizer.randomize(X, opened())
-    np.testing.assert_array_equal(again.noisy_labels, result.noisy_labels)
+    again = opened().randomize(randomizer, features=X)
+    np.testing.assert_array_equal(again.values, noisy.values)
+    assert again.guarantee() == noisy.guarantee() == labels.guarantee()
     assert opened().guarantee().epsilon == spent
 
 
@@ -158,7 +182,7 @@ def test_other_settings_or_features_are_not_taken_for_the_stored_draw(tmp_path):
     def opened(epsilon=9.0):
         return vault(epsilon, store=tmp_path, num_classes=K)
 
-    HeadPriorRandomizer(2.0, DELTA).randomize(X, opened())
+    opened().randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
     spent = opened().guarantee().epsilon
     for other in (
         HeadPriorRandomizer(2.0, DELTA, head_share=0.6),
@@ -166,11 +190,11 @@ def test_other_settings_or_features_are_not_taken_for_the_stored_draw(tmp_path):
         HeadPriorRandomizer(2.0, DELTA / 2),
     ):
         with pytest.raises(DrawSettingsError):
-            other.randomize(X, opened())
+            opened().randomize(other, features=X)
     with pytest.raises(DrawSettingsError, match="public input"):
-        HeadPriorRandomizer(2.0, DELTA).randomize(X[::-1].copy(), opened())
+        opened().randomize(HeadPriorRandomizer(2.0, DELTA), features=X[::-1].copy())
     assert opened().guarantee().epsilon == spent
-    HeadPriorRandomizer(2.0, DELTA).randomize(X, opened(), key="another")
+    opened().randomize(HeadPriorRandomizer(2.0, DELTA), features=X, key="another")
     assert opened().guarantee().epsilon > spent + 0.5
 
 
@@ -179,16 +203,19 @@ def test_a_draw_of_this_name_without_a_head_is_refused_before_the_release():
     mechanism = RRWithPrior(HeadPriorRandomizer(2.0, DELTA).split()[1], K)
     labels.randomize(mechanism, priors=np.full(K, 1 / K), key="head-prior")
     with pytest.raises(DrawSettingsError, match="after a head named"):
-        HeadPriorRandomizer(2.0, DELTA).randomize(X, labels)
+        labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)
     assert not labels.has_draw("head-prior/head")
 
 
-def test_priors_serve_the_first_stage_of_multi_stage_training():
+@pytest.mark.parametrize("as_array", [False, True])
+def test_priors_serve_the_first_stage_of_multi_stage_training(as_array):
+    """As an array, too, which then has no receipts."""
     keras = pytest.importorskip("keras")
     from tf_labeldp import MultiStageTraining
 
     labels = vault(4.0)
     head = PrivateLogisticRegression(1.0, DELTA, key="head").fit(X, labels)
+    priors = head.predict_proba(X)
     stages = MultiStageTraining(
         X,
         labels,
@@ -196,7 +223,7 @@ def test_priors_serve_the_first_stage_of_multi_stage_training():
         fractions=(0.5, 0.5),
         epochs_per_stage=1,
         batch_size=64,
-        priors=head.predict_proba(X),
+        priors=priors if as_array else Priors(priors, receipts=head.receipts_),
         verbose=0,
     )
     model = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
@@ -205,24 +232,29 @@ def test_priors_serve_the_first_stage_of_multi_stage_training():
     assert stages.reports[0].mean_k < K
     assert labels.guarantee().epsilon <= 4.0
     noisy = stages.noisy_labels()
-    assert np.mean(noisy == Y) > 0.8
+    assert sorted(noisy.indices) == list(range(N))
+    assert np.mean(noisy.values == Y[noisy.indices]) > 0.8
+    known = {one.id for one in noisy.receipts}
+    assert (head.receipts_[0].id in known) == (not as_array)
+    assert (noisy.guarantee().epsilon <= 3.0) == as_array
+    assert as_array or noisy.guarantee() == labels.guarantee()
 
 
 @pytest.mark.parametrize("targets", ["noisy", "posterior"])
 def test_a_model_trains_on_what_comes_out(made, targets):
     keras = pytest.importorskip("keras")
-    _, result = made
+    _, noisy = made
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
     optimizer = keras.optimizers.Adam(0.05)
     if targets == "noisy":
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss=loss)
-        model.fit(X, result.noisy_labels, epochs=3, batch_size=100, verbose=0)
+        model.fit(X, noisy.values, epochs=3, batch_size=100, verbose=0)
     else:
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss=loss)
-        model.fit(X, result.posterior_probabilities(), epochs=3, batch_size=100, verbose=0)
+        model.fit(X, noisy.posterior(), epochs=3, batch_size=100, verbose=0)
     assert np.mean(model.predict(X, verbose=0).argmax(axis=1) == Y) > 0.85
 
 
@@ -248,21 +280,30 @@ def test_bad_arguments(changed, error, message):
 
 def test_bad_labels_and_features():
     randomizer = HeadPriorRandomizer(2.0, DELTA)
-    with pytest.raises(TypeError, match="must be a PrivateLabels, got ndarray"):
-        randomizer.randomize(X, Y)
+    assert not hasattr(randomizer, "randomize")  # there is no draw but that of a vault
+    numbers = vault(labels=Y.astype(float), low=0.0, high=2.0)
     with pytest.raises(ValueError, match="these labels are numbers"):
-        randomizer.randomize(X, vault(labels=Y.astype(float), low=0.0, high=2.0))
+        numbers.randomize(randomizer, features=X)
+    rows = vault(labels=np.eye(K, dtype=int)[Y], num_labels=K)
+    with pytest.raises(ValueError, match=r"rows of 3 zeros and ones .* no classes"):
+        rows.randomize(randomizer, features=X)
     broken = X.copy()
     broken[7, 2] = np.nan
     labels = vault()
     with pytest.raises(ValueError):
-        randomizer.randomize(broken, labels)
+        labels.randomize(randomizer, features=broken)
     with pytest.raises(ValueError, match="2999 rows of features and 3000 labels"):
-        randomizer.randomize(X[1:], labels)
+        labels.randomize(randomizer, features=X[1:])
     batches = pytest.importorskip("tensorflow").data.Dataset.from_tensors(X)
     with pytest.raises(TypeError, match="not a data set"):
-        randomizer.randomize(batches, labels)
-    assert labels.guarantee().epsilon == 0.0
+        labels.randomize(randomizer, features=batches)
+    for public in ({}, {"priors": np.full(K, 1 / K)}, {"features": X, "clusters": Y}):
+        with pytest.raises(ValueError, match="needs features=, and takes nothing else"):
+            labels.randomize(randomizer, **public)
+    with pytest.raises(ValueError, match="draws for all examples"):
+        labels.randomize(randomizer, np.arange(5), features=X[:5])
+    for one in (numbers, rows, labels):
+        assert one.guarantee().epsilon == 0.0 and one.receipts == ()
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(0.1, 0.9), (2.4, 0.9), (2.5, 0.15), (6.0, 0.15)])

@@ -7,11 +7,15 @@ import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import PrivateLabels
+
+pytestmark = pytest.mark.usefixtures("fits_apart")
 
 
 def head(epsilon=1.0, delta=1e-6, seed=0, **arguments):
-    return PrivateLogisticRegression(epsilon, delta, seed=seed, **({"num_classes": 3} | arguments))
+    return PrivateLogisticRegression(
+        epsilon, delta, insecure_seed=seed, **({"num_classes": 3} | arguments)
+    )
 
 
 def scikit_learns(one, examples, labels, penalty):
@@ -34,7 +38,7 @@ def test_at_a_huge_epsilon_it_is_logistic_regression_on_unit_rows(kind, spread, 
     separate fits.
     """
     arguments, labels = examples.kinds[kind]
-    settings = {"seed": 0, "spread": spread, **arguments}
+    settings = {"insecure_seed": 0, "spread": spread, **arguments}
     multiple = 5e4
     one = PrivateLogisticRegression(1e5, 1e-6, penalty=multiple, **settings)
     one.fit(examples.features, labels)
@@ -96,7 +100,7 @@ def test_a_given_multiple_is_kept(examples):
 def test_probabilities_are_calibrated(kind, examples):
     """Mean confidence and the share of right predictions agree within 0.03; twice as sharp not."""
     arguments, labels = examples.kinds[kind]
-    one = PrivateLogisticRegression(2.0, 1e-6, seed=0, **arguments)
+    one = PrivateLogisticRegression(2.0, 1e-6, insecure_seed=0, **arguments)
     one.fit(examples.features, labels)
     right = np.mean(one.predict(examples.features) == labels)
     probabilities = one.predict_proba(examples.features)
@@ -126,7 +130,7 @@ def test_its_log_loss_is_below_that_of_ridge():
     y = np.argmax(scores * [1.0, 1.0, 0.3, 0.3] + rng.gumbel(size=(4000, 4)), axis=1)
     loss = {}
     for kind in (PrivateRidge, PrivateLogisticRegression):
-        one = kind(5.0, 1e-6, num_classes=4, seed=0).fit(x, y)
+        one = kind(5.0, 1e-6, num_classes=4, insecure_seed=0).fit(x, y)
         loss[kind] = -np.log(one.predict_proba(x)[np.arange(4000), y]).mean()
     assert loss[PrivateLogisticRegression] < loss[PrivateRidge] - 0.01
 
@@ -140,7 +144,7 @@ def test_the_standard_errors_are_those_of_many_fits(kind, examples):
     arguments, labels = examples.kinds[kind]
     few = slice(0, 600)
     fits = [
-        PrivateLogisticRegression(3.0, 1e-5, penalty=4.0, seed=seed, **arguments).fit(
+        PrivateLogisticRegression(3.0, 1e-5, penalty=4.0, insecure_seed=seed, **arguments).fit(
             examples.features[few], labels[few]
         )
         for seed in range(30)

@@ -10,16 +10,18 @@ import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, RandomFourierFeatures
-from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
+pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
 HEADS = [PrivateRidge, PrivateLogisticRegression]
 TINY = PrivacyBudget(1.0, 1e-6)
 
 
 def head(epsilon=1.0, delta=1e-6, seed=0, kind=PrivateRidge, **arguments):
-    return kind(epsilon, delta, seed=seed, **(arguments or {"num_classes": 3}))
+    return kind(epsilon, delta, insecure_seed=seed, **(arguments or {"num_classes": 3}))
 
 
+@pytest.mark.usefixtures("fits_apart")
 def test_three_classes(examples):
     x, y = examples.features, examples.classes
     one = head().fit(x, y)
@@ -115,6 +117,7 @@ def test_probabilities_are_calibrated(examples):
         assert abs(powered.max(axis=1).mean() - one.score(x, y)) > 0.05
 
 
+@pytest.mark.usefixtures("fits_apart")
 def test_the_standard_errors_are_those_of_many_fits(examples):
     few = slice(0, 600)
     fits = [
@@ -127,6 +130,7 @@ def test_the_standard_errors_are_those_of_many_fits(examples):
     np.testing.assert_allclose(spread, stated, rtol=5.2 / math.sqrt(240))
 
 
+@pytest.mark.usefixtures("fits_apart")
 @pytest.mark.parametrize("kind", HEADS)
 def test_little_budget_goes_to_few_directions(kind):
     """Ten directions of falling variance: the smaller epsilon, the fewer of them get a share."""
@@ -135,14 +139,15 @@ def test_little_budget_goes_to_few_directions(kind):
     y = (x[:, 0] > 0).astype(int)
     found = []
     for epsilon in (0.1, 2.0, 50.0):
-        one = kind(epsilon, 1e-6, num_classes=2, penalty=16.0, seed=0).fit(x, y)
+        one = kind(epsilon, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0).fit(x, y)
         found.append(one.num_directions_)
         assert one.coef_.shape == (1, 10)
     assert found[0] < found[1] < found[2] <= 10
-    plain = kind(0.1, 1e-6, num_classes=2, penalty=16.0, seed=0, spread=False)
+    plain = kind(0.1, 1e-6, num_classes=2, penalty=16.0, insecure_seed=0, spread=False)
     assert plain.fit(x, y).num_directions_ == 10
 
 
+@pytest.mark.usefixtures("fits_apart")
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_can_be_repeated_with_a_seed_alone(kind, examples):
     x, y = examples.features[:500], examples.classes[:500]
@@ -193,17 +198,41 @@ def test_a_stored_release_is_not_taken_for_that_of_other_rows(kind, examples, tm
 
 
 def test_a_vault_of_numbers_and_of_names(examples):
-    numbers = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=TINY, seed=1)
+    numbers = PrivateLabels(examples.numbers, low=0.0, high=50.0, budget=TINY, insecure_seed=1)
     assert (
         PrivateRidge(1.0, 1e-6).fit(examples.features, numbers).predict(examples.features).max()
         <= 50.0
     )
     for kind in HEADS:
         names = PrivateLabels(
-            np.array(list("abc"))[examples.classes], classes=list("abc"), budget=TINY, seed=1
+            np.array(list("abc"))[examples.classes],
+            classes=list("abc"),
+            budget=TINY,
+            insecure_seed=1,
         )
         one = kind(1.0, 1e-6).fit(examples.features, names)
         assert set(one.predict(examples.features)) == set("abc")
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_vault_of_rows_of_labels(kind, examples):
+    """The same fit as on the rows themselves, charged to the vault by the row."""
+    arguments, rows = examples.kinds["rows"]
+    vault = PrivateLabels(rows, num_labels=3, budget=TINY, insecure_seed=0)
+    one = kind(1.0, 1e-6).fit(examples.features, vault)
+    same = head(kind=kind, **arguments).fit(examples.features, rows)
+    np.testing.assert_array_equal(one.coef_, same.coef_)
+    np.testing.assert_array_equal(one.predict(examples.features), same.predict(examples.features))
+    assert one.guarantee() == vault.guarantee()
+    assert "whole row of labels" in str(one.guarantee())
+    assert (vault.guarantee().epsilon, vault.guarantee().delta) == (1.0, 1e-6)
+    with pytest.raises(BudgetExceededError):
+        kind(1.0, 1e-6).fit(examples.features, vault)
+    other = PrivateLabels(rows, num_labels=3, budget=TINY)
+    for told in ({"num_labels": 2}, {"num_classes": 3}):
+        with pytest.raises(ValueError, match="is not that of the PrivateLabels"):
+            kind(1.0, 1e-6, **told).fit(examples.features, other)
+    assert other.guarantee().epsilon == 0.0
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -221,7 +250,7 @@ def test_scikit_learns_conventions(kind, examples):
         one.set_params(alpha=1)
     assert is_classifier(one) and is_regressor(PrivateRidge(1.0, 1e-6, low=0.0, high=1.0))
     assert repr(head(kind=kind)) == (
-        f"{kind.__name__}(epsilon=1.0, delta=1e-06, num_classes=3, seed=0)"
+        f"{kind.__name__}(epsilon=1.0, delta=1e-06, num_classes=3, insecure_seed=0)"
     )
     pipeline = make_pipeline(StandardScaler(), head(5.0, kind=kind)).fit(x, y)
     assert pipeline.score(x, y) > 0.6
@@ -244,14 +273,14 @@ def test_a_clone_keeps_the_encoder_as_it_is(kind, examples):
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_signal_that_is_gone_is_told(kind, examples):
     x, y = examples.features, examples.classes
-    message = r"nothing but noise .* epsilon=0\.0001: its signal-to-"
+    message = r"indistinguishable from noise at epsilon=0\.0001: its signal-to-"
     with pytest.warns(UserWarning, match=message) as caught:
         one = head(1e-4, kind=kind).fit(x, y)
     assert caught[0].filename == __file__
     assert np.all(np.isfinite(one.predict_proba(x)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        head(1.0, kind=kind).fit(x, y)
+        head(1.0, kind=kind).fit(2.0 * x, y)  # other rows: a second fit on the same ones is told
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -297,9 +326,9 @@ def test_bad_input_with_a_vault_costs_nothing(kind, examples):
     vault = PrivateLabels(examples.classes, num_classes=3, budget=TINY)
     with pytest.raises(ValueError, match="num_classes is not that of the PrivateLabels"):
         kind(1.0, 1e-6, num_classes=4).fit(x, vault)
-    with pytest.raises(ValueError, match="seed must be None with a PrivateLabels"):
-        kind(1.0, 1e-6, seed=1).fit(x, vault)
-    with pytest.raises(TypeError, match="one label an example, not rows"):
+    with pytest.raises(ValueError, match="insecure_seed must be None with a PrivateLabels"):
+        kind(1.0, 1e-6, insecure_seed=1).fit(x, vault)
+    with pytest.raises(ValueError, match="num_labels is not that of the PrivateLabels"):
         kind(1.0, 1e-6, num_labels=3).fit(x, vault)
     for bad in (np.where(np.arange(3000)[:, None] == 7, np.nan, x), np.ones((3000, 2)), 0 * x):
         with pytest.raises(ValueError, match="features"):
@@ -329,13 +358,16 @@ def test_prediction_needs_a_fit_and_the_same_features(kind, examples):
 
 
 def test_repr_shows_what_differs_from_the_default():
-    shown = repr(PrivateRidge(1.0, classes=np.array(["no", "yes"]), center=True, seed=3))
-    assert shown == "PrivateRidge(epsilon=1.0, classes=array(['no', 'yes'], dtype='<U3'), seed=3)"
+    one = PrivateRidge(1.0, classes=np.array(["no", "yes"]), center=True, insecure_seed=3)
+    classes = "array(['no', 'yes'], dtype='<U3')"
+    assert repr(one) == f"PrivateRidge(epsilon=1.0, classes={classes}, insecure_seed=3)"
 
 
 def test_a_delta_above_one_over_n_is_told(examples):
-    with pytest.warns(UserWarning, match=r"delta=0\.001 is above 1/n = 0\.00033"):
-        PrivateRidge(5.0, 1e-3, num_classes=3, seed=0).fit(examples.features, examples.classes)
+    with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/n = 0\.00033"):
+        PrivateRidge(5.0, 1e-3, num_classes=3, insecure_seed=0).fit(
+            examples.features, examples.classes
+        )
 
 
 def test_a_vault_of_numbers_makes_a_regressor(examples):

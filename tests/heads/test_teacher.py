@@ -98,7 +98,7 @@ def test_a_student_learns_what_the_head_does_not_know():
     rng = np.random.default_rng(5)
     x = np.abs(rng.normal(size=(4000, 2))).astype(np.float32)
     y = (x[:, 0] > x[:, 1]).astype(int)
-    head = PrivateLogisticRegression(1.0, 1e-6, num_classes=2, seed=6).fit(x, y)
+    head = PrivateLogisticRegression(1.0, 1e-6, num_classes=2, insecure_seed=6).fit(x, y)
     assert head.score(x, y) > 0.9
     keras.utils.set_random_seed(7)
     student = keras.Sequential(

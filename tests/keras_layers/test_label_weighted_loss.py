@@ -153,7 +153,7 @@ def test_constructor_errors(arguments, message):
 @pytest.mark.parametrize(
     ("y_true", "y_pred", "message"),
     [
-        (np.zeros(3), LOGITS, r"`y_true` must hold label weights.*\(3,\).*debiased_targets"),
+        (np.zeros(3), LOGITS, r"`y_true` must hold label weights.*\(3,\).*estimation\.debiased "),
         (WEIGHTS, np.zeros(3), r"`y_pred` must hold scores.*y_pred.shape=\(3,\)"),
         (WEIGHTS, np.zeros((3, 2, 3)), r"y_pred.shape=\(3, 2, 3\)"),
         (np.zeros((3, 2)), LOGITS, r"same number of classes.*\(3, 2\).*\(3, 3\).*2 units"),

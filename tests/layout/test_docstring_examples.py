@@ -30,9 +30,9 @@ PARTS = (
     "heads",
     "keras_layers",
     "mechanisms",
-    "private_labels",
     "tf_privacy",
     "training",
+    "vault",
 )
 PUBLIC = [
     f"{part}.{name}"

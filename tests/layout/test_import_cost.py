@@ -42,7 +42,7 @@ def import_in_new_process(module: str) -> tuple[float, set[str]]:
         "tf_labeldp.accounting",
         "tf_labeldp.mechanisms",
         "tf_labeldp.estimation",
-        "tf_labeldp.private_labels",
+        "tf_labeldp.vault",
         "tf_labeldp.heads",
     ],
 )
@@ -52,7 +52,7 @@ def test_import_loads_no_tensorflow(module: str) -> None:
     assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize("module", ["tf_labeldp.mechanisms", "tf_labeldp.private_labels"])
+@pytest.mark.parametrize("module", ["tf_labeldp.mechanisms", "tf_labeldp.vault"])
 def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it(module: str) -> None:
     _, loaded = import_in_new_process(module)
     assert "numpy" in loaded and "scipy" not in loaded

@@ -19,26 +19,20 @@ ROOT = Path(__file__).parents[2]
 # None: any. The file BUILD has the same order.
 PARTS: dict[str, frozenset[str] | None] = {
     "_validate": frozenset({"numpy"}),
+    "_optimizers": frozenset({"numpy"}),
     "accounting": frozenset({"numpy", "scipy", "dp_accounting"}),
     "mechanisms": frozenset({"numpy", "scipy", "opendp"}),
     "estimation": frozenset({"numpy", "scipy", "sklearn", "opendp", "threadpoolctl"}),
-    "private_labels": frozenset({"numpy"}),
+    # Files of tables and the lock of a store; and TensorFlow for `to_dataset`, on its call.
+    "vault": frozenset({"numpy", "dp_accounting", "filelock", "pyarrow", "tensorflow"}),
     "data": frozenset({"numpy", "tensorflow"}),
     "gradients": frozenset({"numpy", "tensorflow"}),
-    "training": frozenset({"numpy", "keras", "tensorflow"}),
+    "training": frozenset({"numpy", "dp_accounting", "keras", "tensorflow"}),
     "tf_privacy": frozenset({"numpy", "keras", "tensorflow", "tensorflow_privacy"}),
     "heads": frozenset({"numpy", "scipy", "sklearn", "keras", "threadpoolctl"}),
     "cli": None,
 }
 ORDER = list(PARTS)
-# Private files at the top that belong to a part which is itself a single file.
-HELPERS = {
-    "_label_kinds": "private_labels",
-    "_label_randomizer": "private_labels",
-    "_label_store": "private_labels",
-    "_trained_models": "private_labels",
-    "_training_labels": "private_labels",
-}
 # These are outside the order: the lazy front, and the building blocks that know Keras alone.
 THIRD_PARTY_OUTSIDE = {
     "": frozenset[str](),
@@ -49,8 +43,7 @@ THIRD_PARTY_OUTSIDE = {
 
 def part_of(module: str) -> str:
     """Names the part of a module: `tf_labeldp.data._x` is in `data`, `tf_labeldp` in the front."""
-    name = module.partition(".")[2].partition(".")[0]
-    return HELPERS.get(name, name)
+    return module.partition(".")[2].partition(".")[0]
 
 
 def imported_modules(tree: ast.AST, package: str) -> list[tuple[int, str]]:
@@ -99,7 +92,7 @@ def violations(source: str, module: str, *, is_package: bool = False) -> list[st
     """Lists the imports of a source that its place in the table forbids."""
     part = part_of(module)
     if part not in PARTS and part not in THIRD_PARTY_OUTSIDE:
-        return [f"{module}: no such part; give it a place in PARTS or HELPERS, and in BUILD"]
+        return [f"{module}: no such part; give it a place in PARTS and in BUILD"]
     package = module if is_package else module.rpartition(".")[0]
     return [
         f"{module}:{line}: imports {name}: {problem}"
@@ -147,8 +140,8 @@ def test_the_sources_were_found() -> None:
         ("tf_labeldp.accounting._x", "import tensorflow as tf"),
         ("tf_labeldp.mechanisms._x", "def f():\n    import sklearn.cluster"),
         ("tf_labeldp.mechanisms._x", "from ..keras_layers import Mixup"),
-        ("tf_labeldp.private_labels", "from .training import MultiStageTraining"),
-        ("tf_labeldp._label_store", "from . import data"),
+        ("tf_labeldp.vault._x", "from ..training import MultiStageTraining"),
+        ("tf_labeldp.vault._x", "from .. import data"),
         ("tf_labeldp._validate", "from .accounting import PrivacyBudget"),
         ("tf_labeldp.training._x", "from ..heads import PrivateRidge"),
         ("tf_labeldp.keras_layers._x", "from .. import _validate"),
@@ -171,8 +164,8 @@ def test_relative_imports_of_a_package_start_at_itself() -> None:
     [
         ("tf_labeldp.mechanisms._x", "import json\nfrom ..accounting import PrivacyBudget"),
         ("tf_labeldp.mechanisms._x", "from ._base import Mechanism\nfrom .. import _validate"),
-        ("tf_labeldp.private_labels", "from . import mechanisms, _label_store"),
-        ("tf_labeldp._label_store", "from ._version import __version__"),
+        ("tf_labeldp.vault._x", "from .. import mechanisms"),
+        ("tf_labeldp.vault._x", "from .._version import __version__"),
         ("tf_labeldp.training._x", "import keras\nfrom tf_labeldp.keras_layers import Mixup"),
         ("tf_labeldp.cli._x", "import matplotlib.pyplot\nimport tf_labeldp as ldp"),
         ("tf_labeldp.keras_layers._x", "import keras\nfrom ._numerics import f"),
@@ -190,9 +183,3 @@ def test_bazel_has_the_same_order() -> None:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
     assert ast.literal_eval(values["PARTS"]) == ORDER
-    helpers = {
-        Path(path).stem: part
-        for part, paths in ast.literal_eval(values["HELPERS"]).items()
-        for path in paths
-    }
-    assert helpers == HELPERS

@@ -21,9 +21,9 @@ PARTS = {
     "heads",
     "keras_layers",
     "mechanisms",
-    "private_labels",
     "tf_privacy",
     "training",
+    "vault",
 }
 FOUNDATION = PARTS - {"gradients"}
 

@@ -19,7 +19,7 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.mechanisms import (
     ALIBI,
-    AggregateMechanism,
+    LabelMechanism,
     RandomizedResponse,
     _alibi,
     _integer_noise,
@@ -27,7 +27,7 @@ from tf_labeldp.mechanisms import (
     deserialize,
     serialize,
 )
-from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
 GAUSSIAN = ALIBI(epsilon=1.0, num_classes=5, delta=1e-5, noise="gaussian")
@@ -37,7 +37,7 @@ LABELS = np.random.default_rng(7).integers(0, 5, 20_000)
 
 def noise_of(mechanism, rng=None, labels=LABELS):
     """The noise on every entry, of labels that the test knows."""
-    return mechanism.release(labels, rng=rng) - np.eye(mechanism.num_classes)[labels]
+    return mechanism.randomize(labels, rng=rng) - np.eye(mechanism.num_classes)[labels]
 
 
 # --- The law -------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_laplace_rows_are_private_by_the_law_that_is_drawn(epsilon, monkeypatch)
         return original(size, decay, rng)
 
     monkeypatch.setattr(_integer_noise, "geometric", record)
-    ALIBI(epsilon, 3).release(np.array([0, 1]))
+    ALIBI(epsilon, 3).randomize(np.array([0, 1]))
     unit = _alibi._LAPLACE_UNIT
     worst = 2 * unit * given[0]  # two entries move by m steps each, towards and away from the draw
     assert worst <= Fraction(epsilon)
@@ -251,7 +251,7 @@ def test_the_events_say_what_the_mechanism_says():
 def test_no_row_depends_on_another_label():
     other = LABELS.copy()
     other[0] = (other[0] + 1) % 5
-    one, two = (LAPLACE.release(y, rng=np.random.default_rng(1)) for y in (LABELS, other))
+    one, two = (LAPLACE.randomize(y, rng=np.random.default_rng(1)) for y in (LABELS, other))
     np.testing.assert_array_equal(one[1:], two[1:])
     differing = np.flatnonzero(one[0] != two[0])
     assert sorted(differing.tolist()) == sorted([int(LABELS[0]), int(other[0])])
@@ -280,7 +280,7 @@ def test_the_largest_entry_is_worse_than_randomized_response(epsilon, kept, resp
     matrix = RandomizedResponse(epsilon, 10).transition_matrix()
     assert matrix[0, 0] == pytest.approx(response, abs=2e-6)
     labels = np.random.default_rng(2).integers(0, 10, 20_000)
-    noisy = mechanism.release(labels, rng=np.random.default_rng(3))
+    noisy = mechanism.randomize(labels, rng=np.random.default_rng(3))
     hits = int(np.count_nonzero(noisy.argmax(axis=1) == labels))
     assert stats.binomtest(hits, labels.size, kept).pvalue > 1e-6
     assert stats.binomtest(hits, labels.size, response).pvalue < 1e-6
@@ -292,22 +292,22 @@ def test_the_largest_entry_is_worse_than_randomized_response(epsilon, kept, resp
 @BOTH
 def test_shape_dtype_and_repeatability(mechanism):
     first, second, other = (
-        mechanism.release(LABELS[:50], rng=np.random.default_rng(seed)) for seed in (1, 1, 2)
+        mechanism.randomize(LABELS[:50], rng=np.random.default_rng(seed)) for seed in (1, 1, 2)
     )
     assert first.shape == (50, 5) and first.dtype == np.float32
     np.testing.assert_array_equal(first, second)
     assert np.all(first != other)
-    assert np.all(mechanism.release(LABELS[:50]) != mechanism.release(LABELS[:50]))
-    assert mechanism.release(LABELS[:0]).shape == (0, 5)
-    assert mechanism.release(LABELS[:1].astype(np.uint8)).shape == (1, 5)
+    assert np.all(mechanism.randomize(LABELS[:50]) != mechanism.randomize(LABELS[:50]))
+    assert mechanism.randomize(LABELS[:0]).shape == (0, 5)
+    assert mechanism.randomize(LABELS[:1].astype(np.uint8)).shape == (1, 5)
 
 
 @BOTH
 def test_chunks_give_every_row_its_own_label(mechanism, monkeypatch):
     monkeypatch.setattr(_alibi, "_CHUNK_CELLS", 17)  # three rows at a time, the last ones two
     sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
-    np.testing.assert_allclose(sure.release(LABELS[:50]), np.eye(5)[LABELS[:50]], atol=0.05)
-    assert np.unique(mechanism.release(LABELS[:50])).size > 240
+    np.testing.assert_allclose(sure.randomize(LABELS[:50]), np.eye(5)[LABELS[:50]], atol=0.05)
+    assert np.unique(mechanism.randomize(LABELS[:50])).size > 240
 
 
 def test_rounding_to_float32_comes_after_exact_integers():
@@ -321,7 +321,7 @@ def test_rounding_to_float32_comes_after_exact_integers():
 def test_round_trip(mechanism):
     data = json.loads(json.dumps(serialize(mechanism)))
     assert deserialize(data) == mechanism
-    assert isinstance(mechanism, AggregateMechanism)
+    assert isinstance(mechanism, LabelMechanism)
 
 
 # --- The vault -----------------------------------------------------------------------------------
@@ -335,40 +335,66 @@ def vault(epsilon, delta=0.0, **options):
 @BOTH
 def test_the_vault_charges_once_and_keeps_the_rows(mechanism, tmp_path):
     labels = vault(1.0, mechanism.delta, store=tmp_path / "store")
-    first = labels.release(mechanism, key="alibi")
-    again = labels.release(mechanism, key="alibi")
-    np.testing.assert_array_equal(first, again)
-    assert first.dtype == np.float32
+    first = labels.randomize(mechanism, key="alibi")
+    again = labels.randomize(mechanism, key="alibi")
+    np.testing.assert_array_equal(first.values, again.values)
+    assert first.values.dtype == np.float32 and first.values.shape == (200, 5)
+    assert first.mechanism == mechanism and first.priors is None
+    np.testing.assert_array_equal(first.indices, np.arange(200))
     assert labels.guarantee().epsilon == 1.0 and labels.guarantee().delta == mechanism.delta
+    assert first.guarantee() == again.guarantee() == labels.guarantee()
     with pytest.raises(BudgetExceededError, match="ALIBI"):
-        labels.release(mechanism, key="second")
+        labels.randomize(mechanism, key="second")
     resumed = vault(1.0, mechanism.delta, store=tmp_path / "store")
     assert resumed.guarantee().epsilon == 1.0
     assert resumed.mechanism("alibi") == mechanism
-    np.testing.assert_array_equal(resumed.release(mechanism, key="alibi"), first)
+    stored = resumed.randomize(mechanism, key="alibi").values
+    np.testing.assert_array_equal(stored, first.values)
+    assert stored.dtype == np.float32
     with pytest.raises(LabelStoreError, match="made with other mechanism"):
-        resumed.release(ALIBI(0.5, 5), key="alibi")
+        resumed.randomize(ALIBI(0.5, 5), key="alibi")
+
+
+@BOTH
+def test_the_rows_of_a_vault_are_those_of_its_labels(mechanism):
+    """At next to no noise they are one-hot; for some examples, in the order asked for."""
+    sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
+    rows = np.array([7, 0, 199, 3])
+    noisy = vault(1e6, mechanism.delta).randomize(sure, rows)
+    np.testing.assert_array_equal(noisy.indices, rows)
+    np.testing.assert_allclose(noisy.values, np.eye(5)[LABELS[rows]], atol=0.05)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_the_vault_draws_by_its_own_bits(seeded):
+    seed = 3 if seeded else None
+    first, second = (vault(1.0, insecure_seed=seed).randomize(LAPLACE) for _ in range(2))
+    assert np.array_equal(first.values, second.values) == seeded
+    assert first.guarantee().seeded == seeded
 
 
 def test_disjoint_examples_compose_in_parallel():
     labels = vault(1.5)
-    labels.release(LAPLACE, np.arange(0, 80), key="one")
-    labels.release(ALIBI(1.5, 5), np.arange(80, 200), key="two")
+    labels.randomize(LAPLACE, np.arange(0, 80), key="one")
+    labels.randomize(ALIBI(1.5, 5), np.arange(80, 200), key="two")
     assert labels.guarantee().epsilon == 1.5
-    labels.release(ALIBI(0.5, 5), np.arange(0, 80), key="three")
+    labels.randomize(ALIBI(0.5, 5), np.arange(0, 80), key="three")
     assert labels.guarantee().epsilon == 1.5
     with pytest.raises(BudgetExceededError):
-        labels.release(ALIBI(0.5, 5), np.arange(0, 81), key="four")
+        labels.randomize(ALIBI(0.5, 5), np.arange(0, 81), key="four")
 
 
-def test_a_refused_release_is_not_charged():
+def test_a_refused_draw_is_not_charged():
     labels = vault(1.0)
     with pytest.raises(ValueError, match="the labels have 5"):
-        labels.release(ALIBI(1.0, 6))
-    with pytest.raises(ValueError, match="ALIBI takes no public_input"):
-        labels.release(LAPLACE, public_input=np.zeros((200, 5)))
+        labels.randomize(ALIBI(1.0, 6))
+    for name in ("priors", "clusters", "features"):
+        with pytest.raises(ValueError, match=f"ALIBI takes no {name}"):
+            labels.randomize(LAPLACE, **{name: np.zeros((200, 5))})
+    with pytest.raises(TypeError, match="mechanism of many labels"):
+        labels.release(LAPLACE)
     assert labels.guarantee().epsilon == 0.0
-    labels.release(LAPLACE)
+    labels.randomize(LAPLACE)
 
 
 # --- Bad input -----------------------------------------------------------------------------------
@@ -413,11 +439,32 @@ def test_bad_settings(settings, error, message):
 )
 def test_bad_labels_are_refused_and_not_shown(labels, error, message):
     with pytest.raises(error, match=message) as caught:
-        LAPLACE.release(labels)
+        LAPLACE.randomize(labels)
     assert "7" not in str(caught.value) and "9" not in str(caught.value)
 
 
 @pytest.mark.parametrize("labels", [LABELS[:3], LABELS[:0]], ids=["some", "none"])
 def test_rng_of_a_wrong_kind(labels):
     with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None"):
-        LAPLACE.release(labels, rng=np.random.RandomState(0))
+        LAPLACE.randomize(labels, rng=np.random.RandomState(0))
+
+
+def test_a_public_input_is_refused():
+    with pytest.raises(ValueError, match="ALIBI takes no priors and no clusters; leave them out"):
+        LAPLACE.randomize(LABELS[:3], np.full(5, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("noisy", "message"),
+    [
+        (np.zeros((2, 5), np.float32), r"shape \(2, 5\), expected \(3, 5\)"),
+        (np.zeros((3, 4), np.float32), r"shape \(3, 4\), expected \(3, 5\)"),
+        (np.zeros(3, np.float32), r"shape \(3,\), expected \(3, 5\)"),
+        (np.zeros((3, 5), np.int64), "dtype int64, expected numbers"),
+        (np.full((3, 5), 1e3 * np.nan), "NaN or infinity, expected finite numbers"),
+    ],
+)
+def test_outputs_that_are_no_noisy_rows_are_refused_and_not_shown(noisy, message):
+    with pytest.raises(ValueError, match=f"ALIBI returned noisy labels with {message}"):
+        LAPLACE.check_output(noisy, 3)
+    assert LAPLACE.check_output(np.zeros((3, 5)), 3).dtype == np.float32

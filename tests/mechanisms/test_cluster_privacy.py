@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tf_labeldp.mechanisms import ClusterRandomizedResponse, cluster_distributions
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.mechanisms import cluster_distributions
+from tf_labeldp.vault import ClusterRandomizedResponse, PrivateLabels
 
 SIGMA = 1.5
 LAMBDA = 0.6
@@ -22,6 +24,13 @@ LAMBDA = 0.6
 
 def fixed(tau, num_classes=2):
     return ClusterRandomizedResponse(num_classes, tau, SIGMA, resampling_probability=LAMBDA)
+
+
+def drawn(mechanism, labels, clusters, seed):
+    """Noisy labels of a seeded vault."""
+    budget = PrivacyBudget(mechanism.epsilon)
+    vault = PrivateLabels(labels, mechanism.num_classes, budget=budget, insecure_seed=seed)
+    return vault.randomize(mechanism, clusters=clusters)
 
 
 def draw_price(tau):
@@ -132,9 +141,9 @@ def test_the_drawn_law_is_the_one_that_was_enumerated():
     frequencies, exact = [], []
     for seed, labels in ((1, [0, 1, 1]), (2, [1, 1, 1])):
         ids = np.repeat(np.arange(clusters), 3)
-        made = mechanism.randomize(np.tile(labels, clusters), ids, rng=np.random.default_rng(seed))
-        at_end = np.abs(made.distributions[:, 0] - (1.0 - tau)) < 1e-12
-        frequencies.append(np.mean(at_end & (made.noisy_labels[::3] == 0)))
+        made = drawn(mechanism, np.tile(labels, clusters), ids, seed)
+        at_end = np.abs(made.priors.probabilities[:, 0] - (1.0 - tau)) < 1e-12
+        frequencies.append(np.mean(at_end & (made.values[::3] == 0)))
         zeros = labels.count(0)
         # Class 1 is clipped to tau, and class 0 has at least the rest.
         mass = stats.laplace.sf(3 * (1 - tau), zeros, SIGMA)
@@ -152,9 +161,9 @@ def test_the_draw_keeps_labels_apart_from_those_of_other_examples(chi_square_rej
     """Given q, noisy labels are independent: the pairs of two examples of a cluster."""
     mechanism = ClusterRandomizedResponse(2, 0.2, 0.01, resampling_probability=0.7)
     labels = np.tile([0, 1], 60_000)
-    made = mechanism.randomize(labels, np.zeros(120_000, int), rng=np.random.default_rng(3))
-    first, second = made.noisy_labels.reshape(-1, 2).T
+    made = drawn(mechanism, labels, np.zeros(120_000, int), seed=3)
+    first, second = made.values.reshape(-1, 2).T
     counts = np.bincount(2 * first + second, minlength=4)
-    channel = mechanism.transition_matrix(made.distributions[0])
+    channel = mechanism.transition_matrix(made.priors.probabilities[0])
     assert not chi_square_rejects(counts[np.newaxis], np.outer(channel[0], channel[1]).ravel())
     assert chi_square_rejects(counts[np.newaxis], np.outer(channel[1], channel[0]).ravel())

@@ -11,14 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, composed_epsilon
-from tf_labeldp.estimation import Clusters
-from tf_labeldp.mechanisms import (
-    ClusterRandomizedResponse,
-    RandomizedResponse,
-    cluster_distributions,
+from tf_labeldp.accounting import (
+    BudgetExceededError,
+    Charge,
+    PrivacyBudget,
+    compose_charges,
+    composed_epsilon,
 )
-from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+from tf_labeldp.estimation import Clusters
+from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse, cluster_distributions
+from tf_labeldp.vault import (
+    ClusterRandomizedResponse,
+    LabelStoreError,
+    NoisyLabels,
+    PrivateLabels,
+)
 
 N, K = 600, 4
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
@@ -37,6 +44,19 @@ def vault():
         return PrivateLabels(**{"budget": PrivacyBudget(epsilon), **arguments})
 
     return make
+
+
+def drawn(mechanism, labels=LABELS, clusters=CLUSTERS, seed=None) -> NoisyLabels:
+    """Noisy labels from a vault of these labels, whose budget is large enough for anything."""
+    vault = PrivateLabels(
+        labels, mechanism.num_classes, budget=PrivacyBudget(1e9), insecure_seed=seed
+    )
+    return vault.randomize(mechanism, clusters=clusters)
+
+
+def lambdas(noisy):
+    """The resampling probability of each cluster."""
+    return noisy.mechanism.resampling_probabilities(noisy.priors.probabilities)
 
 
 # --- distributions
@@ -134,7 +154,7 @@ def test_bad_distributions(histogram, sizes, tau, error, message):
 
 @pytest.mark.parametrize("sigma", [0.5, 4.0, math.inf])
 @pytest.mark.parametrize("resampled", [0.2, 0.9, 1.0])
-def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled):
+def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled, vault):
     tau = 0.25 if math.isinf(sigma) else 0.05
     if math.isinf(sigma) and resampled == 1.0:
         return
@@ -142,13 +162,17 @@ def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resa
     assert made.distribution_epsilon == 2.0 / sigma
     draw = math.log(1.0 + (1.0 - resampled) / (resampled * tau))
     assert made.epsilon == pytest.approx(2.0 / sigma + draw, rel=1e-12)
-    assert made.delta == 0.0
-    assert composed_epsilon([made.dp_event()], 0.0) == pytest.approx(made.epsilon, rel=1e-3)
+    charges = [Charge.of(part) for part in made.parts(vault())]
+    assert math.fsum(one.epsilon for one in charges) == made.epsilon
+    assert all(one.delta == 0.0 for one in charges)
+    events = [one.event for one in charges]
+    assert composed_epsilon(events, 0.0) == pytest.approx(made.epsilon, rel=1e-3)
 
 
-def test_with_a_draw_epsilon_the_promise_is_the_sum():
+def test_with_a_draw_epsilon_the_promise_is_the_sum(vault):
     assert ADAPTIVE.epsilon == 0.5 + 1.0
-    assert len(ADAPTIVE.dp_event().events) == 2
+    assert ADAPTIVE.parts(vault()) == [ADAPTIVE.histogram, ADAPTIVE.draw]
+    assert (ADAPTIVE.histogram.epsilon, ADAPTIVE.draw.epsilon) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
@@ -209,11 +233,10 @@ def test_defaults_of_for_epsilon(epsilon, counts, threshold):
 @pytest.mark.parametrize("tau", [1e-15, 1e-9, 1e-4, 0.05, 0.2499, 0.25])
 @pytest.mark.parametrize("resampled", [1e-6, 0.5, 0.999999])
 def test_the_draw_is_never_refused_for_distributions_that_it_made(tau, resampled):
-    made = ClusterRandomizedResponse(K, tau, 0.01, resampled).randomize(
-        LABELS, CLUSTERS, rng=np.random.default_rng(5)
-    )
-    assert made.epsilon <= made.mechanism.epsilon
-    assert made.resampling_probabilities == pytest.approx(np.full(5, resampled), rel=2e-6)
+    mechanism = ClusterRandomizedResponse(K, tau, 0.01, resampled)
+    made = drawn(mechanism, seed=5)
+    assert made.mechanism == mechanism.draw
+    assert lambdas(made) == pytest.approx(np.full(5, resampled), rel=2e-6)
 
 
 # --- what is drawn
@@ -226,84 +249,126 @@ def test_noisy_labels_follow_the_released_channel(chi_square_rejects, mechanism)
     labels = np.tile(np.arange(classes), 2 * per_label)
     clusters = np.repeat([0, 2], classes * per_label)  # cluster 1 is empty
     clusters[labels == 2] = 0  # class 2 is in cluster 0 alone
-    made = mechanism.randomize(labels, clusters, rng=np.random.default_rng(6))
-    flat = (clusters * classes + labels) * classes + made.noisy_labels
+    made = drawn(mechanism, labels, clusters, seed=6)
+    flat = (clusters * classes + labels) * classes + made.values
     counts = np.bincount(flat, minlength=27).reshape(3, 3, 3)
+    distributions = made.priors.probabilities
     for c in (0, 2):
         present = counts[c].sum(axis=1) > 0
-        channel = mechanism.transition_matrix(made.distributions[c])[present]
+        channel = mechanism.transition_matrix(distributions[c])[present]
         assert not chi_square_rejects(counts[c][present], channel)
-        other = mechanism.transition_matrix(made.distributions[2 - c])[present]
+        other = mechanism.transition_matrix(distributions[2 - c])[present]
         assert chi_square_rejects(counts[c][present], other)
-    np.testing.assert_array_equal(made.distributions[1], 1 / 3)
-    assert made.cluster_sizes.tolist() == [4 * per_label, 0, 2 * per_label]
+    np.testing.assert_array_equal(distributions[1], 1 / 3)
+    assert np.bincount(made.priors.groups).tolist() == [4 * per_label, 0, 2 * per_label]
 
 
-def test_what_is_handed_out(seeded):
-    made = ADAPTIVE.randomize(LABELS, CLUSTERS, rng=seeded())
-    assert made.noisy_labels.dtype == np.int64 and made.noisy_labels.shape == (N,)
-    assert made.distributions.shape == (5, K)
-    np.testing.assert_array_equal(made.priors(), made.distributions[CLUSTERS])
-    np.testing.assert_array_equal(made.cluster_sizes, np.bincount(CLUSTERS))
-    expected = 1.0 / (1.0 + math.expm1(1.0) * made.distributions.min(axis=1))
-    np.testing.assert_allclose(made.resampling_probabilities, expected, rtol=1e-12)
-    assert made.mechanism is ADAPTIVE and made.epsilon == ADAPTIVE.epsilon
-    again = ADAPTIVE.randomize(LABELS, CLUSTERS.astype(np.uint8), rng=seeded())
-    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
+def test_what_is_handed_out():
+    made = drawn(ADAPTIVE, seed=1)
+    assert isinstance(made, NoisyLabels)
+    assert made.values.dtype == np.int64 and made.values.shape == (N,)
+    np.testing.assert_array_equal(made.indices, np.arange(N))
+    assert made.priors.probabilities.shape == (5, K) and made.priors.values is None
+    np.testing.assert_array_equal(made.priors.groups, CLUSTERS)
+    np.testing.assert_array_equal(np.asarray(made.priors), made.priors.probabilities[CLUSTERS])
+    expected = 1.0 / (1.0 + math.expm1(1.0) * made.priors.probabilities.min(axis=1))
+    np.testing.assert_allclose(lambdas(made), expected, rtol=1e-12)
+    assert made.mechanism == ADAPTIVE.draw and isinstance(made.mechanism, PriorResampling)
+    assert made.bias_correction == ADAPTIVE.bias_correction and made.remarks == ()
+    counts, draw = made.receipts
+    assert (counts.kind, counts.key) == ("release", "cluster-rr/distributions")
+    assert (draw.kind, draw.key) == ("draw", "cluster-rr")
+    assert (counts.charge.epsilon, draw.charge.epsilon) == (0.5, 1.0)
+    assert counts.charge.event == ADAPTIVE.histogram.dp_event()
+    assert draw.charge.event == ADAPTIVE.draw.dp_event()
+    again = drawn(ADAPTIVE, clusters=CLUSTERS.astype(np.uint8), seed=1)
+    np.testing.assert_array_equal(again.values, made.values)
 
 
-def test_a_fixed_lambda_is_charged_with_the_released_distributions(seeded):
-    made = FIXED.randomize(LABELS, CLUSTERS, rng=seeded())
-    least = made.distributions.min()
+def test_the_noisy_labels_carry_both_receipts_and_the_priors_theirs():
+    made = drawn(ADAPTIVE)
+    assert made.guarantee().epsilon == pytest.approx(ADAPTIVE.epsilon, rel=1e-12)
+    assert made.priors.guarantee().epsilon == ADAPTIVE.distribution_epsilon
+    assert [one.id for one in made.priors.receipts] == [made.receipts[0].id]
+
+
+def test_a_fixed_lambda_is_charged_as_promised_whatever_was_released(vault):
+    """Before the draw; what the released distributions spared is a remark, and no promise."""
+    labels = vault()
+    made = labels.randomize(FIXED, clusters=CLUSTERS)
+    least = made.priors.probabilities.min()
     assert least == 0.05  # clusters this pure reach the threshold: the promise is all spent
-    assert made.epsilon == FIXED.epsilon
-    rng = np.random.default_rng(7)
-    mixed = FIXED.randomize(rng.integers(0, K, N), CLUSTERS, rng=rng)
-    least = mixed.distributions.min()
+    assert made.remarks == ()
+    assert made.receipts[1].charge.epsilon == FIXED.draw.epsilon
+    assert labels.guarantee().epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
+
+    labels = vault(labels=np.random.default_rng(7).integers(0, K, N), insecure_seed=7)
+    mixed = labels.randomize(FIXED, clusters=CLUSTERS)
+    least = mixed.priors.probabilities.min()
     assert least > 0.05
-    assert mixed.epsilon == pytest.approx(0.5 + math.log1p((0.1 / 0.9) / least), rel=1e-12)
-    assert mixed.epsilon < FIXED.epsilon - 0.1
+    for statement in (labels.guarantee(), mixed.guarantee()):
+        assert statement.epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
+    lost = 0.5 + math.log1p((0.1 / 0.9) / least)
+    assert lost < FIXED.epsilon - 0.1
+    (remark,) = mixed.remarks
+    assert f"the promise is epsilon={FIXED.epsilon:.6g}, made before the draw" in remark
+    assert f"this very draw lost {lost:.6g} at most" in remark and "odometer" in remark
+    assert mixed.guarantee().remarks == (remark,) and labels.guarantee().remarks == ()
+    assert f"  remark: {remark}" in str(mixed.guarantee())
+
+
+def test_the_charge_does_not_depend_on_the_labels(vault):
+    """A price that did would be an output that nobody paid for."""
+    spent = []
+    for labels in (LABELS, np.zeros(N, int), np.arange(N) % K):
+        one = vault(labels=labels)
+        one.randomize(FIXED, clusters=CLUSTERS)
+        spent.append([receipt.charge for receipt in one.receipts])
+    assert spent[0] == spent[1] == spent[2]
 
 
 def test_distributions_are_near_the_truth_with_little_noise():
     """Twelve scales: each of 20 Laplace variables is beyond with probability e^-12."""
     sigma = 0.5
     mechanism = ClusterRandomizedResponse(K, 1e-6, sigma, draw_epsilon=1.0)
-    made = mechanism.randomize(LABELS, CLUSTERS, rng=np.random.default_rng(8))
+    made = drawn(mechanism, seed=8)
     truth = np.zeros((5, K))
     np.add.at(truth, (CLUSTERS, LABELS), 1.0)
     truth /= truth.sum(axis=1, keepdims=True)
     # Renormalising spreads what all K variables of a cluster miss.
     bound = (K + 1) * 12 * sigma / np.bincount(CLUSTERS)
-    assert np.all(np.abs(made.distributions - truth) <= bound[:, np.newaxis])
+    assert np.all(np.abs(made.priors.probabilities - truth) <= bound[:, np.newaxis])
 
 
-def test_without_noise_on_distributions_no_histogram_is_released(monkeypatch, vault):
+def test_without_noise_on_distributions_no_histogram_is_released(vault):
     mechanism = ClusterRandomizedResponse.uniform(1.0, K)
     assert mechanism.histogram is None
     labels = vault()
-    made = mechanism.randomize(labels, CLUSTERS)
+    made = labels.randomize(mechanism, clusters=CLUSTERS)
     assert not labels.has_draw("cluster-rr/distributions")
-    np.testing.assert_array_equal(made.distributions, 1.0 / K)
-    assert labels.guarantee().epsilon == made.epsilon == 1.0
+    np.testing.assert_array_equal(made.priors.probabilities, np.full((5, K), 1.0 / K))
+    assert labels.guarantee().epsilon == made.guarantee().epsilon == 1.0
+    assert len(made.receipts) == 1 and made.priors.receipts == ()
 
 
 def test_lambda_of_one_costs_the_counts_alone(vault, chi_square_rejects):
     mechanism = ClusterRandomizedResponse(K, 0.05, 4.0, 1.0, bias_correction=0.0)
     assert mechanism.epsilon == 0.5 and mechanism.draw is None
     labels = vault(0.5)
-    made = mechanism.randomize(labels, CLUSTERS)
-    assert labels.guarantee().epsilon == 0.5 == made.epsilon
-    assert made.draw is None and made.resampling_probabilities.tolist() == [1.0] * 5
-    np.testing.assert_array_equal(
-        made.noisy_labels, mechanism.randomize(labels, CLUSTERS).noisy_labels
-    )
-    channel = mechanism.transition_matrix(made.distributions[0])
-    np.testing.assert_allclose(channel, np.tile(made.distributions[0], (K, 1)), atol=1e-15)
+    made = labels.randomize(mechanism, clusters=CLUSTERS)
+    assert labels.guarantee().epsilon == 0.5 == made.guarantee().epsilon
+    assert [one.key for one in made.receipts] == ["cluster-rr/distributions"]
+    assert not labels.has_draw("cluster-rr") and lambdas(made).tolist() == [1.0] * 5
+    again = labels.randomize(mechanism, clusters=CLUSTERS)
+    np.testing.assert_array_equal(made.values, again.values)
+    np.testing.assert_array_equal(made.indices, np.arange(N))
+    distributions = made.priors.probabilities
+    channel = mechanism.transition_matrix(distributions[0])
+    np.testing.assert_allclose(channel, np.tile(distributions[0], (K, 1)), atol=1e-15)
     # Half of the labels were 0, half 1; the noisy ones are of the cluster, whatever the label.
-    plain = mechanism.randomize(np.arange(40_000) % 2, np.zeros(40_000, int))
-    counts = np.bincount(2 * plain.noisy_labels + np.arange(40_000) % 2, minlength=2 * K)
-    expected = np.tile(plain.distributions[0], (2, 1))
+    plain = drawn(mechanism, np.arange(40_000) % 2, np.zeros(40_000, int))
+    counts = np.bincount(2 * plain.values + np.arange(40_000) % 2, minlength=2 * K)
+    expected = np.tile(plain.priors.probabilities[0], (2, 1))
     assert not chi_square_rejects(counts.reshape(K, 2).T.copy(), expected)
 
 
@@ -312,100 +377,123 @@ def test_lambda_of_one_costs_the_counts_alone(vault, chi_square_rejects):
 
 def test_the_vault_charges_both_parts_once(vault, tmp_path):
     labels = vault(2.0, store=tmp_path / "store")
-    made = ADAPTIVE.randomize(labels, CLUSTERS)
-    assert labels.guarantee().epsilon == pytest.approx(made.epsilon, rel=1e-12)
-    assert made.epsilon == pytest.approx(1.5, rel=1e-12)
+    made = labels.randomize(ADAPTIVE, clusters=CLUSTERS)
+    assert labels.guarantee().epsilon == pytest.approx(made.guarantee().epsilon, rel=1e-12)
+    assert labels.guarantee().epsilon == pytest.approx(1.5, rel=1e-12)
     assert labels.mechanism("cluster-rr/distributions") == ADAPTIVE.histogram
-    assert labels.mechanism("cluster-rr") == made.draw
+    assert labels.mechanism("cluster-rr") == made.mechanism
     for again in (labels, vault(2.0, store=tmp_path / "store")):
-        repeated = ADAPTIVE.randomize(again, CLUSTERS)
-        np.testing.assert_array_equal(repeated.noisy_labels, made.noisy_labels)
-        np.testing.assert_array_equal(repeated.distributions, made.distributions)
+        repeated = again.randomize(ADAPTIVE, clusters=CLUSTERS)
+        np.testing.assert_array_equal(repeated.values, made.values)
+        np.testing.assert_array_equal(repeated.priors.probabilities, made.priors.probabilities)
+        np.testing.assert_array_equal(repeated.priors.groups, CLUSTERS)
+        assert [one.id for one in repeated.receipts] == [one.id for one in made.receipts]
         assert again.guarantee().epsilon == pytest.approx(1.5, rel=1e-12)
     # Another key is another draw, for which the budget has no room.
     with pytest.raises(BudgetExceededError):
-        ADAPTIVE.randomize(labels, CLUSTERS, key="second")
+        labels.randomize(ADAPTIVE, clusters=CLUSTERS, key="second")
     assert not labels.has_draw("second/distributions")
 
 
-def test_prices_that_the_release_decides_add_up_at_any_delta(vault, tmp_path):
-    """No statement may say that they were fixed in advance; those of a draw epsilon are."""
-    noisy = ClusterRandomizedResponse(K, 0.05, 20.0, resampling_probability=0.9)
-    fixed = ClusterRandomizedResponse(K, 0.05, 20.0, draw_epsilon=0.1)
-    for mechanism, fine in ((noisy, False), (fixed, True)):
-        store = tmp_path / str(fine)
-        labels = vault(budget=PrivacyBudget(50.0, 1e-3), store=store)
-        made = [mechanism.randomize(labels, CLUSTERS, key=f"draw {i}") for i in range(8)]
-        total = math.fsum(one.epsilon for one in made)
-        for again in (labels, vault(budget=PrivacyBudget(50.0, 1e-3), store=store)):
-            spent = again.guarantee()
-            assert (spent.epsilon < 0.99 * total) == fine
-            assert any("fixed in advance" in text for text in spent.assumptions) == fine
-            assert fine or spent.epsilon == pytest.approx(total, rel=1e-12)
+@pytest.mark.parametrize("fixed", [True, False], ids=["lambda", "draw epsilon"])
+def test_prices_are_fixed_in_advance_and_compose_so(vault, tmp_path, fixed):
+    """Those of a given lambda too: they are promised at the threshold, before the release."""
+    price = {"resampling_probability": 0.9} if fixed else {"draw_epsilon": 0.1}
+    mechanism = ClusterRandomizedResponse(K, 0.05, 20.0, **price)
+    budget = PrivacyBudget(50.0, 1e-3)
+    labels = vault(budget=budget, store=tmp_path / "store")
+    made = [labels.randomize(mechanism, clusters=CLUSTERS, key=f"draw {i}") for i in range(8)]
+    total = 8 * mechanism.epsilon
+    assert sum(len(one.receipts) for one in made) == len(labels.receipts) == 16
+    charges = [receipt.charge for one in made for receipt in one.receipts]
+    tight = compose_charges(charges, 1e-3).epsilon
+    for again in (labels, vault(budget=budget, store=tmp_path / "store")):
+        spent = again.guarantee()
+        assert spent.epsilon == tight < 0.99 * total and spent.delta == 1e-3
+        assert any("fixed in advance" in text for text in spent.assumptions)
     # The question whether the budget has room is asked in the same way.
-    short = vault(budget=PrivacyBudget(noisy.epsilon - 1e-3, 0.5))
-    with pytest.raises(BudgetExceededError):
-        noisy.randomize(short, CLUSTERS)
-    assert short.guarantee().epsilon == 0.0
+    for epsilon, fits in ((mechanism.epsilon - 1e-3, False), (mechanism.epsilon, True)):
+        short = vault(epsilon)
+        if fits:
+            short.randomize(mechanism, clusters=CLUSTERS)
+            continue
+        with pytest.raises(BudgetExceededError):
+            short.randomize(mechanism, clusters=CLUSTERS)
+        assert short.guarantee().epsilon == 0.0
 
 
-def test_clusters_of_find_clusters_are_taken_as_they_are(seeded):
+def test_clusters_of_find_clusters_are_taken_as_they_are(vault):
     clusters = Clusters.from_assignments(CLUSTERS)
-    found = ADAPTIVE.randomize(LABELS, clusters, rng=seeded())
-    expected = ADAPTIVE.randomize(LABELS, CLUSTERS, rng=seeded())
-    np.testing.assert_array_equal(found.noisy_labels, expected.noisy_labels)
+    found = drawn(ADAPTIVE, clusters=clusters, seed=1)
+    expected = drawn(ADAPTIVE, clusters=CLUSTERS, seed=1)
+    np.testing.assert_array_equal(found.values, expected.values)
     with pytest.raises(ValueError, match=r"clusters must have shape \(599,\)"):
-        ADAPTIVE.randomize(LABELS[1:], clusters)
+        drawn(ADAPTIVE, LABELS[1:], clusters)
 
 
 def test_a_fixed_lambda_survives_a_restart(vault, tmp_path):
     labels = vault(store=tmp_path / "store")
-    made = FIXED.randomize(labels, CLUSTERS)
-    assert labels.guarantee().epsilon == pytest.approx(made.epsilon, rel=1e-12)
-    again = FIXED.randomize(vault(store=tmp_path / "store"), CLUSTERS)
-    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
-    assert again.draw == made.draw and again.epsilon == made.epsilon
+    made = labels.randomize(FIXED, clusters=CLUSTERS)
+    assert labels.guarantee().epsilon == pytest.approx(FIXED.epsilon, rel=1e-12)
+    opened = vault(store=tmp_path / "store")
+    again = opened.randomize(FIXED, clusters=CLUSTERS)
+    np.testing.assert_array_equal(again.values, made.values)
+    assert again.mechanism == made.mechanism and again.guarantee() == made.guarantee()
+    assert again.remarks == made.remarks and again.bias_correction == made.bias_correction
+    assert opened.guarantee() == labels.guarantee()
 
 
 def test_the_price_of_a_stored_draw_may_be_rounded_another_way(vault, monkeypatch):
     labels = vault()
-    made = FIXED.randomize(labels, CLUSTERS)
+    made = labels.randomize(FIXED, clusters=CLUSTERS)
     spent = labels.guarantee().epsilon
     log1p = math.log1p
     monkeypatch.setattr(math, "log1p", lambda x: log1p(x) * (1.0 + 4e-16))
-    again = FIXED.randomize(labels, CLUSTERS)
-    np.testing.assert_array_equal(again.noisy_labels, made.noisy_labels)
-    assert again.draw == made.draw and labels.guarantee().epsilon == spent
+    assert FIXED.draw != made.mechanism
+    again = labels.randomize(FIXED, clusters=CLUSTERS)
+    np.testing.assert_array_equal(again.values, made.values)
+    assert again.mechanism == made.mechanism and labels.guarantee().epsilon == spent
 
 
 @pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])
 def test_a_budget_for_one_part_alone_refuses_before_anything_is_drawn(mechanism, vault):
     labels = vault(mechanism.epsilon - 1e-3)
-    with pytest.raises(BudgetExceededError, match=r"HistogramMechanism .* and PriorResampling"):
-        mechanism.randomize(labels, CLUSTERS)
-    assert labels.guarantee().epsilon == 0.0
-    assert not labels.has_draw("cluster-rr/distributions")
+    for ask in (
+        lambda: labels.randomize(mechanism, clusters=CLUSTERS),
+        lambda: labels.check_budget(mechanism),
+    ):
+        with pytest.raises(BudgetExceededError, match=r"HistogramMechanism .* and PriorResampling"):
+            ask()
+        assert labels.guarantee().epsilon == 0.0
+        assert not labels.has_draw("cluster-rr/distributions")
     enough = vault(mechanism.epsilon)
-    mechanism.randomize(enough, CLUSTERS)
+    enough.check_budget(mechanism)
+    planned = enough.guarantee(after=mechanism).epsilon
+    enough.randomize(mechanism, clusters=CLUSTERS)
     assert enough.guarantee().epsilon <= mechanism.epsilon * (1.0 + 1e-12)
+    assert enough.guarantee().epsilon == planned
 
 
 def test_an_interrupted_run_draws_what_is_missing(vault, monkeypatch, tmp_path):
     labels = vault(ADAPTIVE.epsilon, store=tmp_path / "store")
+
+    def interrupted(*unused, **also_unused):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patched:
-        patched.setattr(PrivateLabels, "randomize", None)  # which cannot be called
-        with pytest.raises(TypeError):
-            ADAPTIVE.randomize(labels, CLUSTERS)
+        patched.setattr(PriorResampling, "randomize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            labels.randomize(ADAPTIVE, clusters=CLUSTERS)
     assert labels.guarantee().epsilon == 0.5
     resumed = vault(ADAPTIVE.epsilon, store=tmp_path / "store")
-    ADAPTIVE.randomize(resumed, CLUSTERS)
+    resumed.randomize(ADAPTIVE, clusters=CLUSTERS)
     assert resumed.guarantee().epsilon == pytest.approx(ADAPTIVE.epsilon)
 
 
 @pytest.mark.parametrize("change", ["threshold", "noise_scale", "draw_epsilon", "clusters"])
 def test_other_settings_under_the_same_key_are_refused(change, vault):
     labels = vault()
-    ADAPTIVE.randomize(labels, CLUSTERS)
+    labels.randomize(ADAPTIVE, clusters=CLUSTERS)
     spent = labels.guarantee().epsilon
     other, clusters = ADAPTIVE, CLUSTERS
     if change == "clusters":
@@ -413,21 +501,34 @@ def test_other_settings_under_the_same_key_are_refused(change, vault):
     else:
         other = dataclasses.replace(ADAPTIVE, **{change: getattr(ADAPTIVE, change) * 1.01})
     with pytest.raises(LabelStoreError, match="made with other"):
-        other.randomize(labels, clusters)
+        labels.randomize(other, clusters=clusters)
     assert labels.guarantee().epsilon == spent
 
 
-def test_a_seeded_vault_repeats(vault):
-    first, second = (ADAPTIVE.randomize(vault(seed=3), CLUSTERS) for _ in range(2))
-    np.testing.assert_array_equal(first.noisy_labels, second.noisy_labels)
-    np.testing.assert_array_equal(first.distributions, second.distributions)
+def test_a_seeded_vault_repeats():
+    first, second, other = (drawn(ADAPTIVE, seed=seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first.values, second.values)
+    np.testing.assert_array_equal(first.priors.probabilities, second.priors.probabilities)
+    assert np.any(first.values != other.values) and first.guarantee().seeded
+    assert not drawn(ADAPTIVE).guarantee().seeded
 
 
 def test_a_vault_of_fewer_classes_or_of_numbers_is_refused(vault):
-    for labels in (vault(num_classes=K + 1), vault(num_classes=None, low=0.0, high=4.0)):
+    for labels in (
+        vault(num_classes=K + 1),
+        vault(num_classes=None, low=0.0, high=4.0),
+        vault(labels=np.eye(4, dtype=int), num_classes=None, num_labels=4),
+    ):
         with pytest.raises(ValueError):
-            ADAPTIVE.randomize(labels, CLUSTERS)
+            labels.randomize(ADAPTIVE, clusters=CLUSTERS)
         assert labels.guarantee().epsilon == 0.0
+
+
+def test_a_part_of_the_examples_is_refused(vault):
+    labels = vault()
+    with pytest.raises(ValueError, match="draws for all examples; leave indices=None"):
+        labels.randomize(ADAPTIVE, np.arange(10), clusters=CLUSTERS)
+    assert labels.guarantee().epsilon == 0.0
 
 
 # --- bad input and settings
@@ -503,7 +604,7 @@ BAD_CLUSTERS = {
     "booleans": (np.zeros(N, bool), TypeError, "got dtype bool"),
     "negative": (np.full(N, -1), ValueError, "clusters must be in 0..C-1, got -1"),
     "ids": (np.full(N, 1 << 40), ValueError, "numbered 0..C-1, got 1099511627776: .*return_inv"),
-    "none": (None, ValueError, "clusters must have shape"),
+    "none": (None, ValueError, "needs clusters=, .* takes nothing else; got nothing"),
 }
 
 
@@ -513,29 +614,34 @@ BAD_CLUSTERS = {
 def test_bad_clusters_are_refused_before_anything_is_charged(case, mechanism, vault):
     clusters, error, message = BAD_CLUSTERS[case]
     labels = vault()
-    for source in (labels, LABELS):
-        with pytest.raises(error, match=message):
-            mechanism.randomize(source, clusters)
+    with pytest.raises(error, match=message):
+        labels.randomize(mechanism, clusters=clusters)
     assert labels.guarantee().epsilon == 0.0
 
 
-def test_bad_labels_are_not_shown():
-    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.3, but 1 of 3 do not") as caught:
-        ADAPTIVE.randomize([0, 1, 987654], [0, 0, 0])
-    assert "987654" not in str(caught.value)
+def test_no_labels_are_refused(vault):
+    labels = vault(labels=np.empty(0, int))
     with pytest.raises(ValueError, match="there are no labels"):
-        ADAPTIVE.randomize(np.empty(0, int), np.empty(0, int))
+        labels.randomize(ADAPTIVE, clusters=np.empty(0, int))
+    assert labels.receipts == ()
 
 
-def test_bad_rng_and_key(vault):
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None"):
-        ADAPTIVE.randomize(LABELS, CLUSTERS, rng=7)
+@pytest.mark.parametrize("other", ["priors", "features"])
+def test_other_public_inputs_are_refused(other, vault):
     labels = vault()
-    with pytest.raises(ValueError, match="a vault has its own random bits"):
-        ADAPTIVE.randomize(labels, CLUSTERS, rng=np.random.default_rng(0))
-    with pytest.raises(TypeError, match="key must be a name for the draws, a str, got NoneType"):
-        ADAPTIVE.randomize(labels, CLUSTERS, key=None)
+    for clusters in (CLUSTERS, None):
+        with pytest.raises(ValueError, match=f"needs clusters=.* got .*{other}"):
+            labels.randomize(ADAPTIVE, clusters=clusters, **{other: np.full((N, K), 1 / K)})
     assert labels.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize("key", [None, "study 1"])
+def test_the_draws_have_names(key, vault):
+    labels = vault()
+    labels.randomize(ADAPTIVE, clusters=CLUSTERS, key=key)
+    name = "cluster-rr" if key is None else key
+    assert [one.key for one in labels.receipts] == [f"{name}/distributions", name]
+    assert labels.has_draw(name)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    ClassificationMechanism,
     LabelMechanism,
     PriorResampling,
     RandomizedResponse,
+    RegressionMechanism,
     RRTopK,
     RRWithPrior,
     deserialize,
@@ -162,6 +165,10 @@ def test_unknown_mechanism():
         deserialize({"class_name": "Nothing", "config": {}})
 
 
-def test_the_contract_cannot_be_instantiated():
-    with pytest.raises(TypeError, match="abstract"):
-        LabelMechanism(1.0, 2)
+@pytest.mark.parametrize(
+    "contract",
+    [LabelMechanism, ClassificationMechanism, RegressionMechanism, AggregateMechanism],
+)
+def test_the_contract_cannot_be_instantiated(contract):
+    with pytest.raises(TypeError, match=f"abstract class {contract.__name__}"):
+        contract()

@@ -145,12 +145,17 @@ def test_bad_outputs(mechanism, case):
             call(outputs, [0.0])
 
 
-def test_priors_are_refused(mechanism):
+def test_who_has_priors_for_numbers_is_sent_to_optimal_bins(mechanism):
     with pytest.raises(ValueError, match=r"takes no priors.*optimal_bins"):
+        mechanism.randomize([0], np.array([1.0]))
+
+
+def test_priors_are_refused(mechanism):
+    with pytest.raises(ValueError, match=rf"{type(mechanism).__name__} takes no priors"):
         mechanism.randomize([0], np.array([1.0]))
     with pytest.raises(ValueError, match="one channel for every prior"):
         mechanism.transition_matrix(np.array([1.0]))
-    assert not mechanism.uses_priors
+    assert mechanism.public_input is None
 
 
 def test_rng_of_a_wrong_type(mechanism):

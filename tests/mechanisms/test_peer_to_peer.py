@@ -17,6 +17,7 @@ from tf_labeldp.accounting import (
     peer_to_peer_delta,
     peer_to_peer_guarantee,
 )
+from tf_labeldp.estimation import Clusters
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     PeerToPeerRandomizedResponse,
@@ -72,7 +73,7 @@ def test_the_joint_law_of_the_reports(labels):
     shuffled = np.random.default_rng(3).permutation(draws * n)
     clusters = np.repeat(np.arange(draws), n)[shuffled]
     reports = np.empty(draws * n, dtype=np.int64)
-    reports[shuffled] = mechanism.release(
+    reports[shuffled] = mechanism.randomize(
         np.tile(labels, draws)[shuffled], clusters, rng=np.random.default_rng(4)
     )
     drawn = reports.reshape(draws, n)
@@ -85,7 +86,7 @@ def test_the_joint_law_of_the_reports(labels):
 def test_secure_bits_draw_the_same_law():
     """Without a seed: passes but for one run in a million."""
     draws, labels = 30_000, (0, 1)
-    reports = made(size=2).release(np.tile(labels, draws), np.repeat(np.arange(draws), 2))
+    reports = made(size=2).randomize(np.tile(labels, draws), np.repeat(np.arange(draws), 2))
     assert p_value(reports.reshape(draws, 2), law_of_reports(labels, 0.2, 0.5)) > 1e-6
 
 
@@ -98,7 +99,7 @@ def test_users_who_pick_the_same_peer_report_the_same_label():
     draws, alpha = 40_000, 0.2
     mechanism = made(alpha=alpha, theta=1.0, size=2)
     labels = np.zeros(2 * draws, dtype=np.int64)
-    reports = mechanism.release(
+    reports = mechanism.randomize(
         labels, np.repeat(np.arange(draws), 2), rng=np.random.default_rng(5)
     ).reshape(draws, 2)
     agree = int(np.sum(reports[:, 0] == reports[:, 1]))
@@ -112,34 +113,34 @@ def test_peers_are_of_the_same_cluster():
     mechanism = made(alpha=1e-9, theta=1.0, size=50)
     clusters = np.random.default_rng(6).permutation(np.repeat([7, 2], 50))
     labels = (clusters == 7).astype(np.int64)
-    reports = mechanism.release(labels, clusters, rng=np.random.default_rng(7))
+    reports = mechanism.randomize(labels, clusters, rng=np.random.default_rng(7))
     assert reports.tolist() == labels.tolist()
-    mixed = mechanism.release(labels, None, rng=np.random.default_rng(7))
+    mixed = mechanism.randomize(labels, None, rng=np.random.default_rng(7))
     assert mixed.tolist() != labels.tolist()
 
 
 def test_the_share_of_users_who_report():
     n, theta = 200_000, 0.3
-    reports = made(theta=theta, size=1000).release(
+    reports = made(theta=theta, size=1000).randomize(
         np.zeros(n, dtype=np.int64), rng=np.random.default_rng(8)
     )
     told = int(np.sum(reports >= 0))
     assert stats.binomtest(told, n, theta).pvalue > REJECT
     assert stats.binomtest(told, n, theta * 1.05).pvalue < REJECT
-    everyone = made(theta=1.0).release(np.zeros(100, dtype=np.int64))
+    everyone = made(theta=1.0).randomize(np.zeros(100, dtype=np.int64))
     assert everyone.min() == 0
 
 
 def test_a_seed_repeats_and_secure_bits_do_not():
     mechanism, labels = made(), np.tile([0, 1], 100)
-    first, second = (mechanism.release(labels, rng=np.random.default_rng(9)) for _ in range(2))
+    first, second = (mechanism.randomize(labels, rng=np.random.default_rng(9)) for _ in range(2))
     assert first.tolist() == second.tolist()
-    assert mechanism.release(labels).tolist() != mechanism.release(labels).tolist()
+    assert mechanism.randomize(labels).tolist() != mechanism.randomize(labels).tolist()
     assert first.dtype == np.int64 and set(first.tolist()) == {-1, 0, 1}
 
 
 def test_no_users_report_nothing():
-    assert made().release(np.empty(0, dtype=np.int64)).shape == (0,)
+    assert made().randomize(np.empty(0, dtype=np.int64)).shape == (0,)
 
 
 @pytest.mark.parametrize("value", [0.1, 0.3, 1e-20, 0.5, 2.0**-53, 1 / 3])
@@ -238,7 +239,7 @@ def test_bad_arguments(case):
 BAD_INPUT = {
     "labels": ([0, 1, 987654], [0, 0, 0], ValueError, r"must lie in 0..1, but 1 of 3 do not"),
     "float": ([0.0, 1.0, 1.0], [0, 0, 0], TypeError, "must be integers 0..1, got dtype float64"),
-    "shape": ([0, 1, 1], [0, 0], ValueError, r"of shape \(3,\), one a label, got \(2,\)"),
+    "shape": ([0, 1, 1], [0, 0], ValueError, r"shape \(3,\), the cluster of each user, got \(2,\)"),
     "clusters": ([0, 1, 1], [0.0, 0.0, 0.0], TypeError, "clusters must be integers"),
     "negative": ([0, 1, 1], [-1, -1, -1], ValueError, "must be in 0..C-1, got -1"),
     "small": ([0] * 5, [0, 0, 0, 4, 4], ValueError, "but 1 of 2 have fewer, the smallest 2"),
@@ -250,13 +251,13 @@ BAD_INPUT = {
 def test_bad_input(case):
     labels, clusters, error, message = BAD_INPUT[case]
     with pytest.raises(error, match=message) as caught:
-        made().release(np.array(labels), clusters)
+        made().randomize(np.array(labels), clusters)
     assert "987654" not in str(caught.value)
 
 
 def test_rng_of_a_wrong_type():
     with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got int"):
-        made().release([0, 1, 1], rng=7)
+        made().randomize([0, 1, 1], rng=7)
 
 
 def vault(size=300, store=None, epsilon=4.0, delta=2e-3, num_classes=2):
@@ -268,43 +269,111 @@ def vault(size=300, store=None, epsilon=4.0, delta=2e-3, num_classes=2):
 def test_a_vault_charges_and_states_it():
     mechanism, clusters = made(), np.repeat(np.arange(100), 3)
     labels = vault()
-    reports = labels.release(mechanism, public_input=clusters)
-    assert reports.shape == (300,)
+    reports = labels.randomize(mechanism, clusters=clusters)
     guarantee = labels.guarantee()
     assert (guarantee.epsilon, guarantee.delta) == (mechanism.epsilon, 1e-3)
     for text in mechanism.assumptions:
         assert text in guarantee.assumptions
-    labels.release(mechanism, public_input=clusters)
+    assert any("clusters" in text and "without these labels" in text
+               for text in guarantee.assumptions)  # fmt: skip
+    assert reports.guarantee() == guarantee
+    labels.randomize(mechanism, clusters=clusters)
     both = labels.guarantee()
     assert both.epsilon == pytest.approx(2 * mechanism.epsilon) and both.delta == 2e-3
     with pytest.raises(BudgetExceededError):  # a third delta
-        labels.release(mechanism, public_input=clusters)
+        labels.randomize(mechanism, clusters=clusters)
     pure = HistogramMechanism(0.1, num_classes=2)
     assert labels.guarantee(after=pure).epsilon == pytest.approx(both.epsilon + 0.1)
 
 
-def test_a_vault_without_delta_refuses():
-    with pytest.raises(BudgetExceededError):
-        vault(delta=0.0).release(made(), public_input=np.repeat(np.arange(100), 3))
-
-
-def test_a_stored_release_is_given_again(tmp_path):
+def test_a_vault_hands_out_reports_alone():
+    """Who reports nothing is not in it, and no -1 stands for it; everybody is charged."""
     mechanism, clusters = made(), np.repeat(np.arange(100), 3)
-    first = vault(store=tmp_path / "store").release(mechanism, public_input=clusters, key="peers")
+    labels = vault()
+    noisy = labels.randomize(mechanism, clusters=clusters)
+    assert noisy.mechanism == mechanism and noisy.priors is None
+    assert noisy.values.dtype == np.int64 and set(noisy.values.tolist()) == {0, 1}
+    assert noisy.values.shape == noisy.indices.shape == (len(noisy),)
+    assert len(set(noisy.indices.tolist())) == len(noisy)
+    assert stats.binomtest(len(noisy), 300, mechanism.subsampling_rate).pvalue > 1e-9
+    assert labels.receipts[0].num_examples == 300
+    assert labels.receipts[0].kind == "draw"
+
+
+def test_a_vault_hands_out_the_reports_of_their_users():
+    """Hardly flipped, in clusters of ones alone and of zeros alone, in any order of asking."""
+    size = 600
+    clusters = np.random.default_rng(1).permutation(np.repeat([0, 1], size // 2))
+    labels = PrivateLabels(clusters, num_classes=2, budget=PrivacyBudget(60.0))
+    mechanism = made(alpha=1e-9, theta=0.5, size=50, delta=0.0)
+    rows = np.random.default_rng(2).permutation(size)[:400]
+    noisy = labels.randomize(mechanism, rows, clusters=clusters[rows])
+    assert 100 < len(noisy) < 300 and set(noisy.indices.tolist()) <= set(rows.tolist())
+    np.testing.assert_array_equal(noisy.values, clusters[noisy.indices])
+    assert noisy.indices.tolist() == [row for row in rows if row in set(noisy.indices.tolist())]
+
+
+def test_a_seeded_vault_draws_like_the_mechanism_alone():
+    labels = np.random.default_rng(0).integers(0, 2, 300)
+    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
+    budget = PrivacyBudget(4.0, 2e-3)
+    vault = PrivateLabels(labels, num_classes=2, budget=budget, insecure_seed=5)
+    noisy = vault.randomize(mechanism, clusters=clusters)
+    alone = mechanism.randomize(labels, clusters, rng=np.random.default_rng([5, 0]))
+    np.testing.assert_array_equal(noisy.indices, np.flatnonzero(alone >= 0))
+    np.testing.assert_array_equal(noisy.values, alone[alone >= 0])
+    assert vault.guarantee().seeded
+
+
+def test_a_vault_without_delta_refuses():
+    with pytest.raises(BudgetExceededError, match="needs a delta above zero"):
+        vault(delta=0.0).randomize(made(), clusters=np.repeat(np.arange(100), 3))
+
+
+def test_a_stored_draw_is_given_again(tmp_path):
+    mechanism, clusters = made(), np.repeat(np.arange(100), 3)
+    first = vault(store=tmp_path / "store").randomize(mechanism, clusters=clusters, key="peers")
     again = vault(store=tmp_path / "store")
     assert again.has_draw("peers") and again.mechanism("peers") == mechanism
-    second = again.release(mechanism, public_input=clusters, key="peers")
-    assert first.tolist() == second.tolist() and second.dtype == np.int64
+    second = again.randomize(mechanism, clusters=clusters, key="peers")
+    assert first.values.tolist() == second.values.tolist() and second.values.dtype == np.int64
+    assert first.indices.tolist() == second.indices.tolist()
+    assert first.guarantee() == second.guarantee()
     assert again.guarantee().epsilon == mechanism.epsilon
 
 
 def test_a_vault_refuses_bad_clusters_before_it_charges():
     labels = vault()
     with pytest.raises(ValueError, match="at least cluster_size=3 users"):
-        labels.release(made(), public_input=np.repeat(np.arange(150), 2))
-    assert labels.guarantee().epsilon == 0.0
+        labels.randomize(made(), clusters=np.repeat(np.arange(150), 2))
+    with pytest.raises(ValueError, match="takes no priors"):
+        labels.randomize(made(), priors=np.full(2, 0.5), clusters=np.repeat(np.arange(100), 3))
+    with pytest.raises(TypeError, match="mechanism of many labels"):
+        labels.release(made(), public_input=np.repeat(np.arange(100), 3))
+    assert labels.guarantee().epsilon == 0.0 and labels.receipts == ()
+
+
+def test_a_vault_takes_clusters_as_they_are_found():
+    clusters = Clusters.from_assignments(np.repeat(np.arange(100), 3))
+    labels = vault()
+    with_clusters = labels.randomize(made(), clusters=clusters, key="peers")
+    again = labels.randomize(made(), clusters=clusters.assignments, key="peers")
+    assert with_clusters.values.tolist() == again.values.tolist()
 
 
 def test_a_vault_of_more_classes_refuses():
     with pytest.raises(ValueError, match="num_classes=2, the labels have 10"):
-        vault(num_classes=10).release(made())
+        vault(num_classes=10).randomize(made())
+
+
+@pytest.mark.parametrize(
+    ("noisy", "message"),
+    [
+        ([0, 1], r"shape \(2,\), expected \(3,\)"),
+        ([0.0, 1.0, -1.0], "dtype float64"),
+    ],
+)
+def test_outputs_that_are_no_reports_are_refused(noisy, message):
+    with pytest.raises(ValueError, match=message):
+        made().check_output(np.array(noisy), 3)
+    assert made().check_output(np.array([0, 1, -1], np.int8), 3).tolist() == [0, 1, -1]

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse, _random
-from tf_labeldp.mechanisms._grouped_priors import GroupedPriors
+from tf_labeldp.mechanisms import PriorResampling, Priors, RandomizedResponse, _random
 from tf_labeldp.mechanisms._prior_resampling import most_kept_units, prior_units, resample
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 RANGE = 1 << 53
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
@@ -198,7 +197,7 @@ def test_priors_by_row_by_group_and_for_all_draw_alike(seeded):
     rows = np.random.default_rng(2).dirichlet(np.ones(4) * 3, 5)
     groups, labels = np.arange(300) % 5, np.arange(300) % 4
     by_row = mechanism.randomize(labels, rows[groups], rng=seeded())
-    grouped = mechanism.randomize(labels, GroupedPriors(rows, groups), rng=seeded())
+    grouped = mechanism.randomize(labels, Priors(rows, groups), rng=seeded())
     np.testing.assert_array_equal(by_row, grouped)
     assert by_row.dtype == np.int64
     np.testing.assert_array_equal(
@@ -299,7 +298,7 @@ def test_bad_settings(arguments, error, message):
     ],
 )
 def test_bad_groups(groups, message):
-    priors = GroupedPriors(np.array([PRIOR, [0.25] * 4]), np.array(groups))
+    priors = Priors(np.array([PRIOR, [0.25] * 4]), np.array(groups))
     with pytest.raises(ValueError, match=message):
         PriorResampling(1.0, 4).randomize([0, 1], priors)
 
@@ -307,7 +306,7 @@ def test_bad_groups(groups, message):
 def test_a_vault_charges_and_stores_it(tmp_path):
     labels = np.arange(200) % 4
     rows = np.random.default_rng(5).dirichlet(np.ones(4), 3)
-    priors = GroupedPriors(rows, np.arange(200) % 3)
+    priors = Priors(rows, np.arange(200) % 3)
     mechanism = PriorResampling(0.75, 4, threshold=1e-6)
 
     def vault():
@@ -317,7 +316,65 @@ def test_a_vault_charges_and_stores_it(tmp_path):
     noisy = first.randomize(mechanism, priors=priors)
     assert first.guarantee().epsilon == 0.75
     again = vault()
-    np.testing.assert_array_equal(again.randomize(mechanism, priors=priors), noisy)
+    stored = again.randomize(mechanism, priors=priors)
+    np.testing.assert_array_equal(stored.values, noisy.values)
     assert again.guarantee().epsilon == 0.75
-    other = GroupedPriors(rows[::-1], priors.groups)
-    assert priors.matches(priors.digest()) and not other.matches(priors.digest())
+    for one in (noisy, stored):
+        np.testing.assert_array_equal(one.priors.probabilities, rows)
+        np.testing.assert_array_equal(one.priors.groups, priors.groups)
+        assert one.mechanism == mechanism
+    # The next draw without a name is known by its priors.
+    third = vault()
+    with pytest.raises(LabelStoreError, match="made with other priors or public input"):
+        third.randomize(mechanism, priors=Priors(rows[::-1], priors.groups))
+    assert third.guarantee().epsilon == 0.75
+
+
+def test_priors_are_known_by_their_numbers():
+    """However they are held in memory; rows and groups are both looked at."""
+    rows = np.random.default_rng(5).dirichlet(np.ones(4), 3)
+    groups = np.arange(200) % 3
+    known = Priors(rows, groups).digest()
+    assert Priors(np.asfortranarray(rows), groups.astype(np.uint8)).digest() == known
+    others = [
+        Priors(rows[::-1], groups),
+        Priors(rows, groups[::-1]),
+        Priors(rows, None),
+        Priors(rows[groups]),
+        Priors(np.nextafter(rows, 1.0), groups),
+    ]
+    assert known not in {one.digest() for one in others}
+    assert len({one.digest() for one in others}) == len(others)
+
+
+def test_priors_are_like_arrays():
+    rows = np.random.default_rng(6).dirichlet(np.ones(4), 3)
+    groups = np.arange(20) % 3
+    np.testing.assert_array_equal(np.asarray(Priors(rows, groups)), rows[groups])
+    np.testing.assert_array_equal(np.asarray(Priors(rows)), rows)
+    assert np.asarray(Priors(rows), dtype=np.float32).dtype == np.float32
+    assert np.asarray(Priors([0.5, 0.5])).dtype == np.float64
+    copied = np.array(Priors(rows))
+    copied[:] = 0.0
+    assert rows.min() > 0.0
+    made = Priors.of([0.5, 0.5])
+    assert isinstance(made.probabilities, np.ndarray) and made.receipts == ()
+    assert Priors.of(made) is made
+    assert made.guarantee().epsilon == 0.0  # public knowledge
+
+
+def test_a_draw_of_version_0_1_reads_back_at_the_price_that_was_promised():
+    """It was priced by the priors that had come out, if lambda was given and they were released."""
+    config = {
+        "epsilon": 0.7,
+        "num_classes": 4,
+        "resampling_probability": 0.9,
+        "threshold": 0.05,
+        "adaptive_epsilon": True,
+    }
+    read = PriorResampling.from_config(config)
+    assert read == PriorResampling(math.log1p((1.0 - 0.9) / (0.9 * 0.05)), 4, 0.9, 0.05)
+    assert config["adaptive_epsilon"] and config["epsilon"] == 0.7  # left as it was
+    fixed = PriorResampling.from_config({**config, "adaptive_epsilon": False})
+    assert fixed == PriorResampling(0.7, 4, 0.9, 0.05)
+    assert PriorResampling.from_config(fixed.get_config()) == fixed

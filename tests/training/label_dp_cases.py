@@ -31,7 +31,7 @@ def batches(labels: Any, *, q: float = 0.1, steps: int = 3, **settings: Any) -> 
     return poisson_batches(features(), labels, sampling_probability=q, steps=steps, **settings)
 
 
-def private_model(noise_multiplier: float = SIGMA, **settings: Any) -> LabelDPModel:
+def private_model(noise_multiplier: float | None = SIGMA, **settings: Any) -> LabelDPModel:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((D,))
     model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))

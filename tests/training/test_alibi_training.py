@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.estimation import alibi_posterior
 from tf_labeldp.keras_layers import ALIBILoss
 from tf_labeldp.mechanisms import ALIBI
 
@@ -50,8 +49,8 @@ def accuracy(model, x, y):
 def test_a_model_learns_the_true_classes(clusters, noise):
     x, y = clusters
     mechanism = MECHANISMS[noise]
-    labels = vault(y, mechanism, seed=5)
-    rows = labels.release(mechanism, key="alibi")
+    labels = vault(y, mechanism, insecure_seed=5)
+    rows = labels.randomize(mechanism, key="alibi").values
     assert labels.guarantee().epsilon == mechanism.epsilon
     # One row in two or three has its largest entry elsewhere; chance is a quarter.
     assert np.mean(rows.argmax(axis=1) == y) < 0.75
@@ -65,14 +64,14 @@ def test_rows_of_other_labels_teach_nothing(clusters):
     x, y = clusters
     mechanism = MECHANISMS["laplace"]
     shuffled = np.random.default_rng(1).permutation(y)
-    rows = vault(shuffled, mechanism, seed=5).release(mechanism)
+    rows = vault(shuffled, mechanism, insecure_seed=5).randomize(mechanism).values
     assert accuracy(trained(x, rows, ALIBILoss.of(mechanism)), x, y) < 0.8
 
 
 def test_a_fixed_prior_is_plain_cross_entropy(clusters):
     x, y = clusters
     mechanism = MECHANISMS["laplace"]
-    targets = alibi_posterior(mechanism, vault(y, mechanism, seed=5).release(mechanism))
+    targets = vault(y, mechanism, insecure_seed=5).randomize(mechanism).posterior()
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     assert accuracy(trained(x, targets, loss), x, y) > 0.95
 
@@ -80,17 +79,17 @@ def test_a_fixed_prior_is_plain_cross_entropy(clusters):
 def test_a_resumed_run_has_the_same_rows(clusters, tmp_path):
     _, y = clusters
     mechanism = MECHANISMS["laplace"]
-    first = vault(y, mechanism, store=tmp_path / "store").release(mechanism, key="alibi")
+    first = vault(y, mechanism, store=tmp_path / "store").randomize(mechanism, key="alibi")
     resumed = vault(y, mechanism, store=tmp_path / "store")
-    rows = resumed.release(mechanism, key="alibi")
-    np.testing.assert_array_equal(rows, first)
+    rows = resumed.randomize(mechanism, key="alibi")
+    np.testing.assert_array_equal(rows.values, first.values)
     assert resumed.guarantee().epsilon == mechanism.epsilon
 
 
 def test_a_model_with_softmax_outputs_and_accuracy_of_clean_labels(clusters, tmp_path):
     x, y = clusters
     mechanism = MECHANISMS["laplace"]
-    rows = vault(y, mechanism, seed=5).release(mechanism)
+    rows = vault(y, mechanism, insecure_seed=5).randomize(mechanism).values
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(K, activation="softmax")])
     loss = ALIBILoss.of(mechanism, from_logits=False)

@@ -175,9 +175,11 @@ def test_permuted_labels_leave_all_that_a_denoiser_is_handed(reveals_batch: bool
         inputs = keras.Input((D,))
         model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
         recording = Recording(reveals_batch)
-        optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.1), CLIP, 1.0, recording, seed=0)
+        optimizer = LabelDPOptimizer(
+            keras.optimizers.SGD(0.1), CLIP, 1.0, recording, insecure_seed=0
+        )
         model.compile(optimizer, loss=LOSS, run_eagerly=True)
-        batches = poisson_batches(x, labels, sampling_probability=0.25, steps=1, seed=3)
+        batches = poisson_batches(x, labels, sampling_probability=0.25, steps=1, insecure_seed=3)
         model.fit(batches, verbose=0)
         handed.append([np.array(part) for part in recording.seen[0] if part is not None])
     for first, second in zip(*handed, strict=True):
@@ -370,10 +372,10 @@ def test_training_with_a_denoiser(denoiser: Denoiser, task: str) -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((D,))
     model = LabelDPModel(inputs, keras.layers.Dense(units, kernel_initializer="zeros")(inputs))
-    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 2.0, 0.2, denoiser, seed=1)
+    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 2.0, 0.2, denoiser, insecure_seed=1)
     model.compile(optimizer, loss=loss)
     before = model.evaluate(x, y, verbose=0)
-    batches = poisson_batches(x, labels, sampling_probability=0.3, steps=15, seed=2)
+    batches = poisson_batches(x, labels, sampling_probability=0.3, steps=15, insecure_seed=2)
     history = model.fit(batches, verbose=0).history
     assert model.evaluate(x, y, verbose=0) < 0.8 * before
     assert history["projection_products"][0] > 0

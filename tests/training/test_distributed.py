@@ -19,7 +19,7 @@ RUN = textwrap.dedent(
     rng = np.random.default_rng(0)
     y = np.arange(251) % 4
     x = (np.eye(4)[y] + 0.3 * rng.normal(size=(251, 4))).astype("float32")
-    labels = ldp.PrivateLabels(y, 4, budget=ldp.PrivacyBudget(epsilon=3.0), seed=0)
+    labels = ldp.PrivateLabels(y, 4, budget=ldp.PrivacyBudget(epsilon=3.0), insecure_seed=0)
     with strategy.scope():  # all of it inside, as users write it
         stages = ldp.MultiStageTraining(x, labels, epsilon=3.0, fractions=(0.5, 0.5),
                                         epochs_per_stage=8, batch_size=32, verbose=0,

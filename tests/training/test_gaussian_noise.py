@@ -31,7 +31,7 @@ def noise_of(noise: NoiseMechanism, clip: float) -> np.ndarray:
 
 
 def test_standard_deviation_is_noise_multiplier_times_clip() -> None:
-    sample = noise_of(GaussianNoise(noise_multiplier=3.0, seed=1), 0.5)
+    sample = noise_of(GaussianNoise(noise_multiplier=3.0, insecure_seed=1), 0.5)
     assert distance_from_normal(sample, 1.5) < LIMIT
     assert distance_from_normal(sample, 1.5 * 1.02) > LIMIT
     assert distance_from_normal(sample, 1.5 / 1.02) > LIMIT
@@ -59,23 +59,23 @@ def test_every_step_of_a_compiled_function_draws_anew() -> None:
 
 
 def test_seeds_repeat_and_secure_bits_do_not() -> None:
-    same = [noise_of(GaussianNoise(1.0, seed=7), 1.0) for _ in range(2)]
+    same = [noise_of(GaussianNoise(1.0, insecure_seed=7), 1.0) for _ in range(2)]
     np.testing.assert_array_equal(same[0], same[1])
     assert not np.array_equal(noise_of(GaussianNoise(1.0), 1.0), noise_of(GaussianNoise(1.0), 1.0))
-    assert GaussianNoise(1.0, seed=7).seeded
+    assert GaussianNoise(1.0, insecure_seed=7).seeded
     assert not GaussianNoise(1.0).seeded
 
 
 def test_noisy_sums_lie_on_a_grid_that_the_sum_does_not_move() -> None:
     scale, values = 2.0, np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    [noisy], _ = GaussianNoise(scale, seed=3).add_noise([tf.constant(values)], 1.0, ())
+    [noisy], _ = GaussianNoise(scale, insecure_seed=3).add_noise([tf.constant(values)], 1.0, ())
     steps = noisy.numpy().astype(np.float64) / (scale * 2.0**-16)
     np.testing.assert_array_equal(steps, np.round(steps))
 
 
 def test_noise_is_added_to_the_sum() -> None:
     value = tf.fill([SIZE], 5.0)
-    [noisy], _ = GaussianNoise(1.0, seed=3).add_noise([value], 1.0, ())
+    [noisy], _ = GaussianNoise(1.0, insecure_seed=3).add_noise([value], 1.0, ())
     assert abs(noisy.numpy().mean() - 5.0) < 5.0 / np.sqrt(SIZE)
     assert noisy.dtype == tf.float32
 
@@ -94,6 +94,8 @@ def test_noise_multiplier_that_is_not_positive_is_refused(value: float) -> None:
 
 
 def test_config_round_trip() -> None:
-    noise = GaussianNoise(1.5, seed=2)
+    noise = GaussianNoise(1.5, insecure_seed=2)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(noise))
     assert again.get_config() == noise.get_config()
+    of_0_1 = GaussianNoise.from_config({"noise_multiplier": 1.5, "seed": 2})
+    assert of_0_1.get_config() == noise.get_config()

@@ -25,23 +25,23 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, compose_charges, dp_sgd_guarantee
-from tf_labeldp.estimation import HistogramMechanism
-from tf_labeldp.mechanisms import DPSGDSteps, RandomizedResponse
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+from tf_labeldp.accounting import Charge, compose_charges, dp_sgd_charge, dp_sgd_guarantee
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
+from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
 from tf_labeldp.training import _spending as spending_module
+from tf_labeldp.vault._carried import receipts_of
 
 # What it charges.
 
 
 def test_the_vault_is_charged_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     labels, order = vault(), []
-    release = ldp.PrivateLabels.release
+    charge = ldp.PrivateLabels.charge
     model = private_model()
     monkeypatch.setattr(
         ldp.PrivateLabels,
-        "release",
-        lambda self, *a, **k: (order.append("charge"), release(self, *a, **k))[1],
+        "charge",
+        lambda self, *a, **k: (order.append("charge"), charge(self, *a, **k))[1],
     )
     step = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda *_, **__: order.append("step")
@@ -56,7 +56,7 @@ def test_a_charge_that_fails_leaves_the_weights(monkeypatch: pytest.MonkeyPatch)
 
     model = private_model()
     before = model.get_weights()
-    monkeypatch.setattr(ldp.PrivateLabels, "release", fail)
+    monkeypatch.setattr(ldp.PrivateLabels, "charge", fail)
     with pytest.raises(OSError, match="disk full"):
         model.fit(batches(vault()), verbose=0)
     assert unchanged(model, before)
@@ -121,28 +121,62 @@ def test_a_store_remembers_the_charges(tmp_path: Path) -> None:
     assert again.guarantee().epsilon == labels.guarantee().epsilon > 0.0
 
 
-def test_other_releases_of_the_vault_are_in_the_statement() -> None:
+def test_other_releases_of_the_vault_are_in_its_statement_and_not_in_the_models() -> None:
     labels, model = vault(epsilon=20.0), private_model()
     labels.release(HistogramMechanism(epsilon=0.5, num_classes=K))
     labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
     model.fit(batches(labels), verbose=0)
-    assert model.guarantee().epsilon == labels.guarantee().epsilon
     steps = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
-    assert steps + 1.0 < model.guarantee().epsilon < steps + 1.5 + 1e-6
+    assert model.guarantee().epsilon == steps
+    assert steps + 1.0 < labels.guarantee().epsilon < steps + 1.5 + 1e-6
     # At a smaller delta, too.
-    assert model.guarantee(1e-6).epsilon > dp_sgd_guarantee(SIGMA, 0.1, 3, 1e-6).epsilon + 1.0
+    steps = dp_sgd_guarantee(SIGMA, 0.1, 3, 1e-6).epsilon
+    assert model.guarantee(1e-6).epsilon == steps
+    assert labels.guarantee(delta=1e-6).epsilon > steps + 1.0
 
 
-def test_labels_that_no_vault_held_are_added_to_what_a_vault_states() -> None:
+def test_a_model_of_a_vaults_noisy_labels_and_of_its_steps_states_their_sum() -> None:
+    labels, model = vault(epsilon=20.0), private_model()
+    labels.release(HistogramMechanism(epsilon=0.5, num_classes=K))
+    noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
+    model.declare("its weights were trained on these noisy labels", made_of=[noisy])
+    model.fit(batches(labels), verbose=0)
+    charges = [Charge.of(noisy.mechanism), dp_sgd_charge(SIGMA, 0.1, 3, DELTA)]
+    expected = compose_charges(charges, DELTA).epsilon
+    assert model.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
+    # The vault knows that draw already, and counts it once.
+    charges.append(Charge.of(HistogramMechanism(epsilon=0.5, num_classes=K)))
+    expected = compose_charges(charges, DELTA).epsilon
+    assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
+
+
+def test_labels_that_no_vault_held_are_counted_by_the_vault_that_comes_after() -> None:
     labels, model = vault(epsilon=20.0), private_model()
     labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
     model.fit(features(), codes(), epochs=4, verbose=0)
+    before = labels.guarantee()
     model.fit(batches(labels), verbose=0)
-    steps = [DPSGDSteps(SIGMA, 1.0, 4, DELTA), DPSGDSteps(SIGMA, 0.1, 3, DELTA)]
-    charges = [Charge.of(one) for one in (RandomizedResponse(1.0, K), *steps)]
-    expected = compose_charges(charges, DELTA).epsilon
-    assert model.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
-    assert model.guarantee().epsilon > labels.guarantee().epsilon
+    steps = [dp_sgd_charge(SIGMA, 1.0, 4, DELTA), dp_sgd_charge(SIGMA, 0.1, 3, DELTA)]
+    expected = compose_charges(steps, DELTA).epsilon
+    assert model.guarantee(DELTA).epsilon == pytest.approx(expected, rel=1e-9)
+    # They may be the same labels: the vault counts them too.
+    steps.append(Charge.of(RandomizedResponse(1.0, K)))
+    expected = compose_charges(steps, DELTA).epsilon
+    assert before.epsilon == 1.0
+    assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
+    assert labels.guarantee().epsilon > model.guarantee(DELTA).epsilon
+
+
+def test_labels_that_no_vault_held_count_against_the_budget() -> None:
+    model = private_model()
+    model.fit(features(), codes(), epochs=4, verbose=0)
+    enough = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon * 1.5
+    labels, before = vault(epsilon=enough), model.get_weights()
+    with pytest.raises(ldp.BudgetExceededError, match=r", which came "):
+        model.fit(batches(labels), verbose=0)
+    assert unchanged(model, before)
+    assert labels.guarantee().epsilon == 0.0
+    private_model().fit(batches(labels), verbose=0)  # for another model it is enough
 
 
 def test_two_fits_add_up_to_one() -> None:
@@ -230,19 +264,61 @@ def test_executions_that_take_more_steps_than_are_charged_are_refused() -> None:
 
 
 @pytest.mark.parametrize("how", ["exchange", "noise"])
-def test_noise_that_is_changed_under_way_stops_the_next_charge(how: str) -> None:
+def test_noise_can_not_be_changed_under_way(how: str) -> None:
     model = private_model()
 
     def change(*_: Any) -> None:
         if how == "exchange":
-            model.optimizer.noise = ldp.training.GaussianNoise(30.0)
+            model.optimizer.noise = GaussianNoise(30.0)
         else:
             model.optimizer.noise.noise_multiplier = 30.0
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=change)
-    with pytest.raises(RuntimeError, match="noise_multiplier was changed"):
+    with pytest.raises(AttributeError, match="no setter"):
         model.fit(features(), codes(), epochs=2, callbacks=[callback], verbose=0)
-    assert model.optimizer.history[0]["steps"] == 1
+    assert len(receipts_of(model)) == 1
+    assert model.optimizer.noise.noise_multiplier == SIGMA
+
+
+class Changing(GaussianNoise):
+    """Noise of another's whose multiplier changes: ``add_noise`` is compiled with the first."""
+
+    multiplier = SIGMA
+
+    @property
+    def noise_multiplier(self) -> float:  # type: ignore[override]
+        return self.multiplier
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "in an epoch",
+        "between epochs",
+    ],
+)
+def test_noise_of_another_that_changes_under_way_stops_training(when: str) -> None:
+    noise = Changing(SIGMA)
+    model = private_model(None, noise=noise)
+    kept: list[Any] = []
+
+    def change(*_: Any, **__: Any) -> None:
+        noise.multiplier = 10.0 * SIGMA
+        kept.append(model.get_weights())
+
+    # A batch of all examples is an epoch of one step; of half of them, of two.
+    name = "on_train_batch_end" if when == "in an epoch" else "on_epoch_end"
+    callback = keras.callbacks.LambdaCallback(**{name: change})
+    with pytest.raises(RuntimeError, match="noise was changed while training"):
+        model.fit(
+            features(),
+            codes(),
+            batch_size=N // 2 if when == "in an epoch" else N,
+            epochs=2,
+            callbacks=[callback],
+            verbose=0,
+        )
+    assert unchanged(model, kept[0])
 
 
 def test_callbacks_that_raise_before_the_charge_cost_nothing() -> None:

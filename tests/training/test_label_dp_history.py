@@ -9,11 +9,17 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting import (
+    BudgetExceededError,
+    Charge,
+    PrivacyBudget,
+    compose_charges,
+    dp_sgd_charge,
+)
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.heads import PrivateRidge
-from tf_labeldp.private_labels import PrivateLabels
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+from tf_labeldp.vault import PrivateLabels
 
 N = 40
 DELTA = 1e-3
@@ -82,20 +88,35 @@ def test_models_that_share_layers_add_up_whichever_is_trained_last() -> None:
     assert first == second == alone[1] > alone[0]
 
 
-def test_a_head_on_a_trained_model_needs_its_vault() -> None:
+def sum_of(*charges: Charge) -> Any:
+    return pytest.approx(compose_charges(charges, DELTA).epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("with_vault", [True, False])
+def test_a_head_on_a_trained_model_counts_its_training(with_vault: bool) -> None:
     x, y = data()
     labels = PrivateLabels(y, num_classes=2, budget=PrivacyBudget(9.0, DELTA))
-    model = trained(labels)
-    spent = labels.guarantee().epsilon
+    model = trained(labels if with_vault else None)
+    steps = dp_sgd_charge(8.0, 0.3, 2, DELTA)
+    assert labels.guarantee().epsilon == (steps.epsilon if with_vault else 0.0)
     encoder = keras.Model(model.input, model.get_layer("hidden").output)
-    with pytest.raises(ValueError, match="trained on labels"):
-        PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, y)
-    PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, labels)
-    assert labels.guarantee().epsilon > spent
-    of_arrays = trained()  # labels that no vault holds
-    encoder = keras.Model(of_arrays.input, of_arrays.get_layer("hidden").output)
-    with pytest.raises(ValueError, match="trained on labels"):
-        PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, labels)
+    head = PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, labels)
+    [release] = [one for one in head.receipts_ if one.kind == "release"]
+    assert head.guarantee(DELTA).epsilon == sum_of(steps, release.charge)
+    # Labels that no vault held may be those of this one, which then counts them.
+    assert labels.guarantee().epsilon == sum_of(steps, release.charge)
+
+
+def test_a_head_on_a_trained_model_needs_a_budget_for_both() -> None:
+    x, y = data()
+    steps = dp_sgd_charge(8.0, 0.3, 2, DELTA)
+    tight = PrivateLabels(y, num_classes=2, budget=PrivacyBudget(steps.epsilon + 0.1, DELTA))
+    for model in (trained(tight), trained()):
+        encoder = keras.Model(model.input, model.get_layer("hidden").output)
+        before = tight.guarantee().epsilon
+        with pytest.raises(BudgetExceededError):
+            PrivateRidge(epsilon=0.5, delta=DELTA / 2, encoder=encoder).fit(x, tight)
+        assert tight.guarantee().epsilon == before
 
 
 def test_padding_of_arrays_has_no_label() -> None:

@@ -108,7 +108,7 @@ def test_steps_on_arrays_are_the_definition_also_the_last_small_batch(method: st
 
 def test_seeded_noise_is_added_to_the_sum_before_it_is_divided() -> None:
     x, y = data()
-    model = private_model(noise_multiplier=2.0, seed=3)
+    model = private_model(noise_multiplier=2.0, insecure_seed=3)
     start, rng = model.get_weights(), np.random.default_rng(3)
 
     def noise(size: int) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_seeded_noise_is_added_to_the_sum_before_it_is_divided() -> None:
 
 def test_steps_on_poisson_batches_divide_by_the_expected_size() -> None:
     x, y = data()
-    settings = {"sampling_probability": 0.3, "steps": 4, "seed": 9}
+    settings = {"sampling_probability": 0.3, "steps": 4, "insecure_seed": 9}
     drawn = poisson_batches(x, y, **settings)._open().take(4)
     batches = [tuple(part.numpy() for part in batch) for batch in drawn]
     sizes = {int(weights.sum()) for _, _, weights in batches}
@@ -221,7 +221,7 @@ def test_constraints_hold_after_each_step() -> None:
     inputs = keras.Input((D,))
     layer = keras.layers.Dense(K, kernel_constraint=keras.constraints.NonNeg())
     model = LabelDPModel(inputs, layer(inputs))
-    model.compile(LabelDPOptimizer(keras.optimizers.SGD(1.0), 1.0, 1.0, seed=0), loss=LOSS)
+    model.compile(LabelDPOptimizer(keras.optimizers.SGD(1.0), 1.0, 1.0, insecure_seed=0), loss=LOSS)
     model.fit(x, y, batch_size=N, verbose=0)
     assert model.get_weights()[0].min() >= 0.0
 

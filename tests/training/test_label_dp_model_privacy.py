@@ -85,8 +85,8 @@ def test_metrics_cannot_be_turned_on_under_way() -> None:
 def test_other_labels_give_the_same_kinds_of_logs_and_other_noisy_values() -> None:
     found = []
     for shift in (0, 1):
-        model = private_model(seed=3)
-        history = model.fit(batches(codes(shift), seed=4), epochs=2, verbose=0).history
+        model = private_model(insecure_seed=3)
+        history = model.fit(batches(codes(shift), insecure_seed=4), epochs=2, verbose=0).history
         found.append(history)
     assert set(found[0]) == set(found[1])
     assert found[0] != found[1]  # they do come from the gradients
@@ -94,7 +94,7 @@ def test_other_labels_give_the_same_kinds_of_logs_and_other_noisy_values() -> No
 
 def test_the_norm_in_the_log_is_that_of_the_noisy_sum() -> None:
     """So it is a function of what has been made private."""
-    model = private_model(seed=3)
+    model = private_model(insecure_seed=3)
     before = model.get_weights()
     history = model.fit(features(), codes(), batch_size=N, verbose=0).history
     moved = [(a - b) * N / 0.5 for a, b in zip(before, model.get_weights(), strict=True)]

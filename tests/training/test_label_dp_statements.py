@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
-from label_dp_cases import DELTA, LOSS, SIGMA, N, batches, codes, features, private_model, vault
+from label_dp_cases import (
+    DELTA,
+    LOSS,
+    SIGMA,
+    D,
+    N,
+    batches,
+    codes,
+    features,
+    private_model,
+    unchanged,
+    vault,
+)
 
-from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_guarantee
+from tf_labeldp.accounting import (
+    PrivacyBudget,
+    PrivacyGuarantee,
+    dp_sgd_assumptions,
+    dp_sgd_guarantee,
+)
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfSpan
+from tf_labeldp.training import _spending as spending_module
+from tf_labeldp.vault import PrivateLabels, _carried
 
 
-def same(found: PrivacyGuarantee, expected: PrivacyGuarantee) -> bool:
-    rests_on = set(expected.assumptions) <= set(found.assumptions)
+def same(
+    found: PrivacyGuarantee, expected: PrivacyGuarantee, q: float, *, with_vault: bool = False
+) -> bool:
+    # That of several epochs is composed, and each receipt is about its own steps.
+    rests_on = set(found.assumptions) == {
+        *dp_sgd_assumptions(q, None),
+        *([] if with_vault else [spending_module._NO_VAULT]),
+        _carried.WEIGHTS_ASSUMED,
+        "the mechanisms and the number of their uses were fixed in advance, not chosen after "
+        "seeing earlier noisy labels",
+        "the features are public, and each person has one example",
+        "the true labels reach training and tuning through the uses counted here alone",
+        "the operating system's random generator is secure",
+    }
     numbers = (found.epsilon, found.delta, found.unit, found.relation)
     return rests_on and numbers == (
         expected.epsilon,
@@ -28,8 +61,9 @@ def test_arrays_are_used_once_an_epoch_without_amplification() -> None:
     model = private_model()
     model.fit(features(), codes(), epochs=3, batch_size=8, verbose=0)
     expected = dp_sgd_guarantee(SIGMA, 1.0, 3, N**-1.1)
-    assert same(model.guarantee(), expected)
-    assert same(model.guarantee(DELTA), dp_sgd_guarantee(SIGMA, 1.0, 3, DELTA))
+    assert same(model.guarantee(), expected, 1.0)
+    assert same(model.guarantee(DELTA), dp_sgd_guarantee(SIGMA, 1.0, 3, DELTA), 1.0)
+    assert model.guarantee().num_units == N
 
 
 @pytest.mark.parametrize("with_vault", [True, False])
@@ -37,7 +71,7 @@ def test_poisson_batches_are_stated_as_sampled(with_vault: bool) -> None:
     model = private_model()
     model.fit(batches(vault() if with_vault else codes()), epochs=2, verbose=0)
     found = model.guarantee() if with_vault else model.guarantee(DELTA)
-    assert same(found, dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA))
+    assert same(found, dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA), 0.1, with_vault=with_vault)
     assert found.is_private
 
 
@@ -46,7 +80,8 @@ def test_denoisers_that_reveal_the_batch_are_stated_by_passes() -> None:
     model = private_model(denoiser=SelfSpan(max_products=4))
     # 25 examples a batch, 4 batches a pass: an epoch of 6 steps uses an example twice at most.
     model.fit(batches(labels, q=0.25, steps=6), epochs=2, verbose=0)
-    assert same(model.guarantee(), dp_sgd_guarantee(SIGMA, 1.0, 4, DELTA))
+    expected = dp_sgd_guarantee(SIGMA, 1.0, 4, DELTA)
+    assert same(model.guarantee(), expected, 1.0, with_vault=True)
     assert labels.guarantee().epsilon == model.guarantee().epsilon
 
 
@@ -68,6 +103,7 @@ def test_of_unknown_data_nothing_is_promised() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((features(), codes()))
     model.fit(dataset.batch(10, drop_remainder=True), verbose=0)
     assert model.guarantee().epsilon == math.inf
+    assert model.guarantee().headline == "NOT PRIVATE: nothing is promised"
     assert any("not known how often" in text for text in model.guarantee().assumptions)
     model.fit(features(), codes(), verbose=0)  # known data do not mend it
     assert model.guarantee().epsilon == math.inf
@@ -75,8 +111,8 @@ def test_of_unknown_data_nothing_is_promised() -> None:
 
 @pytest.mark.parametrize("seeded", ["noise", "batches", "neither"])
 def test_seeds_are_not_private(seeded: str) -> None:
-    model = private_model(seed=1 if seeded == "noise" else None)
-    model.fit(batches(codes(), seed=1 if seeded == "batches" else None), verbose=0)
+    model = private_model(insecure_seed=1 if seeded == "noise" else None)
+    model.fit(batches(codes(), insecure_seed=1 if seeded == "batches" else None), verbose=0)
     assert model.guarantee().seeded is (seeded != "neither")
     assert ("NOT PRIVATE: seeded" in str(model.guarantee())) is (seeded != "neither")
 
@@ -102,5 +138,58 @@ def test_models_that_share_weights_share_what_was_spent_on_them() -> None:
     assert model.guarantee(DELTA).epsilon == other.guarantee(DELTA).epsilon
 
 
+@pytest.mark.parametrize(
+    ("devices", "rounds", "named"), [(["a"], True, True), (["a"], False, False), ([], True, False)]
+)
+def test_products_that_a_gpu_rounds_are_named(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], rounds: bool, named: bool
+) -> None:
+    labels, model = vault(), private_model()
+    known = tf.config.list_physical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_physical_devices",
+        lambda kind=None: devices if kind == "GPU" else known(kind),
+    )
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: rounds)
+    model.fit(batches(labels), verbose=0)
+    for found in (model.guarantee(), labels.guarantee()):
+        assert any("TensorFloat-32" in text for text in found.assumptions) is named
+
+
+def rows_model(units: int, **settings: Any) -> LabelDPModel:
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(units)(inputs))
+    optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, SIGMA, **settings)
+    model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
+
+
+def rows_vault() -> PrivateLabels:
+    rows = np.stack([codes() % 2, codes() // 2, codes() == 0], axis=1).astype(int)
+    return PrivateLabels(rows, num_labels=3, budget=PrivacyBudget(3.0, DELTA))
+
+
+def test_rows_of_labels_are_protected_as_a_whole() -> None:
+    labels, model = rows_vault(), rows_model(3)
+    model.fit(batches(labels), epochs=2, verbose=0)
+    found = model.guarantee()
+    assert found.epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
+    assert (
+        found.unit == labels.guarantee().unit == "the whole row of labels of one training example"
+    )
+    assert labels.guarantee().epsilon == found.epsilon
+
+
+def test_rows_of_labels_need_an_output_each() -> None:
+    labels, model = rows_vault(), rows_model(4)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="rows of 3, but the model has 4 outputs"):
+        model.fit(batches(labels), verbose=0)
+    assert unchanged(model, before)
+    assert labels.guarantee().epsilon == 0.0
+
+
 def test_nothing_is_charged_for_nothing() -> None:
-    assert private_model().guarantee() == PrivacyGuarantee(epsilon=0.0)
+    nothing = PrivacyGuarantee(epsilon=0.0, assumptions=(_carried.WEIGHTS_ASSUMED,))
+    assert private_model().guarantee() == nothing

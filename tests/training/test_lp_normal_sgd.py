@@ -28,7 +28,7 @@ def private_model() -> LabelDPModel:
         LIPSCHITZ,
         SIGMA,
         SelfSpan(tolerance=1e-5, max_products=60),
-        seed=6,
+        insecure_seed=6,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss=loss)

@@ -18,7 +18,9 @@ def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
     drawn = np.concatenate([rows for _, rows, _ in kit.draws])
     np.testing.assert_array_equal(np.sort(drawn), np.arange(y.size))
     assert labels.guarantee().epsilon == 3.0
-    noisy = stages.noisy_labels()
+    drawn = stages.noisy_labels()
+    np.testing.assert_array_equal(np.sort(drawn.indices), np.arange(y.size))
+    noisy = drawn.values[np.argsort(drawn.indices)]
     assert 0 <= noisy.min() and noisy.max() < kit.num_classes
     # RR at epsilon 3 and K = 4 keeps 87 %, RRWithPrior no fewer; five standard deviations below.
     keep = np.exp(3.0) / (np.exp(3.0) + 3.0)
@@ -39,7 +41,9 @@ def test_one_stage_is_plain_randomized_response(kit, problem):
     ((mechanism, rows, priors),) = kit.draws
     assert mechanism == ldp.RandomizedResponse(3.0, kit.num_classes)
     assert priors is None and rows.size == y.size
-    np.testing.assert_array_equal(stages.noisy_labels(), stages._stored(0)[np.argsort(rows)])
+    noisy = stages.noisy_labels()
+    np.testing.assert_array_equal(noisy.indices, rows)
+    np.testing.assert_array_equal(noisy.values, stages._stored(0).values)
     assert np.mean(model.predict(x, verbose=0).argmax(axis=1) == y) > 0.9
 
 
@@ -48,8 +52,8 @@ def test_stages_to_come_have_no_noisy_labels_yet(kit, problem):
     stages = kit.stages(x, kit.labels(y))
     stages.dataset()
     noisy = stages.noisy_labels()
-    np.testing.assert_array_equal(np.flatnonzero(noisy >= 0), stages._plan.parts[0])
-    assert set(noisy[stages._plan.parts[1]]) == {-1}
+    np.testing.assert_array_equal(np.sort(noisy.indices), stages._plan.parts[0])
+    assert set(noisy.values) <= set(range(kit.num_classes))
 
 
 def test_priors_are_the_models_own_at_the_stage_temperature(kit, problem):
@@ -90,7 +94,7 @@ def test_earlier_labels_outside_the_top_k_are_dropped(kit, problem):
     mean_k = ldp.RRWithPrior(3.0, kit.num_classes).optimal_k(priors).mean()
     k = max(1, round(mean_k))
     scores = kit.snapshots[1]  # logits after the last epoch of stage 1
-    noisy = stages._stored(0)
+    noisy = stages._stored(0).values
     top = np.argsort(-scores[first], axis=1, kind="stable")[:, :k]
     kept = first[(top == noisy[:, np.newaxis]).any(axis=1)]
     np.testing.assert_array_equal(stages._kept[1], kept)
@@ -159,25 +163,27 @@ def test_learning_rate_schedule_starts_again_in_each_stage(kit, problem):
 def test_true_labels_never_enter_training(kit, problem):
     """After each draw the vault's labels of the examples drawn for are replaced by NaN."""
     x, y = problem
-    labels = kit.labels(y)
+    labels = kit.labels(y, people="these")
     stages = kit.stages(x, labels)
     plain = kit.model()
-    kit.fit(kit.stages(x, kit.labels(y)), plain)
+    # Both end in the same weights, which bring receipts along: those of other people here.
+    kit.fit(kit.stages(x, kit.labels(y, people="others")), plain)
 
-    original = type(labels)._new_draw
+    original = type(labels)._new_record
 
-    def draw_and_poison(self, name, mechanism, rows, priors, digest):
-        draw = original(self, name, mechanism, rows, priors, digest)
+    def draw_and_poison(self, name, mechanism, rows, priors, digest, made_of):
+        record = original(self, name, mechanism, rows, priors, digest, made_of)
         poisoned = self._sealed.open().astype(float)
         poisoned[rows] = np.nan
         self._sealed._array = poisoned
-        return draw
+        return record
 
     # Labels not yet drawn are read back as integers; a NaN among them would fail the check.
-    kit.monkeypatch.setattr(type(labels), "_new_draw", draw_and_poison)
+    kit.monkeypatch.setattr(type(labels), "_new_record", draw_and_poison)
     real_open = type(labels._sealed).open
     kit.monkeypatch.setattr(
-        type(labels._sealed), "open",
+        type(labels._sealed),
+        "open",
         lambda self, rows=None: real_open(self) if rows is None else _exact(real_open(self)[rows]),
     )
     model = kit.model()
@@ -241,7 +247,8 @@ def test_a_second_model_trains_on_the_same_draws_for_nothing(kit, problem):
     kit.fit(stages, larger)
     again = kit.stages(x, labels)
     kit.fit(again, kit.model())
-    np.testing.assert_array_equal(again.noisy_labels(), first)
+    for name in ("values", "indices"):
+        np.testing.assert_array_equal(getattr(again.noisy_labels(), name), getattr(first, name))
     assert len(kit.draws) == 2 and labels.guarantee().epsilon == 3.0
     with pytest.raises(ldp.BudgetExceededError):
         kit.stages(x, labels, key="once-more").dataset()
@@ -295,3 +302,96 @@ def test_subclassed_model(kit, problem):
     model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
     kit.fit(kit.stages(x, kit.labels(y)), model)
     assert len(kit.draws) == 2
+
+
+# Statements.
+
+
+def test_the_model_and_its_noisy_labels_state_what_they_were_made_of(kit, problem, tmp_path):
+    x, y = problem
+    labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=5.0), insecure_seed=None)
+    labels.release(ldp.mechanisms.HistogramMechanism(1.0, 4))  # which goes into neither
+    stages, model = kit.stages(x, labels), kit.model()
+    with pytest.raises(RuntimeError, match="no model has been trained"):
+        stages.guarantee()
+    kit.fit(stages, model)
+    noisy = stages.noisy_labels()
+    for found in (stages.guarantee(), ldp.guarantee(model), noisy.guarantee()):
+        assert (found.epsilon, found.delta, found.is_private) == (3.0, 0.0, True)
+    assert labels.guarantee().epsilon == 4.0
+    # Weights of this model are known wherever they turn up.
+    other = kit.model()
+    assert ldp.guarantee(other).epsilon == 0.0
+    other.set_weights(model.get_weights())
+    assert ldp.guarantee(other).epsilon == 3.0
+    noisy.save(tmp_path / "noisy")
+    again = ldp.NoisyLabels.load(tmp_path / "noisy")
+    np.testing.assert_array_equal(again.values, noisy.values)
+    np.testing.assert_array_equal(again.indices, noisy.indices)
+    assert again.guarantee() == noisy.guarantee()
+
+
+def test_noisy_labels_of_all_stages_have_the_channel_of_their_priors(kit, problem):
+    """Those of the first stage as well, whose randomized response has a uniform prior."""
+    x, y = problem
+    stages = kit.stages(x, kit.labels(y))
+    kit.fit(stages, kit.model())
+    noisy = stages.noisy_labels()
+    first, second = (stages._stored(stage) for stage in range(2))
+    found = noisy.posterior()
+    uniform = ldp.estimation.posterior(ldp.RandomizedResponse(3.0, 4), first.values)
+    np.testing.assert_allclose(found[: len(first)], uniform, rtol=1e-9)
+    np.testing.assert_allclose(found[len(first) :], second.posterior(), rtol=1e-9)
+    rows = np.asarray(noisy.priors)
+    np.testing.assert_array_equal(rows[: len(first)], 0.25)
+    np.testing.assert_array_equal(rows[len(first) :], kit.draws[1][2])
+
+
+def test_priors_that_were_released_are_counted(kit, problem):
+    x, y = problem
+    labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=5.0))
+    counts = labels.release(ldp.mechanisms.HistogramMechanism(1.0, 4))
+    stages, model = kit.stages(x, labels, priors=counts.priors()), kit.model()
+    kit.fit(stages, model)
+    assert stages.guarantee().epsilon == stages.noisy_labels().guarantee().epsilon == 4.0
+    assert labels.guarantee().epsilon == 4.0
+    # As numbers they are taken for public knowledge, and the statement says so.
+    stages = kit.stages(x, kit.labels(y), priors=np.asarray(counts.priors()))
+    kit.fit(stages, kit.model())
+    assert stages.guarantee().epsilon == 3.0
+    assert any("an array does not say how it was made" in a for a in stages.guarantee().assumptions)
+
+
+def test_a_model_that_was_trained_in_the_clear_needs_a_word(kit, problem):
+    x, y = problem
+    model, labels = kit.model(), kit.labels(y)
+    model.fit(x, np.eye(4)[y], verbose=0)
+    stages = kit.stages(x, labels)
+    kit.fit(stages, model)
+    assert stages.guarantee().headline == "NOT PRIVATE: nothing is promised"
+    assert "trained these weights in this process" in stages.guarantee().assumptions[0]
+    assert labels.guarantee().epsilon == 3.0
+    said = ldp.declare(model, "those labels were public")
+    assert said == stages.guarantee()
+    assert said.epsilon == 3.0
+    assert "declared, not checked here: those labels were public" in said.assumptions
+
+
+def test_training_in_the_clear_after_the_stages_needs_a_word_too(kit, problem):
+    x, y = problem
+    model = kit.model()
+    stages = kit.stages(x, kit.labels(y))
+    kit.fit(stages, model)
+    assert stages.guarantee().epsilon == 3.0
+    model.fit(x, np.eye(4)[y], verbose=0)
+    assert stages.guarantee().epsilon == np.inf
+
+
+def test_several_steps_an_execution_are_all_accounted_for(kit, problem):
+    x, y = problem
+    model = kit.model()
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.02), loss, steps_per_execution=4)
+    stages = kit.stages(x, kit.labels(y))
+    kit.fit(stages, model)
+    assert stages.guarantee().epsilon == 3.0

@@ -43,7 +43,7 @@ def test_mixup_needs_floating_features(kit, problem):
 def test_budget_is_checked_before_the_draw(kit, problem):
     x, y = problem
     labels = kit.labels(y, budget=ldp.PrivacyBudget(epsilon=2.9))
-    with pytest.raises(ldp.BudgetExceededError, match=r"over the budget of epsilon=2\.9"):
+    with pytest.raises(ldp.BudgetExceededError, match=r"over the budget epsilon=2\.9"):
         kit.stages(x, labels).dataset()
     assert labels.guarantee().epsilon == 0.0
 
@@ -136,6 +136,20 @@ def test_other_data_than_the_stages_own_is_refused(kit, problem, data, first_bad
         )
     assert epochs[-1] == first_bad_epoch
     for got, expected in zip(kit.values(model.variables), before, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("data", [clear, cached])
+def test_other_data_leave_nothing_in_the_optimizer(kit, problem, data):
+    """Its momentum would go into the next training, of which no statement knows."""
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    stages.dataset()
+    model.optimizer.build(model.trainable_variables)
+    before = kit.values(model.optimizer.variables)
+    with pytest.raises(RuntimeError, match="were set back"):
+        model.fit(*data(x, y, stages), epochs=stages.epochs, callbacks=[stages], verbose=0)
+    for got, expected in zip(kit.values(model.optimizer.variables), before, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 

@@ -137,7 +137,7 @@ def private_model(**settings: Any) -> LabelDPModel:
     arguments = {
         "noise_multiplier": 2.0,
         "preconditioner": GaussNewton(num_examples=16),
-        "seed": 5,
+        "insecure_seed": 5,
         **settings,
     }
     model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, **arguments), loss=LOSS)
@@ -148,7 +148,7 @@ def test_training_takes_the_step_back_from_the_scaled_coordinates() -> None:
     x, y = data()
     model = private_model(noise_multiplier=1e-9)
     before = model.get_weights()
-    batches = poisson_batches(x, y, sampling_probability=1.0, steps=1, seed=1)
+    batches = poisson_batches(x, y, sampling_probability=1.0, steps=1, insecure_seed=1)
     model.fit(batches, verbose=0)
     curvature = [v.numpy() for v in model.optimizer._curvature]
     mean = sum(c.sum() for c in curvature) / sum(c.size for c in curvature)
@@ -169,9 +169,8 @@ def test_scales_do_not_depend_on_labels() -> None:
     found = []
     for labels in (y, (y + 1) % K):
         model = private_model()
-        model.fit(
-            poisson_batches(x, labels, sampling_probability=0.5, steps=1, seed=1), verbose=0
-        )
+        batches = poisson_batches(x, labels, sampling_probability=0.5, steps=1, insecure_seed=1)
+        model.fit(batches, verbose=0)
         found.append([v.numpy() for v in model.optimizer._curvature])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -182,7 +181,8 @@ def test_guarantee_is_that_of_plain_dp_sgd() -> None:
     stated = []
     for preconditioner in (None, "gauss_newton"):
         model = private_model(preconditioner=preconditioner and GaussNewton(num_examples=16))
-        model.fit(poisson_batches(x, y, sampling_probability=0.5, steps=2, seed=1), verbose=0)
+        batches = poisson_batches(x, y, sampling_probability=0.5, steps=2, insecure_seed=1)
+        model.fit(batches, verbose=0)
         stated.append(model.guarantee(1e-3).epsilon)
     assert stated[0] == stated[1] > 0
 

@@ -66,17 +66,28 @@ def test_training_stops_at_the_target_and_never_above(factor: float, epochs: int
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
 
-def test_other_charges_of_the_vault_count() -> None:
+def test_what_the_model_was_made_of_before_counts() -> None:
     budget = ldp.PrivacyBudget(50.0, DELTA)
     labels = ldp.PrivateLabels(codes(), K, budget=budget)
-    labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
+    noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
     model, target = private_model(), 1.0 + after(3)
+    model.declare("its weights were trained on these noisy labels", made_of=[noisy])
     callback = PrivacySpent(target_epsilon=target, verbose=0)
     history = model.fit(batches(labels), epochs=9, callbacks=[callback], verbose=0)
     spent = history.history["epsilon"]
-    assert spent[-1] == labels.guarantee().epsilon <= target
+    assert spent[-1] == labels.guarantee().epsilon == model.guarantee().epsilon <= target
     assert len(spent) < 9
     assert spent[0] > 1.0
+
+
+def test_what_else_left_the_vault_is_in_its_own_statement() -> None:
+    budget = ldp.PrivacyBudget(50.0, DELTA)
+    labels = ldp.PrivateLabels(codes(), K, budget=budget)
+    labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))
+    callback = PrivacySpent(target_epsilon=after(3), verbose=0)
+    history = private_model().fit(batches(labels), epochs=9, callbacks=[callback], verbose=0)
+    assert history.history["epsilon"] == [after(1), after(2), after(3)]
+    assert labels.guarantee().epsilon > 1.0 + after(2)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -99,12 +110,33 @@ def test_a_target_below_one_epoch_raises_before_the_first_step() -> None:
     assert model.guarantee().epsilon == 0.0
 
 
-def test_noise_for_which_nothing_can_be_stated_raises_before_the_first_step() -> None:
+def test_noise_for_which_nothing_can_be_stated_passes_any_target() -> None:
     model = private_model(noise_multiplier=1e-9)
     before = model.get_weights()
-    with pytest.raises(ValueError, match="no finite epsilon"):
-        model.fit(batches(codes()), callbacks=[PrivacySpent(DELTA)], verbose=0)
+    callback = PrivacySpent(DELTA, target_epsilon=1e9)
+    with pytest.raises(ValueError, match="passed by the first epoch, which takes it to inf"):
+        model.fit(batches(codes()), callbacks=[callback], verbose=0)
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
+    assert model.guarantee().epsilon == 0.0
+
+
+def test_noise_for_which_nothing_can_be_stated_is_said_to_promise_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = private_model(noise_multiplier=1e-9)
+    history = model.fit(batches(codes()), callbacks=[PrivacySpent(DELTA)], verbose=0)
+    assert history.history["epsilon"] == [np.inf]
+    assert capsys.readouterr().out == "epoch 1: epsilon inf at delta 0.001\n"
+    found = model.guarantee(DELTA)
+    assert found.headline == "NOT PRIVATE: nothing is promised"
+    assert "no finite epsilon is known" in found.assumptions[0]
+    labels = ldp.PrivateLabels(codes(), K, budget=ldp.PrivacyBudget(1e9, DELTA))
+    fresh = private_model(noise_multiplier=1e-9)
+    before = fresh.get_weights()
+    with pytest.raises(ldp.BudgetExceededError):  # and no vault pays for it
+        fresh.fit(batches(labels), verbose=0)
+    np.testing.assert_array_equal(before[0], fresh.get_weights()[0])
+    assert labels.guarantee().epsilon == 0.0
 
 
 def test_a_delta_of_one_over_n_warns() -> None:

@@ -19,14 +19,14 @@ NUM_EXAMPLES = 12_000
 def test_second_stage_labels_beat_randomized_response(kit, data_dir, name):
     data = _datasets.load(name, data_dir)
     x, y = data.x_train[:NUM_EXAMPLES], data.y_train[:NUM_EXAMPLES]
-    labels = ldp.PrivateLabels(y, 10, budget=ldp.PrivacyBudget(EPSILON), seed=1)
+    labels = ldp.PrivateLabels(y, 10, budget=ldp.PrivacyBudget(EPSILON), insecure_seed=1)
     stages = kit.stages(x, labels, epsilon=EPSILON, epochs_per_stage=3, temperature=0.5)
     model = _models.small_cnn((28, 28, 1), 10)
     model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
     kit.fit(stages, model)
 
     mechanism, rows, priors = kit.draws[1]
-    agreed = stages.noisy_labels()[rows] == y[rows]
+    agreed = stages._stored(1).values == y[rows]
     # Probability that each label came out as it is, under its own prior.
     k = mechanism.optimal_k(priors)
     own = priors[np.arange(rows.size), y[rows]]

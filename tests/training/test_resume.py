@@ -40,9 +40,9 @@ RUN = textwrap.dedent(
 
     if kill == "draw-2":  # after the draw is on disk, before anyone sees it
         original = type(labels._store).append
-        def append(store, draw):
-            original(store, draw)
-            if draw.number == 1:
+        def append(store, record):
+            original(store, record)
+            if record.number == 1:
                 os._exit(9)
         type(labels._store).append = append
 
@@ -56,7 +56,8 @@ RUN = textwrap.dedent(
               callbacks=[stages, backup, Kill(), Watch()])
     print("RESULT" + json.dumps({
         "epsilon": labels.guarantee().epsilon,
-        "noisy": [int(v) for s in (0, 1) for v in stages._stored(s)],
+        "stated": [stages.guarantee().epsilon, stages.noisy_labels().guarantee().epsilon],
+        "noisy": [int(v) for v in stages.noisy_labels().values],
         "report": vars(stages.reports[-1]),
         "epochs": seen,
         "weights": [w.tolist() for w in model.get_weights()],
@@ -103,6 +104,7 @@ def test_killed_in_stage_two_and_started_again(tmp_path, kill, epochs):
     again = run(tmp_path)
     assert draws(tmp_path) == stored  # nothing was drawn again
     assert again["epsilon"] == 2.0
+    assert again["stated"] == [2.0, 2.0]
     assert again["epochs"] == epochs
     assert again["report"]["num_new"] == 120
     # A run that is never killed, on the same draws, trains on the same and ends in the same model.

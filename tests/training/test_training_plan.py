@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.training import AltConv, LabelDPOptimizer, SelfConv
-from tf_labeldp.training._ledger import Ledger
+from tf_labeldp.training import AltConv, GaussianNoise, LabelDPOptimizer, SelfConv
 from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 
@@ -147,52 +146,26 @@ def test_vaults_and_their_ranges() -> None:
     assert plan_of(*arrays()).vault is None
 
 
-# The ledger and the guard.
-
-
-def run(name: str, steps: int) -> dict[str, Any]:
-    return {"run": name, "steps": steps}
-
-
-def test_a_ledger_counts_copies_of_a_run_once() -> None:
-    ledger = Ledger([run("a", 3)])
-    ledger.add([run("b", 1), run("a", 2)])
-    assert ledger.runs == [run("a", 3), run("b", 1)]
-    ledger.add([run("a", 5)])
-    again = Ledger([run("c", 1)])
-    again.add_bytes(ledger.to_bytes())
-    assert again.runs == [run("c", 1), run("a", 5), run("b", 1)]
-    ledger.runs[0]["steps"] = 0  # a copy
-    assert ledger.runs[0]["steps"] == 5
-
-
-def test_a_ledger_absorbs_another_with_its_vaults() -> None:
-    budget = ldp.PrivacyBudget(1.0)
-    first, second = (ldp.PrivateLabels([0, 1], 2, budget=budget) for _ in range(2))
-    one, two = Ledger([run("a", 1)]), Ledger([run("b", 1)])
-    one.add_vault(first)
-    two.add_vault(first)
-    two.add_vault(second)
-    one.absorb(two)
-    assert [entry["run"] for entry in one.runs] == ["a", "b"]
-    assert len(one.vaults) == 2
+# The guard.
 
 
 def test_a_guard_lets_through_what_was_admitted() -> None:
     guard = StepGuard()
+    noise = GaussianNoise(1.0)
+    guard.price(noise)
     with pytest.raises(RuntimeError, match="has not been charged"):
-        guard.take_step()
+        guard.take_step(noise)
     guard.admit(2)
-    guard.take_step()
-    guard.take_step()
+    guard.take_step(noise)
+    guard.take_step(noise)
     with pytest.raises(RuntimeError, match="has not been charged"):
-        guard.take_step()
+        guard.take_step(noise)
     assert "has not been charged" in str(guard.error)
     guard.admit(2)
     guard.admit(1)  # does not add up
-    guard.take_step()
+    guard.take_step(noise)
     with pytest.raises(RuntimeError, match="has not been charged"):
-        guard.take_step()
+        guard.take_step(noise)
     guard.admit(None)
     for _ in range(5):
-        guard.take_step()
+        guard.take_step(noise)

@@ -9,6 +9,7 @@ from tf_labeldp.accounting._budget import (
 from tf_labeldp.accounting._dp_sgd import (
     calibrate_noise_multiplier,
     dp_sgd_assumptions,
+    dp_sgd_charge,
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting._events import (
@@ -29,18 +30,29 @@ from tf_labeldp.accounting._peer_to_peer import (
     peer_to_peer_delta,
     peer_to_peer_guarantee,
 )
+from tf_labeldp.accounting._receipts import (
+    LabelSet,
+    Receipt,
+    ReceiptError,
+    compose_receipts,
+)
 
 __all__ = [
     "BudgetExceededError",
     "Charge",
+    "LabelSet",
     "PrivacyBudget",
     "PrivacyGuarantee",
+    "Receipt",
+    "ReceiptError",
     "approximate_dp_event",
     "calibrate_noise_multiplier",
     "compose_charges",
     "compose_events",
+    "compose_receipts",
     "composed_epsilon",
     "dp_sgd_assumptions",
+    "dp_sgd_charge",
     "dp_sgd_event",
     "dp_sgd_guarantee",
     "gaussian_delta",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._events import composed_epsilon
+from tf_labeldp.accounting._events import composed_epsilon, event_from_json, event_to_json
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
 
 if TYPE_CHECKING:
@@ -19,9 +21,17 @@ _ROUNDING = 1e-9
 
 _WORTH_IT = 0.99
 
+_FIXED = (
+    "the mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
+    "earlier noisy labels"
+)
+
+CountedCharges = tuple[tuple["Charge", int], ...]
+"""Different charges, and how often each was made."""
+
 
 class BudgetExceededError(RuntimeError):
-    """A draw was refused because it would pass the privacy budget. Nothing was drawn or charged."""
+    """A use of the labels was refused because it would pass the budget. Nothing was charged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +63,23 @@ class PrivacyBudget:
         slack = 1.0 + _ROUNDING
         return guarantee.epsilon <= self.epsilon * slack and guarantee.delta <= self.delta * slack
 
+    def __str__(self) -> str:
+        """Returns the budget in words."""
+        return f"epsilon={self.epsilon:g}, delta={self.delta:g}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """What one use of a mechanism costs each unit that it touches.
+    """What one use of the labels costs each unit that it touches.
 
     Attributes:
-        epsilon: of this use alone, finite and above zero.
+        epsilon: of this use alone, at least zero; infinite if it promises nothing.
         delta: of this use alone, in [0, 1).
         event: its ``dp_accounting`` event, for composition at a positive delta.
         assumptions: sentences that must be true for this charge to be all.
-        adaptive: whether epsilon itself was set by what an earlier use on the same unit handed out;
-            then basic composition alone holds.
+
+    Raises:
+        ValueError: a number out of range, or an event that is none of ``dp_accounting``.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -76,7 +91,15 @@ class Charge:
     delta: float
     event: DpEvent
     assumptions: tuple[str, ...] = ()
-    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the ranges, and makes equal charges equal, so that they are counted together."""
+        if not self.epsilon >= 0.0:
+            raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
+        delta = _validate.probability_below_one("delta", self.delta)
+        object.__setattr__(self, "delta", delta)
+        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+        object.__setattr__(self, "event", event_from_json(event_to_json(self.event)))
 
     @classmethod
     def of(cls, mechanism: object) -> Charge:
@@ -86,8 +109,34 @@ class Charge:
             mechanism.delta,  # type: ignore[attr-defined]
             mechanism.dp_event(),  # type: ignore[attr-defined]
             tuple(getattr(mechanism, "assumptions", ())),
-            bool(getattr(mechanism, "adaptive_epsilon", False)),
         )
+
+    @classmethod
+    def of_event(cls, event: DpEvent, delta: float, assumptions: Sequence[str] = ()) -> Charge:
+        """Returns the charge of an event whose epsilon is that of the accountant at ``delta``.
+
+        It is infinite, and says so, where the accountant finds or knows none.
+
+        Example:
+            >>> from tf_labeldp.accounting import dp_sgd_event
+            >>> round(Charge.of_event(dp_sgd_event(10.0, 0.01, 100), delta=1e-5).epsilon, 4)
+            0.0586
+        """
+        epsilon = _epsilon_of(event, delta)
+        if math.isinf(epsilon):
+            assumptions = (
+                f"nothing is promised: no finite epsilon is known at delta={delta:g} for {event}; "
+                "use more noise, or a larger delta below 1/n",
+                *assumptions,
+            )
+        return cls(epsilon, delta, event, tuple(assumptions))
+
+    @classmethod
+    def unknown(cls, *reasons: str) -> Charge:
+        """Returns the charge of a use of which nothing is known, for these reasons."""
+        import dp_accounting
+
+        return cls(math.inf, 0.0, dp_accounting.NonPrivateDpEvent(), reasons)
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
@@ -99,8 +148,8 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
     * basic composition (Dwork and Roth 2014, Theorem 3.16): epsilons and deltas add up; holds for
       mechanisms chosen adaptively, also when the number of uses is (Rogers et al. 2016);
     * composition of privacy loss distributions through ``dp_accounting``, for ``delta > 0`` and two
-      or more uses, none of them ``adaptive``; the statement then says that the mechanisms were
-      fixed in advance.
+      or more uses; the statement then says that the mechanisms were fixed in advance. To it,
+      epsilons and deltas of uses of which no more is known are added.
 
     Args:
         charges: the uses, in any order; may be empty.
@@ -117,21 +166,62 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
         2.0
     """
     delta = _validate.probability_below_one("delta", delta)
+    return compose_counted(tuple(Counter(charges).items()), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
+    """Returns ``compose_charges`` of charges that are counted."""
     if not charges:
         return PrivacyGuarantee(epsilon=0.0, delta=0.0)
-    rests_on = tuple(dict.fromkeys(text for charge in charges for text in charge.assumptions))
-    spent_delta = math.fsum(charge.delta for charge in charges)
+    rests_on = tuple(dict.fromkeys(text for charge, _ in charges for text in charge.assumptions))
+    spent_delta = math.fsum(charge.delta * count for charge, count in charges)
     basic = math.inf
     if spent_delta <= delta * (1.0 + _ROUNDING):
-        basic = math.fsum(charge.epsilon for charge in charges)
-    fixed = not any(charge.adaptive for charge in charges)
-    if delta > 0.0 and fixed and (len(charges) > 1 or math.isinf(basic)):
-        tight = composed_epsilon([charge.event for charge in charges], delta)
+        basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
+    if delta > 0.0 and _may_save(charges, basic):
+        opaque = [one for one in charges if type(one[0].event).__name__ == "NonPrivateDpEvent"]
+        known = tuple(one for one in charges if one not in opaque)
+        left = delta - math.fsum(charge.delta * count for charge, count in opaque)
+        tight = math.inf
+        if known and left > 0.0:
+            tight = _exact_sum((charge.epsilon, count) for charge, count in opaque)
+            tight += _tight_epsilon(known, left)
         if tight < basic * _WORTH_IT:
-            note = (
-                "the mechanisms and the number of their uses were fixed in advance, not chosen "
-                "after seeing earlier noisy labels"
-            )
-            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(note, *rests_on))
+            return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
+    if math.isinf(basic) and all(math.isfinite(charge.epsilon) for charge, _ in charges):
+        why = f"nothing is promised at delta={delta:g}: the uses' own deltas sum to {spent_delta:g}"
+        return PrivacyGuarantee(basic, delta, assumptions=(why, *rests_on))
     stated_delta = spent_delta if math.isfinite(basic) else delta
     return PrivacyGuarantee(epsilon=basic, delta=stated_delta, assumptions=rests_on)
+
+
+def _exact_sum(counted: object) -> float:
+    """Returns the correctly rounded sum of numbers that are counted."""
+    return math.fsum(value for value, count in counted for _ in range(count))  # type: ignore[attr-defined]
+
+
+def _may_save(charges: CountedCharges, basic: float) -> bool:
+    """Returns whether the finer theorem can give less than the sum."""
+    if math.isinf(basic):
+        return all(math.isfinite(charge.epsilon) for charge, _ in charges)
+    several = sum(count for _, count in charges) > 1
+    return several or hasattr(charges[0][0].event, "count")  # one use that is many in itself
+
+
+def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
+    import dp_accounting
+
+    events = [dp_accounting.SelfComposedDpEvent(charge.event, count) for charge, count in charges]
+    return _epsilon_of(dp_accounting.ComposedDpEvent(tuple(events)), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon_of(event: DpEvent, delta: float) -> float:
+    """Returns the accountant's epsilon, which takes up to a second to find; infinite for none."""
+    import dp_accounting
+
+    try:
+        return composed_epsilon([event], delta)
+    except dp_accounting.UnsupportedEventError:
+        return math.inf

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting._budget import Charge
 from tf_labeldp.accounting._events import composed_epsilon, dp_sgd_event
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.accounting._guarantee import RELATION_REPLACE, UNIT_LABEL, PrivacyGuarantee
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 _UNITS = {"label": UNIT_LABEL, "user": "all labels of one user"}
+
+_WHOSE = {"label": "", "user": ", and so is which user each is of"}
 
 _TOLERANCE = 5e-4
 """By how much a calibrated noise multiplier may be above the least one, relatively."""
@@ -111,14 +114,17 @@ def dp_sgd_guarantee(
         delta=float(delta),
         unit=_UNITS[privacy_unit],
         relation=relation,
-        assumptions=dp_sgd_assumptions(sampling_probability, steps, privacy_unit),
+        assumptions=(
+            "the features are public" + _WHOSE[privacy_unit],
+            *dp_sgd_assumptions(sampling_probability, steps, privacy_unit),
+        ),
     )
 
 
 def dp_sgd_assumptions(
     sampling_probability: float, steps: int | None, privacy_unit: str = "label"
 ) -> tuple[str, ...]:
-    """Returns the sentences that a guarantee of DP-SGD rests on.
+    """Returns the sentences on noise, sampling and steps that a guarantee of DP-SGD rests on.
 
     Args:
         sampling_probability: as for ``dp_sgd_guarantee``.
@@ -126,12 +132,11 @@ def dp_sgd_assumptions(
         privacy_unit: as for ``dp_sgd_guarantee``.
 
     Example:
-        >>> dp_sgd_assumptions(sampling_probability=1.0, steps=300)[0]
-        'the features are public'
+        >>> dp_sgd_assumptions(sampling_probability=1.0, steps=300)[-1]
+        'the number of steps was not chosen after seeing what earlier steps gave'
     """
     one = "user" if privacy_unit == "user" else "example"
     notes = [
-        "the features are public" + (", and so is which user each is of" if one == "user" else ""),
         "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient per "
         f"{one}, in each " + ("step" if steps is None else f"of {steps} steps"),
     ]
@@ -142,6 +147,42 @@ def dp_sgd_assumptions(
         )
     notes.append("the number of steps was not chosen after seeing what earlier steps gave")
     return tuple(notes)
+
+
+def dp_sgd_charge(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    *,
+    privacy_unit: str = "label",
+) -> Charge:
+    """Returns what some steps of DP-SGD cost, for ``PrivateLabels.charge``.
+
+    Charges of several parts of a training compose to the guarantee of all its steps at once.
+
+    Args:
+        noise_multiplier: as for ``dp_sgd_guarantee``, like all arguments.
+        sampling_probability: as for ``dp_sgd_guarantee``.
+        steps: number of steps, at least 1.
+        delta: at which epsilon is stated: that of the vault's budget.
+        privacy_unit: ``"label"`` or ``"user"``.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> round(dp_sgd_charge(10.0, 0.01, steps=100, delta=1e-5).epsilon, 4)
+        0.0586
+    """
+    _validate.one_of("privacy_unit", privacy_unit, _UNITS)
+    _epsilon(noise_multiplier, sampling_probability, steps, delta, RELATION_REPLACE)
+    return Charge.of_event(
+        dp_sgd_event(noise_multiplier, sampling_probability, steps),
+        float(delta),
+        dp_sgd_assumptions(sampling_probability, None, privacy_unit),
+    )
 
 
 def calibrate_noise_multiplier(

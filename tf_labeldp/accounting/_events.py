@@ -10,6 +10,9 @@ This is the only file that builds or composes events, because some facts about
   is carried by binary randomized response with the same epsilon, which dominates it
   (Kairouz, Oh and Viswanath 2015, "The composition theorem for differential privacy", Theorem 3.1
   and its proof);
+* it has no Laplace mechanism under replacement at all: where a plug-in claims one, whose noise
+  multiplier is relative to the sensitivity of adding or removing, replacing moves twice as far, and
+  the pure mechanism of epsilon ``2 / noise_multiplier`` dominates it, sampled or not;
 * its PLD accountant takes the noise multiplier of a ``GaussianDpEvent`` to be relative to the
   sensitivity of adding or removing, and doubles that sensitivity under ``REPLACE_ONE``; a noise
   multiplier that is relative to the sensitivity under replacement is therefore doubled here;
@@ -23,6 +26,7 @@ This is the only file that builds or composes events, because some facts about
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -203,10 +207,15 @@ def compose_events(events: Iterable[DpEvent]) -> DpEvent:
         >>> compose_events([epoch] * 5).events[0].count
         500
     """
+    return _composed(_counted(events))
+
+
+def _composed(counted: dict[DpEvent, int]) -> DpEvent:
+    """Returns the composition of counted events, in a form that an accountant counts right."""
     import dp_accounting
 
     flat: list[DpEvent] = []
-    for leaf, count in _counted(events).items():
+    for leaf, count in counted.items():
         if isinstance(leaf, dp_accounting.RandomizedResponseDpEvent):
             flat += [leaf] * count
         else:
@@ -244,7 +253,7 @@ def composed_epsilon(
 
     delta = _validate.probability_below_one("delta", delta)
     _validate.one_of("relation", relation, _NEIGHBOURS)
-    counted = _counted(events)
+    counted = _counted(events, relation)
     gaussians = [(*found, n) for leaf, n in counted.items() if (found := _gaussian(leaf, n))]
     rounding = _ROUNDING * sum(n for probability, _, n in gaussians if probability < 1.0)
     if delta <= rounding > 0.0 or any(noise < _LEAST_NOISE for _, noise, _ in gaussians):
@@ -253,19 +262,31 @@ def composed_epsilon(
         dp_accounting.NeighboringRelation[_NEIGHBOURS[relation]],
         value_discretization_interval=_grid(counted),
     )
-    for event in getattr(compose_events(events), "events", ()):
+    for event in getattr(_composed(counted), "events", ()):
         accountant.compose(event)
     with np.errstate(over="ignore"):  # beyond e^709, where it finds an infinite epsilon
         return float(accountant.get_epsilon(delta - rounding))
 
 
-def _counted(events: Iterable[DpEvent]) -> dict[DpEvent, int]:
+def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict[DpEvent, int]:
     """Returns the events inside compositions and repeats, with how often each is used."""
     counted: dict[DpEvent, int] = {}
     for event in events:
         for leaf, count in _leaves(event, 1):
+            if relation == "replace_label":
+                leaf = _without_laplace(leaf)
             counted[leaf] = counted.get(leaf, 0) + count
     return counted
+
+
+def _without_laplace(event: DpEvent) -> DpEvent:
+    """Returns the pure event that dominates a Laplace mechanism under replacement."""
+    import dp_accounting
+
+    inner = event.event if isinstance(event, dp_accounting.PoissonSampledDpEvent) else event
+    if isinstance(inner, dp_accounting.LaplaceDpEvent):
+        return pure_dp_event(2.0 / inner.noise_multiplier)
+    return event
 
 
 def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
@@ -323,3 +344,70 @@ def _grid(counted: dict[DpEvent, int]) -> float:
             ratio = event.num_buckets * (1.0 - event.noise_parameter) / event.noise_parameter
             finest = max(finest, min(count * math.log1p(ratio) / _CELLS, _GRID))
     return max(grid, finest)
+
+
+def event_to_json(event: DpEvent) -> dict[str, Any]:
+    """Returns an event of ``dp_accounting`` as JSON can hold it.
+
+    Raises:
+        ValueError: the event is of a class of its own, which another program could not read.
+
+    Example:
+        >>> event_to_json(gaussian_event(3.0))
+        {'class': 'GaussianDpEvent', 'noise_multiplier': 6.0}
+    """
+    name = type(event).__name__
+    if _known_events().get(name) is not type(event):
+        raise ValueError(
+            f"{name} is not an event of dp_accounting that can be written down. Use one of "
+            f"{', '.join(sorted(_known_events()))}."
+        )
+    fields = {one.name: getattr(event, one.name) for one in type(event).__attrs_attrs__}
+    return {"class": name} | {field: _value_to_json(value) for field, value in fields.items()}
+
+
+def _value_to_json(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_value_to_json(part) for part in value]
+    if isinstance(value, (int, float, np.generic)):
+        return value.item() if isinstance(value, np.generic) else value
+    return event_to_json(value)
+
+
+def event_from_json(data: dict[str, Any]) -> DpEvent:
+    """Returns the event that ``event_to_json`` wrote.
+
+    Raises:
+        ValueError: an event of another name.
+
+    Example:
+        >>> event_from_json(event_to_json(gaussian_event(3.0))) == gaussian_event(3.0)
+        True
+    """
+    fields = dict(data)
+    kind = _known_events().get(fields.pop("class", None))
+    if kind is None:
+        raise ValueError(f"{data.get('class')!r} is not a known event of dp_accounting.")
+    return kind(**{name: _value_from_json(value) for name, value in fields.items()})
+
+
+def _value_from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return event_from_json(value)
+    return tuple(_value_from_json(part) for part in value) if isinstance(value, list) else value
+
+
+@functools.cache
+def _known_events() -> dict[Any, Any]:
+    """Returns the classes of events that are read and written, by their names."""
+    import dp_accounting
+
+    found = {name: getattr(dp_accounting, name) for name in dir(dp_accounting)}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if isinstance(kind, type)
+        and issubclass(kind, dp_accounting.DpEvent)
+        and hasattr(kind, "__attrs_attrs__")
+        and kind not in (dp_accounting.DpEvent, dp_accounting.UnsupportedDpEvent)
+    }

@@ -57,6 +57,7 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
         epsilon=k * guarantee.epsilon,
         delta=delta,
         unit=f"all labels of one user (at most {k} examples)",
+        num_units=None,
     ).with_assumptions([f"no user has more than {k} examples"])
 
 

@@ -17,6 +17,8 @@ _RELATIONS = {
     RELATION_REPLACE: "data sets with the same features that differ in the value of one unit",
     "add_or_remove": "data sets of which one holds one unit more (weaker; for comparison only)",
 }
+_ADD_OR_REMOVE = "DP under add_or_remove, which is weaker than label-DP"
+_TOO_LARGE = "such a delta would allow to publish the label of one example"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,22 +28,28 @@ class PrivacyGuarantee:
     For all neighbouring data sets and every set of outputs S,
     ``Pr[output in S] <= e^epsilon * Pr[output' in S] + delta``.
 
+    The figures are a promise that was made before anything was drawn: they do not depend on what
+    came out. What is known of one draw beyond that is a remark.
+
     Attributes:
         epsilon: privacy parameter, >= 0; ``inf`` if nothing is promised.
         delta: failure probability, in [0, 1).
         unit: what one person contributes, in words.
-        relation: ``"replace_label"`` or, for comparison with published tables,
-            ``"add_or_remove"``.
-        assumptions: sentences that must be true for the statement to hold.
+        relation: ``"replace_label"``, which alone is called label-DP; or, for comparison with
+            published tables, ``"add_or_remove"``.
+        assumptions: sentences that must be true for the statement to hold; where nothing is
+            promised, the reasons come first.
         seeded: True if the random bits came from a seed or a generator that was passed in; then
             the statement says "not private: seeded".
+        num_units: how many units there are, which tells what delta is worth; None if unknown.
+        remarks: sentences that promise nothing more, such as a smaller figure for this very draw.
 
     Raises:
         ValueError: a number is out of range or the relation is unknown.
 
     Example:
         >>> guarantee = PrivacyGuarantee(epsilon=1.0, delta=0.0)
-        >>> str(guarantee).splitlines()[0]
+        >>> guarantee.headline
         '(1, 0)-label-DP'
     """
 
@@ -51,6 +59,8 @@ class PrivacyGuarantee:
     relation: str = RELATION_REPLACE
     assumptions: tuple[str, ...] = ()
     seeded: bool = False
+    num_units: int | None = None
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -59,7 +69,8 @@ class PrivacyGuarantee:
         if not 0.0 <= self.delta < 1.0:
             raise ValueError(f"delta must be in [0, 1), got {self.delta}.")
         _validate.one_of("relation", self.relation, _RELATIONS)
-        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+        for name in ("assumptions", "remarks"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def to_json(self) -> str:
         """Returns the statement as a JSON object with one key a field.
@@ -67,7 +78,6 @@ class PrivacyGuarantee:
         An infinite epsilon is written as the string ``"inf"``, which JSON numbers lack.
         """
         fields = dataclasses.asdict(self)
-        fields["assumptions"] = list(self.assumptions)
         fields["private"] = self.is_private
         if math.isinf(self.epsilon):
             fields["epsilon"] = "inf"
@@ -79,7 +89,6 @@ class PrivacyGuarantee:
         fields = json.loads(text)
         fields.pop("private", None)
         fields["epsilon"] = float(fields["epsilon"])
-        fields["assumptions"] = tuple(fields["assumptions"])
         return cls(**fields)
 
     @property
@@ -87,19 +96,40 @@ class PrivacyGuarantee:
         """True if the statement promises something: finite epsilon and unseeded random bits."""
         return math.isfinite(self.epsilon) and not self.seeded
 
+    @property
+    def headline(self) -> str:
+        """The promise in one line."""
+        if math.isinf(self.epsilon):
+            return "NOT PRIVATE: nothing is promised"
+        figures = f"({_rounded_up(self.epsilon)}, {_rounded_up(self.delta)})"
+        name = "label-DP" if self.relation == RELATION_REPLACE else _ADD_OR_REMOVE
+        promise = f"{figures}-{name}"
+        if self.seeded:
+            return (
+                "NOT PRIVATE: seeded. Whoever knows or guesses the seed can undo the noise. "
+                f"With secret random bits this would be {promise}."
+            )
+        return promise
+
     def with_assumptions(self, assumptions: Iterable[str]) -> PrivacyGuarantee:
-        """Returns a copy that rests on these assumptions too."""
-        return dataclasses.replace(self, assumptions=(*self.assumptions, *assumptions))
+        """Returns a copy that rests on these assumptions too; none is said twice."""
+        together = dict.fromkeys((*self.assumptions, *assumptions))
+        return dataclasses.replace(self, assumptions=tuple(together))
+
+    def with_remarks(self, remarks: Iterable[str]) -> PrivacyGuarantee:
+        """Returns a copy with these remarks too."""
+        return dataclasses.replace(self, remarks=(*self.remarks, *remarks))
+
+    def warn_of_delta(self) -> PrivacyGuarantee:
+        """Returns the statement itself, and warns of a delta that would allow too much."""
+        if self.num_units is not None:
+            warn_of_delta(self.delta, self.num_units)
+        return self
 
     def __str__(self) -> str:
         """Returns the statement in plain words."""
-        lines = [f"({_rounded_up(self.epsilon)}, {_rounded_up(self.delta)})-label-DP"]
-        if self.seeded:
-            lines = [
-                "NOT PRIVATE: seeded. Whoever knows or guesses the seed can undo the noise. "
-                f"With secret random bits this would be {lines[0]}."
-            ]
-        lines += [
+        lines = [
+            self.headline,
             f"  protects: {self.unit}",
             f"  neighbours: {_RELATIONS[self.relation]} ({self.relation})",
         ]
@@ -109,8 +139,28 @@ class PrivacyGuarantee:
                 f"{_factor(self.epsilon)} times as likely by changing one unit"
                 + (f", but for probability {_rounded_up(self.delta)}" if self.delta else "")
             )
+        if self.delta and self.num_units:
+            worth = self.delta * self.num_units
+            lines.append(
+                f"  delta: {_rounded_up(worth, 3)} / n, for n = {self.num_units:,}"
+                + (f" (WARNING: not below 1 / n; {_TOO_LARGE})" if _is_large(worth) else "")
+            )
         lines += [f"  assumes: {text}" for text in self.assumptions]
+        lines += [f"  remark: {text}" for text in self.remarks]
         return "\n".join(lines)
+
+
+def warn_of_delta(delta: float, num_units: int) -> None:
+    """Warns of a delta that would allow to publish one unit in full."""
+    if _is_large(delta * num_units):
+        _validate.warn(
+            f"delta={delta:g} is not below 1/n = {1.0 / num_units:.3g}: {_TOO_LARGE}. Use a "
+            "smaller delta."
+        )
+
+
+def _is_large(worth: float) -> bool:
+    return worth >= 1.0 - 1e-9
 
 
 def _factor(epsilon: float) -> str:

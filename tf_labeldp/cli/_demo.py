@@ -54,7 +54,7 @@ def add_parser(verbs: Any) -> None:
         help="epochs a stage; LP-2ST has two stages (default: 15 for digits, 3 for others)",
     )
     parser.add_argument(
-        "--seed",
+        "--insecure-seed",
         type=_options.at_least(0),
         metavar="N",
         help="repeatable random numbers; the statements then say 'NOT PRIVATE: seeded' (default: "
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     data = _datasets.load(args.data, args.data_dir)
     if len(data.y_train) < 10 or not len(data.y_test):
         raise DatasetError(f"{data.name} has too few examples for the demo")
-    report = _report.Report(args.output, data, seeded=args.seed is not None)
+    report = _report.Report(args.output, data, seeded=args.insecure_seed is not None)
     print(
         f"{data.name}: {len(data.y_train):,} training examples with private labels, "
         f"{len(data.y_test):,} test examples with public labels, {data.num_classes} classes",
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = _experiment.jobs(sorted(set(args.epsilons)))
     progress = _experiment.Progress([job.num_stages * settings.epochs for job in jobs])
     for job in jobs:
-        report.add(_experiment.train(job, data, settings, args.seed, progress))
+        report.add(_experiment.train(job, data, settings, args.insecure_seed, progress))
     plot = _plot.draw(report)
     print(f"\n{report.table()}\n\n{report.summary()}")
     for line in plot:

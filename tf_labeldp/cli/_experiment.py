@@ -15,8 +15,8 @@ from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.cli import _models
 from tf_labeldp.cli._datasets import ClassificationData
 from tf_labeldp.cli._result import ALONE, Job, Result
-from tf_labeldp.private_labels import PrivateLabels
 from tf_labeldp.training import MultiStageTraining
+from tf_labeldp.vault import PrivateLabels
 
 _SETTINGS = "the training settings were not tuned on these labels"
 
@@ -134,7 +134,10 @@ def train(
         guarantee = PrivacyGuarantee(epsilon=math.inf)
     else:
         labels = PrivateLabels(
-            data.y_train, data.num_classes, budget=PrivacyBudget(job.epsilon), seed=seed
+            data.y_train,
+            data.num_classes,
+            budget=PrivacyBudget(job.epsilon),
+            insecure_seed=seed,
         )
         stages = MultiStageTraining(
             data.x_train,
@@ -156,7 +159,7 @@ def train(
             verbose=0,
         )
         noisy_labels = stages.noisy_labels()
-        guarantee = labels.guarantee().with_assumptions((ALONE, _SETTINGS))
+        guarantee = stages.guarantee().with_assumptions((ALONE, _SETTINGS))
     logits = np.asarray(model.predict(data.x_test, batch_size=1024, verbose=0))
     accuracy = float(np.mean(logits.argmax(axis=1) == data.y_test))
     seconds = time.monotonic() - start

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tf_labeldp._label_store import publish
 from tf_labeldp.cli._errors import CommandError
+from tf_labeldp.vault._store import publish
 
 _DIGEST_FILE = "ids-digest"
 _CHUNK_BYTES = 1 << 20

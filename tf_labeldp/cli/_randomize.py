@@ -13,9 +13,10 @@ from tf_labeldp.cli._errors import CommandError
 _DESCRIPTION = """\
 Draws one noisy label for each label of a CSV or Parquet table, and writes them with the row ids and
 without the labels. Whoever gets the output learns little about any one label: it comes with a
-privacy statement, OUTPUT.privacy.json, which also has the mechanism and the prior that
-tf_labeldp.estimation.posterior_mean needs. Both files may be published; the input, the store and
-what this command says when it fails are for the label holder alone.
+privacy statement, OUTPUT.privacy.json, which also has the mechanism and the prior;
+tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both files may be published; the statement says when
+and by whom the labels were drawn (LABELDP_ACTOR, or the name of the login). The input, the store
+and what this command says when it fails are for the label holder alone.
 """
 _EPILOG = """\
 The rows keep their order, and the id columns are copied as they are: neither may depend on the
@@ -89,7 +90,7 @@ def add_parser(verbs: Any) -> None:
         "in the folder of the output, nor the other way round",
     )
     parser.add_argument(
-        "--seed",
+        "--insecure-seed",
         type=_options.at_least(0),
         metavar="N",
         help="repeatable draws; the statement then says 'NOT PRIVATE: seeded' (default: the "

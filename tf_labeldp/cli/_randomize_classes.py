@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tf_labeldp import mechanisms
 from tf_labeldp.cli import _randomize_task, _table_read
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import NoisyLabels, PrivateLabels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Classification(_randomize_task.Task):
         # Codes, not names: ten million texts would not fit, and the codes are the same labels.
         return PrivateLabels(labels, num_classes=self.num_classes, **arguments)
 
-    def _draw(self, vault: PrivateLabels) -> tuple[np.ndarray, dict[str, Any]]:
+    def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         mechanism: mechanisms.ClassificationMechanism
         outputs: str | list[Any] = "all"  # by name only where some are left out
         prior = None

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from tf_labeldp import mechanisms
 from tf_labeldp.cli import _randomize_task, _table_read
-from tf_labeldp.private_labels import LabelRandomizer, PrivateLabels
+from tf_labeldp.cli._errors import CommandError
+from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,9 +82,13 @@ class Regression(_randomize_task.Task):
     def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
         return PrivateLabels(labels, low=self.low, high=self.high, clip=self.clip, **arguments)
 
-    def _draw(self, vault: PrivateLabels) -> tuple[np.ndarray, dict[str, Any]]:
+    def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         # No word of clipping: whether it was needed depends on the labels.
-        facts: dict[str, Any] = {"task": "regression", "label_range": [self.low, self.high]}
+        facts: dict[str, Any] = {
+            "task": "regression",
+            "label_range": [self.low, self.high],
+            "classes": None,
+        }
         if self.mechanism is not None:
             noisy = vault.randomize(self.mechanism, key=_randomize_task.KEY)
             return noisy, {**facts, **self.split(self.mechanism), "prior": None}
@@ -99,15 +104,18 @@ class Regression(_randomize_task.Task):
         if self.prior is not None:
             values, prior = (tuple(array.tolist()) for array in self.prior)
             randomizer = dataclasses.replace(randomizer, values=values, prior=prior)
-        result = randomizer.randomize(vault)
-        return result.noisy_labels, {
+        noisy = vault.randomize(randomizer)
+        bins, told = noisy.mechanism, noisy.priors
+        if not isinstance(bins, mechanisms.RROnBins) or told is None:
+            raise CommandError("the draw of this store was not made on bins; give a new --store")
+        return noisy, {
             **facts,
             "loss": self.loss,
-            **self.split(result.mechanism, float(result.prior_epsilon)),
-            "outputs": _randomize_task.as_list(result.mechanism.outputs),
+            **self.split(bins, self.epsilon - bins.epsilon),
+            "outputs": _randomize_task.as_list(bins.outputs),
             "prior": {
                 "source": "private histogram" if self.prior is None else "public",
-                "values": _randomize_task.as_list(result.values),
-                "probabilities": _randomize_task.as_list(result.prior),
+                "values": _randomize_task.as_list(told.values),
+                "probabilities": _randomize_task.as_list(told.probabilities),
             },
         }

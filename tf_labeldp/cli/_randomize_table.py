@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +27,7 @@ from tf_labeldp.cli._randomize_task import Draw, Task, check_apart
 from tf_labeldp.cli._row_progress import RowProgress
 from tf_labeldp.cli._say import one_line, say
 from tf_labeldp.cli._table_write import MADE_BY, Output
+from tf_labeldp.vault._noisy_labels import sealed, table_arrays
 
 _ROWS = 1 << 18
 """Rows written at once where the ids are row numbers."""
@@ -61,10 +62,10 @@ def run(args: argparse.Namespace, mechanism: str | None) -> int:
             progress.begin("drawing noisy labels")
             draw = task.draw(vault)
             del vault  # the labels are not needed any more
-            size = draw.noisy_labels.size
+            size = len(draw.noisy_labels)
             facts = IdFacts(ids, size, digested=args.store is not None)
             progress.begin("writing", size)
-            for columns in _output_chunks(table, ids, task, draw.noisy_labels):
+            for columns in _output_chunks(table, ids, task, draw.noisy_labels.values):
                 output.write(columns)
                 facts.add(columns[:-1])
                 progress.advance(len(columns[0]))
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace, mechanism: str | None) -> int:
 
 
 def _task(args: argparse.Namespace, mechanism: str | None) -> Task:
-    common = {"epsilon": args.epsilon, "store": args.store, "seed": args.seed}
+    common = {"epsilon": args.epsilon, "store": args.store, "insecure_seed": args.insecure_seed}
     if args.task == "regression":
         names = ("prior_epsilon", "max_values")
         options = {name: getattr(args, name) for name in names}
@@ -167,20 +168,20 @@ def _row_numbers(size: int) -> Iterator[list[Any]]:
 
 def _statement(names: Sequence[str], draw: Draw, most_rows: int | None) -> str:
     """Returns the content of the statement's file: public, like the table itself."""
-    guarantee = draw.guarantee
+    noisy = draw.noisy_labels
     if most_rows is not None and most_rows > 1:
-        guarantee = guarantee.with_assumptions([_repeated(most_rows)])
+        notes = (*noisy.assumptions, _repeated(most_rows))
+        noisy = dataclasses.replace(noisy, assumptions=notes)
     fields = {
+        **noisy.statement(),
         "made_by": f"{MADE_BY} {__version__} randomize",
-        "statement": str(guarantee).splitlines(),
-        "guarantee": json.loads(guarantee.to_json()),
-        "rows": int(draw.noisy_labels.size),
+        "rows": len(noisy),
         "id_columns": list(names[:-1]),
         "most_rows_of_one_id": most_rows,
         "noisy_label_column": names[-1],
         **draw.facts,
     }
-    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+    return sealed(fields, table_arrays(noisy.values, draw.facts["prior"]))
 
 
 def _repeated(most_rows: int) -> str:
@@ -200,7 +201,7 @@ def _report(
 ) -> None:
     """Prints what was done; both files are complete by now."""
     if draw.stored:
-        ignored = "" if args.seed is None else ", whatever --seed says"
+        ignored = "" if args.insecure_seed is None else ", whatever --insecure-seed says"
         say(
             f"the store {one_line(str(args.store))} had draws of these labels: they were used"
             f"{ignored}, and what they cost is counted once",
@@ -209,6 +210,6 @@ def _report(
     say(one_line(_id_columns.in_words(table, args.column, ids)), error=True)
     if most_rows is not None and most_rows > 1:
         say(f"warning: {_repeated(most_rows)}", error=True)
-    say(str(draw.guarantee))
-    written = f"wrote {args.output} ({draw.noisy_labels.size:,} rows) and {output.statement.name}"
+    say(str(draw.noisy_labels.guarantee()))
+    written = f"wrote {args.output} ({len(draw.noisy_labels):,} rows) and {output.statement.name}"
     say(f"\n{one_line(written)}")

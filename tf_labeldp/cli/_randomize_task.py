@@ -12,27 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp import (
-    estimation,  # noqa: F401 - its mechanisms must be known by name before a store is read
-    mechanisms,
-)
-from tf_labeldp._label_store import DrawSettingsError
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+from tf_labeldp import mechanisms
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli._errors import CommandError
 from tf_labeldp.cli._id_facts import IdFacts
-from tf_labeldp.private_labels import LabelStoreError, PrivateLabels
+from tf_labeldp.vault import LabelStoreError, NoisyLabels, PrivateLabels
+from tf_labeldp.vault._store import DrawSettingsError, budget_for_store
 
 ASSUMPTIONS = (
     "which rows are in the table, their order and the copied id columns do not depend on the "
     "labels: no row was left out because of its label",
     "the range of the labels, the classes and all other settings were chosen without the labels",
-    "nothing else is made from these labels and handed out, but copies of these same noisy "
-    "labels: the epsilons of separate draws add up",
 )
 """What the statement of a table rests on beside the assumptions of its vault."""
 
+_ALONE = (
+    "nothing else is made from these labels and handed out, but copies of these same noisy "
+    "labels: the epsilons of separate draws add up"
+)
+
 KEY = "noisy-labels"
 """Names the draw in the vault."""
+_OWN_KEYS = (KEY, "label-randomizer")
+"""How the names of the draws begin that the command makes, or finds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,14 +42,12 @@ class Draw:
     """Noisy labels and what may be said of them.
 
     Attributes:
-        noisy_labels: ``float64`` numbers or ``int64`` class codes, (n,).
-        guarantee: of the table with these labels.
+        noisy_labels: of all rows, in their order.
         facts: what the statement says of the mechanism, as JSON can hold it.
         stored: whether some or all of it was drawn by an earlier run, and now read.
     """
 
-    noisy_labels: np.ndarray
-    guarantee: PrivacyGuarantee
+    noisy_labels: NoisyLabels
     facts: dict[str, Any]
     stored: bool
 
@@ -59,12 +59,12 @@ class Task(abc.ABC):
     Attributes:
         epsilon: of all that is handed out together.
         store: folder of the vault's store, or None.
-        seed: for repeatable draws that protect nobody, or None.
+        insecure_seed: for repeatable draws that protect nobody, or None.
     """
 
     epsilon: float
     store: pathlib.Path | None
-    seed: int | None
+    insecure_seed: int | None
 
     @property
     @abc.abstractmethod
@@ -101,7 +101,10 @@ class Task(abc.ABC):
         """
         with self._explained():
             return self._vault(
-                labels, budget=PrivacyBudget(self.epsilon), store=self.store, seed=self.seed
+                labels,
+                budget=budget_for_store(self.store, PrivacyBudget(self.epsilon)),
+                store=self.store,
+                insecure_seed=self.insecure_seed,
             )
 
     def draw(self, vault: PrivateLabels) -> Draw:
@@ -111,16 +114,33 @@ class Task(abc.ABC):
             CommandError: the store holds draws of other settings, or the mechanism refuses them.
         """
         with self._explained():
-            before = vault.guarantee()
-            stored = before.epsilon > 0.0
-            if stored and self.seed is not None and not before.seeded:
+            before = [one for one in vault.receipts if one.key.startswith(_OWN_KEYS)]
+            secret = any(not one.seeded for one in before)
+            if self.insecure_seed is not None and secret:
                 raise CommandError(
                     f"the store {self.store} holds draws of these labels made without a seed, "
-                    "which --seed does not change; leave --seed out, or give a new --store"
+                    "which --insecure-seed does not change; leave --insecure-seed out, or give a "
+                    "new --store"
                 )
-            noisy, facts = self._draw(vault)
-            guarantee = vault.guarantee().with_assumptions((*ASSUMPTIONS, self.assumption))
-            return Draw(noisy, guarantee, facts, stored)
+            try:
+                noisy, facts = self._draw(vault)
+            except BudgetExceededError as error:
+                if before:
+                    raise
+                raise CommandError(f"the store {self.store}: {error}") from None
+            notes, remarks, everything = [*ASSUMPTIONS, self.assumption], [], vault.guarantee()
+            if {one.id for one in vault.receipts} - {one.id for one in noisy.receipts}:
+                remarks = [
+                    "this is the statement of this table alone; with all else that the store has "
+                    f"handed out of these labels it is {everything.headline}"
+                ]
+            else:
+                notes.append(_ALONE)
+            noisy = dataclasses.replace(
+                noisy, assumptions=tuple(notes), remarks=(*noisy.remarks, *remarks)
+            )
+            earlier = {one.id for one in before}
+            return Draw(noisy, facts, any(one.id in earlier for one in noisy.receipts))
 
     def check_ids(self, ids: IdFacts) -> None:
         """Raises if the store, where there is one, is of rows with other ids; else keeps them.
@@ -148,7 +168,7 @@ class Task(abc.ABC):
         """Returns the vault of these labels."""
 
     @abc.abstractmethod
-    def _draw(self, vault: PrivateLabels) -> tuple[np.ndarray, dict[str, Any]]:
+    def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         """Returns noisy labels and the facts of the statement."""
 
     @contextlib.contextmanager

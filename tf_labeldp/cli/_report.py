@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
@@ -20,7 +21,9 @@ PLOT_FILE = "accuracy_and_channel.png"
 _OWN_FILES = (
     "model_NOT-PRIVATE.keras",
     "model_lp-*st_epsilon-*.keras",
-    "noisy_labels_lp-*st_epsilon-*.npz",
+    "noisy_labels_lp-*st_epsilon-*.npz",  # of version 0.1
+    "noisy_labels_lp-*st_epsilon-*/noisy_labels.*",
+    "noisy_labels_lp-*st_epsilon-*/.noisy_labels.*.tmp",  # of a demo that was killed
     "privacy.txt",
     "privacy.json",
     "results.json",
@@ -73,6 +76,9 @@ class Report:
             for pattern in _OWN_FILES:
                 for path in folder.glob(pattern):
                     path.unlink()
+            for path in folder.glob("noisy_labels_lp-*st_epsilon-*"):
+                with contextlib.suppress(OSError):  # a file, or other files are in it
+                    path.rmdir()
             (folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
         except OSError as error:
             raise CommandError(
@@ -83,12 +89,8 @@ class Report:
         """Writes a result's model and noisy labels, and the statements of all results so far."""
         self.results.append(result)
         result.model.save(self.folder / result.model_file)
-        if result.noisy_labels is not None and result.noisy_labels_file is not None:
-            np.savez(
-                self.folder / result.noisy_labels_file,
-                ids=np.arange(result.noisy_labels.size),
-                noisy_labels=result.noisy_labels,
-            )
+        if result.noisy_labels is not None and result.noisy_labels_folder is not None:
+            result.noisy_labels.save(self.folder / result.noisy_labels_folder)
         self._write("privacy.txt", self._privacy_text())
         self._write("privacy.json", json.dumps(self._privacy(), indent=2) + "\n")
         self._write("results.json", json.dumps(self._figures(), indent=2) + "\n")
@@ -163,7 +165,7 @@ class Report:
                 textwrap.fill(f"{_TOGETHER} {together}", 100),
                 "",
                 f"In {self.folder}: every statement (privacy.txt, privacy.json), results.json,",
-                "noisy_labels_*.npz, model_*.keras (model_NOT-PRIVATE.keras saw the true labels).",
+                "noisy_labels_*/, model_*.keras (model_NOT-PRIVATE.keras saw the true labels).",
             ]
         )
 
@@ -182,7 +184,7 @@ class Report:
             "models": [
                 {
                     "model": result.model_file,
-                    "noisy_labels": result.noisy_labels_file,
+                    "noisy_labels": result.noisy_labels_folder,
                     "method": result.job.method,
                     "note": None if result.job.epsilon is not None else _NOT_PRIVATE,
                     "guarantee": json.loads(result.guarantee.to_json()),

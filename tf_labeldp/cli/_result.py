@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.vault import NoisyLabels
 
 ALONE = "of what was made from the same labels, only this model and its noisy labels are published"
 """An assumption of each model's statement: the demo makes several from the same labels."""
@@ -53,7 +54,7 @@ class Result:
         job: what was asked.
         model: the Keras model, which returns logits.
         guarantee: infinite epsilon for the non-private model.
-        noisy_labels: ``int64`` (n,), all that training saw of the labels; None without privacy.
+        noisy_labels: all that training saw of the labels; None without privacy.
         accuracy: on the test set, in [0, 1].
         test_logits: ``float32`` (m, K).
         seconds: of training and testing.
@@ -62,7 +63,7 @@ class Result:
     job: Job
     model: Any
     guarantee: PrivacyGuarantee
-    noisy_labels: np.ndarray | None
+    noisy_labels: NoisyLabels | None
     accuracy: float
     test_logits: np.ndarray
     seconds: float
@@ -73,6 +74,6 @@ class Result:
         return f"model_{self.job.name}.keras"
 
     @property
-    def noisy_labels_file(self) -> str | None:
-        """Name of the file of noisy labels, if there are any."""
-        return None if self.noisy_labels is None else f"noisy_labels_{self.job.name}.npz"
+    def noisy_labels_folder(self) -> str | None:
+        """Name of the folder of noisy labels, if there are any."""
+        return None if self.noisy_labels is None else f"noisy_labels_{self.job.name}"

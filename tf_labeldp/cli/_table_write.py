@@ -14,10 +14,10 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from tf_labeldp._label_store import give_name
 from tf_labeldp.cli import _table_read, _table_writers
 from tf_labeldp.cli._errors import CommandError
 from tf_labeldp.cli._output_lock import OutputLock
+from tf_labeldp.vault._store import give_name
 
 MADE_BY = "tf-labeldp"
 """How the entry ``made_by`` of a statement begins."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp._training_labels import labels_for_training
 from tf_labeldp.data._row_source import kept_dtype
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._training_labels import labels_for_training
 
 
 class LabelRows:
@@ -31,6 +31,8 @@ class LabelRows:
         if self.vault is None:
             self._array = _checked_array(labels)
             self._shape, self._dtype = self._array.shape[1:], self._array.dtype
+        elif self.vault.num_labels is not None:
+            self._shape, self._dtype = (self.vault.num_labels,), np.dtype(np.float32)
         elif self.vault.label_range is None:
             self._shape, self._dtype = (), np.dtype(np.int64)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import numbers
-import warnings
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,9 +31,9 @@ def poisson_batches(
     buffer_size: int | None = None,
     users: Any = None,
     max_examples_per_user: int | None = None,
-    seed: int | None = None,
+    insecure_seed: int | None = None,
 ) -> PoissonBatches:
-    """Returns batches for ``LabelDPModel.fit`` in which each example is with probability q.
+    """Returns batches for ``LabelDPModel.fit`` that include each example with probability q.
 
     Every step draws its batch anew: each example (or user) enters independently with probability
     ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. Batches vary in size, the
@@ -73,8 +72,8 @@ def poisson_batches(
             with ``__len__`` and ``__getitem__``: it is asked for ``int64`` row numbers (m,),
             increasing and without repeats, as ``h5py`` takes them, and gives an array (m, ...) or
             a dict or tuple of arrays. ``float64`` becomes ``float32``.
-        labels: a ``PrivateLabels`` vault of n labels, or an array (n, ...) of numbers. For an
-            array, no vault keeps count of what is spent: that is up to you.
+        labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
+            numbers. For an array, no vault keeps count of what is spent: that is up to you.
         sampling_probability: q in (0, 1], such that at least two examples (users) are expected in
             a batch.
         steps: steps of an epoch. An epoch is a number of steps and no pass over the data.
@@ -85,7 +84,7 @@ def poisson_batches(
         max_examples_per_user: k; each user contributes exactly k rows to each of its batches. Of
             more examples k are chosen at random, once; fewer are repeated at random up to k
             (``ghazi2024``, section 6).
-        seed: makes the batches repeatable, and the guarantee "not private: seeded".
+        insecure_seed: makes the batches repeatable, and the guarantee "not private: seeded".
 
     Raises:
         TypeError: features that can't be read by row number, features or labels that are not
@@ -112,7 +111,9 @@ def poisson_batches(
             "users and max_examples_per_user go together: a guarantee for users needs to know who "
             "they are and a limit to what each contributes. Give both, or none."
         )
-    seed = None if seed is None else _validate.integer_at_least("seed", seed, 0)
+    seed = insecure_seed
+    if seed is not None:
+        seed = _validate.integer_at_least("insecure_seed", seed, 0)
     user_rows = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
@@ -322,11 +323,9 @@ def _sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
     sampler = PoissonSampler(num_units, q, buffer_size)
     lost = sampler.overflow_probability
     if lost > _WARN_OVERFLOW:
-        warnings.warn(
+        _validate.warn(
             f"{lost:.0%} of the batches will not fit into buffer_size={buffer_size} and be emptied "
-            "(their steps are noise alone). Leave buffer_size out for one that fits.",
-            UserWarning,
-            stacklevel=3,
+            "(their steps are noise alone). Leave buffer_size out for one that fits."
         )
     return sampler
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +21,15 @@ from tf_labeldp.data._read import (
 )
 from tf_labeldp.data._replace import replace_by_id, replace_in_order
 from tf_labeldp.mechanisms import (
-    ClassificationMechanism,
+    ALIBI,
     LabelMechanism,
-    RegressionMechanism,
+    Mechanism,
+    PeerToPeerRandomizedResponse,
     checked_mechanism,
 )
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._store import budget_for_store
 
 _ASSUMPTIONS = (
     "features, sample weights, ids, every other column, and which examples come in which order, "
@@ -35,14 +39,17 @@ _ASSUMPTIONS = (
 
 
 def randomize_labels(
-    mechanism: LabelMechanism,
+    mechanism: LabelMechanism | Randomizer,
     *,
     label_key: str = "label",
     id_fn: Callable[[Any], Any] | None = None,
     priors: Any = None,
+    clusters: Any = None,
+    low: float | None = None,
+    high: float | None = None,
     budget: PrivacyBudget | None = None,
     store: str | os.PathLike[str] | None = None,
-    seed: int | None = None,
+    insecure_seed: int | None = None,
     verbose: bool = True,
 ) -> LabelRandomization:
     """Returns a transform for ``dataset.apply`` that replaces each true label by a noisy one.
@@ -54,20 +61,24 @@ def randomize_labels(
     epsilon is spent.
 
     Guarantee:
-        The dataset that ``apply`` returns is (mechanism.epsilon, mechanism.delta)-label-DP for the
-        replacement of one label, however often it is iterated. It rests on the vault's assumptions
-        (``guarantee().assumptions``), and on features, sample weights, ids and order that were made
-        without the labels: drop columns that say the label again, such as a coarser class, first.
-        The true label is not in the returned elements; an example that has no noisy label raises.
-        The source dataset still has the true labels: train on the returned one.
+        The dataset that ``apply`` returns is (epsilon, delta)-label-DP for the replacement of one
+        label, with the mechanism's epsilon and delta, however often it is iterated. It rests on the
+        vault's assumptions (``guarantee().assumptions``), and on features, sample weights, ids and
+        order that were made without the labels: drop columns that reveal the label, such as a
+        coarser class, first. The true label is not in the returned elements; an example that has
+        no noisy label raises. The source dataset still has the true labels: train on the returned
+        one.
 
     Examples are told apart by their place in the source, which must then give the same elements in
     the same order each time, or by ``id_fn``. Apply the transform directly on the source, before
     maps that decode or augment: the pass over the labels then runs none of them.
 
     Args:
-        mechanism: how a label is randomized; labels are integers 0..K-1 with its K, or, for a
-            mechanism of numbers, floats in its range (clip them to it in a ``map`` before).
+        mechanism: how a label is randomized: whatever ``PrivateLabels.randomize`` takes but
+            ``PeerToPeerRandomizedResponse``, in which not everybody reports, and
+            ``HeadPriorRandomizer``, which needs the features in memory. Labels are integers 0..K-1
+            with its K; or, for numbers, floats in its range (clip them to it in a ``map`` before).
+            With ``ALIBI`` the label of an element becomes a row ``float32`` (K,).
         label_key: key of the label, for elements that are dicts (as TFDS gives them). Elements
             ``(x, y)`` and ``(x, y, sample_weight)`` have it in second place.
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
@@ -77,15 +88,20 @@ def randomize_labels(
             ``tf.vectorized_map``, so it should be made of TensorFlow operations.
         priors: probabilities for mechanisms that use them: (K,), or (n, K) in the order of the
             source (not with ``id_fn``).
-        budget: the most that may be spent on one label; the mechanism's epsilon and delta if None.
+        clusters: the cluster of each example, integers (n,) in the order of the source (not with
+            ``id_fn``), for ``ClusterRandomizedResponse``.
+        low: the smallest label, public, for ``LabelRandomizer``.
+        high: the largest label, public, for ``LabelRandomizer``.
+        budget: the most that may be spent on one label; None for that of the store, or for what
+            the mechanism costs.
         store: folder that keeps the draw, so that a second run reads it and spends nothing. Written
             in the order of the source, or of the sorted ids, whatever the order of the source is.
-        seed: makes the draw repeatable; the statement then says "not private: seeded".
+        insecure_seed: makes the draw repeatable; the statement then says "not private: seeded".
         verbose: print a line to stderr every few seconds of a long pass.
 
     Raises:
         TypeError: ``mechanism`` is not a mechanism, ``id_fn`` not callable, ``budget`` no budget.
-        ValueError: priors missing, not wanted, or of a wrong shape.
+        ValueError: a public input missing, not wanted, or of a wrong shape.
 
     Example:
         >>> import tensorflow as tf
@@ -102,9 +118,12 @@ def randomize_labels(
         label_key=label_key,
         id_fn=id_fn,
         priors=priors,
+        clusters=clusters,
+        low=low,
+        high=high,
         budget=budget,
         store=store,
-        seed=seed,
+        insecure_seed=insecure_seed,
         verbose=verbose,
     )
 
@@ -115,28 +134,31 @@ class LabelRandomization:
     Good for one dataset: a second one would need a draw, and a charge, of its own.
 
     Guarantee:
-        ``guarantee()`` is that of the vault made by ``apply``: one draw a label, whatever the
-        number of epochs.
+        ``guarantee()`` is that of the noisy labels drawn by ``apply``: one draw a label, whatever
+        the number of epochs.
 
     Example:
         >>> import tensorflow as tf
         >>> from tf_labeldp.mechanisms import RandomizedResponse
         >>> transform = LabelRandomization(RandomizedResponse(epsilon=2.0, num_classes=2))
         >>> dataset = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1])).apply(transform)
-        >>> transform.private_labels.guarantee().epsilon
-        2.0
+        >>> transform.private_labels.guarantee().epsilon, len(transform.noisy_labels)
+        (2.0, 2)
     """
 
     def __init__(
         self,
-        mechanism: LabelMechanism,
+        mechanism: LabelMechanism | Randomizer,
         *,
         label_key: str = "label",
         id_fn: Callable[[Any], Any] | None = None,
         priors: Any = None,
+        clusters: Any = None,
+        low: float | None = None,
+        high: float | None = None,
         budget: PrivacyBudget | None = None,
         store: str | os.PathLike[str] | None = None,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         verbose: bool = True,
     ) -> None:
         if id_fn is not None and not callable(id_fn):
@@ -149,18 +171,29 @@ class LabelRandomization:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0), or leave it out."
             )
-        self._mechanism = checked_mechanism(mechanism, LabelMechanism)
+        if not isinstance(mechanism, Randomizer):
+            checked_mechanism(mechanism, LabelMechanism)
+        self._mechanism = mechanism
+        self._public = _checked_public(mechanism, priors, clusters, with_ids=id_fn is not None)
+        self._range = _range_of(mechanism, low, high)
+        self._num_classes = getattr(mechanism, "num_classes", None)
+        if self._num_classes is None and self._range is None:
+            raise ValueError(
+                f"{type(mechanism).__name__} does not say what the labels are. Give their public "
+                "range: low= and high=."
+            )
         self._label_key = label_key
         self._id_fn = id_fn
-        self._priors = _checked_priors(mechanism, priors, with_ids=id_fn is not None)
-        self._budget = budget or PrivacyBudget(mechanism.epsilon, mechanism.delta)
+        delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
+        self._budget = budget or budget_for_store(store, PrivacyBudget(mechanism.epsilon, delta))
         self._store = store
-        self._seed = seed
+        self._seed = insecure_seed
         self._verbose = bool(verbose)
         self._private_labels: PrivateLabels | None = None
+        self._noisy_labels: NoisyLabels | None = None
 
     @property
-    def mechanism(self) -> LabelMechanism:
+    def mechanism(self) -> LabelMechanism | Randomizer:
         """The mechanism."""
         return self._mechanism
 
@@ -172,18 +205,23 @@ class LabelRandomization:
         """
         return self._private_labels
 
+    @property
+    def noisy_labels(self) -> NoisyLabels | None:
+        """The noisy labels that ``apply`` drew, in the order of ``private_labels``, or None."""
+        return self._noisy_labels
+
     def guarantee(self) -> PrivacyGuarantee:
         """Returns the statement on the labels of the dataset that was returned.
 
         Raises:
             RuntimeError: the transform has not been applied.
         """
-        if self._private_labels is None:
+        if self._noisy_labels is None:
             raise RuntimeError(
                 "no label has been randomized yet, so there is nothing to state. Apply the "
                 "transform first: dataset = dataset.apply(transform)."
             )
-        return self._private_labels.guarantee().with_assumptions(_ASSUMPTIONS)
+        return self._noisy_labels.guarantee()
 
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Draws a noisy label for each element; called by ``dataset.apply``.
@@ -194,7 +232,8 @@ class LabelRandomization:
                 mechanism of numbers.
 
         Returns:
-            A dataset with the same ``element_spec`` and order.
+            A dataset in the same order, with the same ``element_spec``, but for the labels of
+            ``ALIBI``.
 
         Raises:
             TypeError: not a ``tf.data.Dataset``, labels of a wrong type, ids that are neither
@@ -223,7 +262,7 @@ class LabelRandomization:
             )
         slot = find_label(dataset.element_spec, self._label_key)
         spec = slot.label(dataset.element_spec)
-        dtype = check_label_spec(spec, _num_classes(self._mechanism))
+        dtype = check_label_spec(spec, self._num_classes)
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
@@ -237,29 +276,28 @@ class LabelRandomization:
         if ids is not None:  # a canonical order: the store knows the labels again in any other
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
-        noisy = self._draw(labels).astype(dtype.as_numpy_dtype)
+        noisy = self._draw(labels)
+        if not isinstance(self._mechanism, ALIBI):
+            noisy = noisy.astype(dtype.as_numpy_dtype)
         if id_of is None or ids is None:
             return replace_in_order(dataset, slot, noisy)
         return replace_by_id(dataset, slot, id_of, ids, noisy)
 
     def _draw(self, labels: np.ndarray) -> np.ndarray:
-        low, high = (
-            self._mechanism.label_range()
-            if isinstance(self._mechanism, RegressionMechanism)
-            else (None, None)
-        )
+        low, high = self._range or (None, None)
         vault = PrivateLabels(
             labels,
-            _num_classes(self._mechanism),
+            self._num_classes,
             low=low,
             high=high,
             budget=self._budget,
             store=self._store,
-            seed=self._seed,
+            insecure_seed=self._seed,
         )
-        noisy = vault.randomize(self._mechanism, priors=self._priors)
+        noisy = vault.randomize(self._mechanism, **self._public)
+        self._noisy_labels = dataclasses.replace(noisy, assumptions=_ASSUMPTIONS)
         self._private_labels = vault
-        return noisy
+        return self._noisy_labels.values
 
     def __repr__(self) -> str:
         """Returns the mechanism and whether it has been applied, never a label."""
@@ -268,30 +306,51 @@ class LabelRandomization:
         )
 
 
-def _num_classes(mechanism: LabelMechanism) -> int | None:
-    """Returns K, or None for a mechanism of numbers."""
-    if isinstance(mechanism, RegressionMechanism):
-        return None
-    return checked_mechanism(mechanism, ClassificationMechanism).num_classes
+def _range_of(
+    mechanism: LabelMechanism | Randomizer, low: float | None, high: float | None
+) -> tuple[float, float] | None:
+    """Returns the range of labels that are numbers, as the mechanism or the caller says it."""
+    own = mechanism.label_range() if hasattr(mechanism, "label_range") else None
+    if low is None and high is None:
+        return own
+    if own is not None or getattr(mechanism, "num_classes", None) is not None:
+        raise ValueError(
+            f"low and high are for mechanisms that do not know their labels, and "
+            f"{type(mechanism).__name__} does. Leave them out."
+        )
+    return _validate.number_range(low, high)
 
 
-def _checked_priors(mechanism: LabelMechanism, priors: Any, with_ids: bool) -> np.ndarray | None:
+def _checked_public(
+    mechanism: LabelMechanism | Randomizer, priors: Any, clusters: Any, with_ids: bool
+) -> dict[str, Any]:
+    """Returns the public input of the mechanism, or raises."""
     name = type(mechanism).__name__
-    if priors is not None and not mechanism.uses_priors:
-        raise ValueError(f"{name} takes no priors. Use RRWithPrior, or leave priors out.")
-    if not mechanism.uses_priors:
-        return None
-    num_classes = checked_mechanism(mechanism, ClassificationMechanism).num_classes
-    if priors is None:
-        raise ValueError(
-            f"{name} needs priors= of shape ({num_classes},) or "
-            f"(n, {num_classes}). Without any, use RandomizedResponse."
+    wanted = mechanism.public_input
+    if wanted == "features" or isinstance(mechanism, PeerToPeerRandomizedResponse):
+        raise TypeError(
+            f"{name} can't be used in a pipeline. Use PrivateLabels(labels, ...).randomize."
         )
-    if with_ids and np.ndim(priors) != 1:
+    given = {"priors": priors, "clusters": clusters}
+    for other, value in given.items():
+        if value is not None and other != wanted:
+            raise ValueError(f"{name} takes no {other}; leave them out.")
+    if wanted is None:
+        return {}
+    value = given[wanted]
+    classes = mechanism.num_classes  # type: ignore[union-attr]
+    if value is None:
+        shape = f"({classes},), or (n, {classes})" if wanted == "priors" else "(n,)"
         raise ValueError(
-            f"with id_fn, priors must be one row of shape ({num_classes},), got "
-            f"{np.shape(priors)}: rows would have to follow the order of the source. Leave id_fn "
-            "out for a source in a fixed order."
+            f"{name} needs {wanted}= of shape {shape}. Without any, use RandomizedResponse."
         )
-    _validate.prior_rows("priors", priors, None, num_classes)
-    return np.array(priors, dtype=np.float64)
+    if with_ids and (wanted == "clusters" or np.ndim(value) != 1):
+        raise ValueError(
+            f"with id_fn, {wanted} can't have a row for each example, got {np.shape(value)}: rows "
+            "would have to follow the order of the source. Leave id_fn out for a source in a fixed "
+            f"order, or give one row of priors, ({classes},)."
+        )
+    if wanted == "priors":
+        _validate.prior_rows("priors", value, None, classes)
+        return {"priors": value if receipts_of(value) else np.array(value, dtype=np.float64)}
+    return {"clusters": value}

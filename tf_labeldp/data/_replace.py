@@ -45,20 +45,20 @@ def replace_in_order(
     """
     block = block_size(source.element_spec)
     if block == 1:
-        spare = np.append(labels, labels[:1])  # lets one element too many be seen, below
+        spare = np.concatenate([labels, labels[:1]])  # lets one element too many be seen, below
         zipped = tf.data.Dataset.zip((source, tf.data.Dataset.from_tensor_slices(spare)))
         replaced = zipped.map(slot.replace, **_SYNCHRONOUS)
     else:
-        spare = np.zeros((labels.size // block + 2) * block, labels.dtype)
-        spare[: labels.size] = labels
-        rows = tf.data.Dataset.from_tensor_slices(spare.reshape(-1, block))
+        spare = np.zeros(((len(labels) // block + 2) * block, *labels.shape[1:]), labels.dtype)
+        spare[: len(labels)] = labels
+        rows = tf.data.Dataset.from_tensor_slices(spare.reshape(-1, block, *labels.shape[1:]))
 
         def replace(elements: Any, row: tf.Tensor) -> Any:
             return slot.replace(elements, row[: tf.shape(slot.label(elements))[0]])
 
         zipped = tf.data.Dataset.zip((source.batch(block), rows))
         replaced = zipped.map(replace, **_SYNCHRONOUS).unbatch()
-    replaced = replaced.apply(tf.data.experimental.assert_cardinality(labels.size))
+    replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
     return _never_sharded_by_file(replaced)
 
 
@@ -78,11 +78,11 @@ def replace_by_id(
         slot: where its label is.
         id_of: maps the features of one element to its scalar id.
         ids: distinct ids (n,), ``int64`` or bytes.
-        labels: (n,), in the label's dtype.
+        labels: (n,), in the label's dtype; or rows (n, K).
     """
     keys = tf.constant(ids if ids.dtype != object else ids.tolist())
     # The place and not the label: a noisy number may be any, so none could mean "not found".
-    places = tf.range(labels.size, dtype=tf.int64)
+    places = tf.range(len(labels), dtype=tf.int64)
     entries = tf.lookup.KeyValueTensorInitializer(keys, places)
     noisy = tf.constant(labels)
     table = tf.lookup.StaticHashTable(entries, default_value=-1)
@@ -107,8 +107,8 @@ def replace_by_id(
         replaced = source.map(replace, **_SYNCHRONOUS)
     else:
         replaced = source.batch(block).map(replace_block, **_SYNCHRONOUS).unbatch()
-    if source.cardinality() == labels.size:  # a size that is known stays known
-        replaced = replaced.apply(tf.data.experimental.assert_cardinality(labels.size))
+    if source.cardinality() == len(labels):  # a size that is known stays known
+        replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
     return replaced
 
 

@@ -131,8 +131,8 @@ class Clusters:
 
         A smaller one joins, whole, the larger one whose centre is nearest to its own. The others
         keep their order and are numbered anew. In a cluster of m examples the noise of
-        ``cluster_priors`` is about ``3 / (epsilon m)`` on each class's share, so small clusters
-        have priors of noise.
+        a histogram by clusters is about ``3 / (epsilon m)`` on each class's share, so small
+        clusters have priors of noise.
 
         Privacy: looks at sizes and centres, which are public.
 
@@ -291,3 +291,8 @@ def _blocks(num_rows: int, width: int) -> list[slice]:
 def _frozen(array: np.ndarray) -> np.ndarray:
     array.setflags(write=False)
     return array
+
+
+def checked_clusters(clusters: Any) -> Clusters:
+    """Returns ``Clusters``, also of an array of assignments."""
+    return clusters if isinstance(clusters, Clusters) else Clusters.from_assignments(clusters)

@@ -1,68 +1,10 @@
-"""Private histograms of labels in one call, and the priors that they make."""
+"""Priors from noisy histograms."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-
-from tf_labeldp.mechanisms import HistogramMechanism
-
-
-def private_histogram(
-    labels: Any,
-    num_classes: int | None,
-    epsilon: float,
-    groups: Any = None,
-    noise: str = "discrete_laplace",
-    *,
-    values: Any = None,
-    key: str | None = None,
-    rng: np.random.Generator | None = None,
-) -> np.ndarray:
-    """Returns noisy counts of labels: ``HistogramMechanism`` in one call.
-
-    Privacy: that of ``HistogramMechanism``, epsilon for the whole result. A vault
-    (``PrivateLabels``) charges it to its budget and stores the result under ``key``. With a plain
-    array nobody keeps account: you have to add this epsilon to what else is drawn from the labels.
-
-    Args:
-        labels: a ``PrivateLabels``, or an array (n,): classes 0..K-1, or numbers with ``values``.
-        num_classes: K; None with ``values``.
-        epsilon: finite and above zero.
-        groups: public integers (n,), the group of each label; None for one histogram of all.
-        noise: ``"discrete_laplace"`` or ``"laplace"``.
-        values: the cells for labels that are numbers; None with ``num_classes``.
-        key: for a vault, the name under which it stores the result.
-        rng: for an array, a generator for repeatable (not private) runs.
-
-    Returns:
-        ``int64`` (``float64`` for ``"laplace"``), (cells,), or (G, cells) with groups.
-
-    Raises:
-        TypeError: labels, groups or ``rng`` of a wrong kind.
-        ValueError: an argument out of range; ``rng`` with a vault, or ``key`` without one.
-
-    Example:
-        >>> import numpy as np
-        >>> labels = np.repeat([0, 1, 2], [500, 300, 200])
-        >>> private_histogram(labels, 3, epsilon=1.0, rng=np.random.default_rng(0)).tolist()
-        [502, 297, 196]
-    """
-    mechanism = HistogramMechanism(epsilon, num_classes, values, noise)
-    # Told by what it can do: the vault's part is below this one, which must not import it.
-    if hasattr(labels, "release"):
-        if rng is not None:
-            raise ValueError(
-                "rng must be None with a PrivateLabels: it has its own source of random bits. Use "
-                "PrivateLabels(..., seed=...) for a repeatable run."
-            )
-        return labels.release(mechanism, public_input=groups, key=key)
-    if key is not None:
-        raise ValueError(
-            "key names a stored result of a PrivateLabels, but labels is an array. Leave key=None."
-        )
-    return mechanism.release(labels, groups, rng=rng)
 
 
 def histogram_prior(histogram: Any) -> np.ndarray:

@@ -8,6 +8,10 @@ from typing import Any, TypeVar
 _Self = TypeVar("_Self", bound="Estimator")
 
 
+class _Family:
+    """Stands for an estimator and its clones."""
+
+
 class Estimator:
     """Parameters by the names of ``__init__``'s arguments; fitted values end in ``_``."""
 
@@ -34,7 +38,15 @@ class Estimator:
     def __sklearn_clone__(self: _Self) -> _Self:
         # scikit-learn would clone an encoder too: unfitted, or a Keras model that no one knows to
         # have seen labels.
-        return type(self)(**self.get_params())
+        made = type(self)(**self.get_params())
+        made._family = self._family_of_clones()
+        return made
+
+    def _family_of_clones(self) -> object:
+        """Returns what is the same object for this estimator and all its clones."""
+        if not hasattr(self, "_family"):
+            self._family: object = _Family()
+        return self._family
 
     def _refuse_unfitted(self, attribute: str, call: str) -> None:
         """Raises if ``fit`` has not set the attribute."""

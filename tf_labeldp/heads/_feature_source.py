@@ -23,12 +23,16 @@ class FeatureSource:
             model, or a callable; None if the source has features already.
         max_bytes: the most memory for features of an encoder that are kept; if they are larger,
             the encoder is asked again on each reading.
+
+    Attributes:
+        raw: the array as it was given, before an encoder; None for anything else.
     """
 
     def __init__(self, source: Any, encoder: Any = None, max_bytes: float = 2e9) -> None:
         self._is_dataset = hasattr(source, "as_numpy_iterator")
         self._encoder = encoder
         self._source = source
+        self.raw = source if isinstance(source, np.ndarray) else None
         self._raw: Any = None
         if not self._is_dataset:
             self._source, to_cut = cuttable(encoder, source)

@@ -1,4 +1,4 @@
-"""A fitted head as a Keras model made of built-in layers, which loads without this package."""
+"""A fitted head as a Keras model, which carries the receipts of its release."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp.accounting._receipts import receipts_to_bytes
 from tf_labeldp.heads._public_rows import Scaling
+from tf_labeldp.vault._carried import remember_weights
 
 
 def export_head(
@@ -17,6 +19,7 @@ def export_head(
     scaling: Scaling,
     clip_to: tuple[float, float] | None,
     encoder: Any,
+    receipts: Any,
 ) -> Any:
     """Returns a ``keras.Model`` that scales rows to unit norm and applies fixed weights.
 
@@ -28,8 +31,11 @@ def export_head(
         clip_to: the range of a regression label, or None.
         encoder: a Keras model whose outputs (m, d) are the features, something with ``to_keras()``
             that returns one, or None.
+        receipts: of the head.
     """
     import keras
+
+    from tf_labeldp.keras_layers import ReleasedDense
 
     width = scaling.mean.size
     single = "float32"  # whatever the dtype policy: half precision ends at 65,504
@@ -48,13 +54,20 @@ def export_head(
         spread.set_weights([scaling.spread])
         rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_spread_rows")(rows)
     shift = 0.0 if clip_to is None else clip_to[0]
-    dense = layers.Dense(weights.shape[1], activation, trainable=False, dtype=single, name="head")
+    dense = ReleasedDense(weights.shape[1], activation, trainable=False, dtype=single, name="head")
     outputs = dense(rows)
     dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
+    note_release(dense, receipts, dense.weights)
     if clip_to is not None:
         outputs = layers.ReLU(max_value=clip_to[1] - clip_to[0], dtype=single, name="clip")(outputs)
         outputs = layers.Rescaling(1.0, offset=shift, dtype=single, name="label_range")(outputs)
     return keras.Model(inputs, outputs, name="one_release_head")
+
+
+def note_release(layer: Any, receipts: Any, weights: Any) -> None:
+    """Notes what a layer was made of, in its files and wherever its weights turn up."""
+    layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
+    remember_weights(weights, receipts, unless=())
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_labeldp import _trained_models, _validate
+from tf_labeldp import _validate
 from tf_labeldp.heads._estimator import Estimator
 from tf_labeldp.heads._feature_source import cuttable, encode
-from tf_labeldp.heads._keras_export import with_encoder
+from tf_labeldp.heads._keras_export import note_release, with_encoder
 from tf_labeldp.heads._nearest_neighbours import nearest_neighbours
+from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
@@ -115,7 +116,7 @@ class NeighbourSmoothing(Estimator):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.probability_below_one("strength", self.strength)
-        _trained_models.refuse_foreign(self.encoder, None)  # no head looks into this map
+        self.receipts_ = receipts_of(self.encoder)
         blocks = _Blocks(inputs, self.encoder)
         if len(blocks) <= k:
             raise ValueError(
@@ -189,6 +190,7 @@ class NeighbourSmoothing(Estimator):
         outputs = layer(rows)
         scale = self._variances[: self._keys.shape[1]] ** -0.25
         layer.set_weights([scale, self._keys, self._smooth])
+        note_release(layer, self.receipts_, layer.weights)
         return keras.Model(inputs, outputs, name="neighbour_smoothing")
 
     def _find_directions(self, blocks: _Blocks) -> None:

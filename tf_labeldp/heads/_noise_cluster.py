@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
-from tf_labeldp import _trained_models, _validate
-from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp import _validate
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.estimation import Clusters, find_clusters, histogram_prior
 from tf_labeldp.heads._estimator import Estimator, supervised_tags
-from tf_labeldp.heads._keras_export import with_encoder
-from tf_labeldp.heads._label_source import LabelArguments, LabelSource
+from tf_labeldp.heads._keras_export import note_release, with_encoder
+from tf_labeldp.heads._label_source import LabelArguments, LabelSource, array_digests
 from tf_labeldp.mechanisms import HistogramMechanism
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._carried import receipts_of
 
 
 class NoiseCluster(Estimator):
@@ -29,8 +29,8 @@ class NoiseCluster(Estimator):
     ``delta=0``, else Gaussian noise of the analytic calibration for an L2 sensitivity of sqrt(2).
     The rest is post-processing. Assumes that the features, the order and the number of the examples
     and all arguments are public, and that the encoder and the clusters were made without the
-    labels. An encoder that is known to be trained on other private labels is refused;
-    ``guarantee()`` says what it covers.
+    labels. What an encoder is known to be trained on is counted: ``guarantee()`` says what it
+    covers.
 
     Source: Algorithm 2 and Theorem 1 of ``tang2022``, whose clusters are SCAN's. Not in the paper:
     the noise of ``delta=0``, probabilities, and that a cluster without any count above zero gets
@@ -48,7 +48,7 @@ class NoiseCluster(Estimator):
             of k-means on the features; or integers (n,), which ``predict`` can't extend.
         cluster_seed: of k-means; public.
         key: the name of the release in a vault.
-        seed: makes the noise repeatable, and the statement "not private: seeded".
+        insecure_seed: makes the noise repeatable, and the statement "not private: seeded".
 
     Attributes:
         clusters_: the ``Clusters`` of the training examples.
@@ -66,10 +66,13 @@ class NoiseCluster(Estimator):
         >>> rng = np.random.default_rng(0)
         >>> labels = np.arange(900) % 3
         >>> features = 8.0 * np.eye(3)[labels] + rng.normal(size=(900, 3))
-        >>> head = NoiseCluster(3, epsilon=0.2, num_classes=3, seed=0).fit(features, labels)
+        >>> head = NoiseCluster(3, epsilon=0.2, num_classes=3, insecure_seed=0)
+        >>> head = head.fit(features, labels)
         >>> head.score(features, labels) > 0.99, head.guarantee().epsilon
         (True, 0.2)
     """
+
+    receipts_: tuple[Receipt, ...]
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class NoiseCluster(Estimator):
         clusters: Any = None,
         cluster_seed: int = 0,
         key: str | None = None,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
     ) -> None:
         self.num_clusters = num_clusters
         self.epsilon = epsilon
@@ -94,7 +97,7 @@ class NoiseCluster(Estimator):
         self.clusters = clusters
         self.cluster_seed = cluster_seed
         self.key = key
-        self.seed = seed
+        self.insecure_seed = insecure_seed
 
     def fit(self, features: Any, labels: Any) -> NoiseCluster:
         """Clusters the features, and releases the counts of the labels by cluster.
@@ -112,18 +115,16 @@ class NoiseCluster(Estimator):
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels of a wrong kind.
             ValueError: features that are not finite or of a wrong shape; labels outside of the
-                classes, or numbers; an encoder that was trained on other private labels; arguments
-                out of range, missing or superfluous. Nothing was charged.
+                classes, or numbers; arguments out of range, missing or superfluous. Nothing was
+                charged.
+            RuntimeError: an array of labels in a process that another one started (``n_jobs``).
 
         Warns:
-            UserWarning: delta is above 1/n.
+            UserWarning: delta is above 1/n; or these rows were fitted on before.
 
-        Each call with an array of labels is a release of its own with a statement of its own; the
-        epsilons of several fits on the same labels add up. One ``PrivateLabels`` for all of them
-        keeps account.
+        Each call with an array of labels is a release of its own. Fits of one process on the same
+        rows are recognised, and the statement is of their sum.
         """
-        for encoder in (self.encoder, getattr(self.clusters, "encoder", None)):
-            _trained_models.refuse_foreign(encoder, labels)
         told = (self.num_classes, self.classes)
         if told == (None, None) and not isinstance(labels, PrivateLabels):
             raise ValueError(
@@ -132,22 +133,19 @@ class NoiseCluster(Estimator):
             )
         source = LabelSource(self._told(), labels)
         vault = source.vault
-        if vault is None or source.class_values is None:
+        if source.class_values is None:
             raise ValueError(
                 "NoiseCluster is for classes, the labels are numbers. Use PrivateRidge for numbers."
             )
         clusters = self._clusters_of(features)
         source.check_length(len(clusters))
-        if self.delta * len(clusters) > 1.0:
-            warnings.warn(
-                f"delta={self.delta:g} is above 1/n = {1.0 / len(clusters):.2g}: a release that "
-                "shows one label in the clear would be allowed. Use a delta below 1/n.",
-                UserWarning,
-                stacklevel=2,
-            )
         mechanism = self._mechanism(vault.num_classes)
-        counts = vault.release(mechanism, public_input=clusters.assignments, key=self.key)
-        self._guarantee = vault.guarantee()
+        carried = receipts_of([self.encoder, getattr(clusters, "encoder", None), features])
+        rows = None if features is None else array_digests(features)
+        made, self.receipts_ = source.release(
+            mechanism, clusters.assignments, carried, rows, self._family_of_clones()
+        )
+        counts = made.values
         self.clusters_ = clusters
         self.classes_ = source.class_values
         self.noise_stddev_ = mechanism.noise_stddev
@@ -158,7 +156,6 @@ class NoiseCluster(Estimator):
         self.cluster_classes_ = self.classes_[self.cluster_probabilities_.argmax(axis=1)]
         found_here = self.clusters is None and self.encoder is None
         self._input_shape = np.shape(features)[1:] if found_here else ()
-        _trained_models.remember_head(self, vault)
         return self
 
     def predict(self, features: Any) -> np.ndarray:
@@ -199,10 +196,14 @@ class NoiseCluster(Estimator):
             )
         return float(np.mean(predicted == labels))
 
-    def guarantee(self) -> PrivacyGuarantee:
-        """Returns the privacy statement, as it was after ``fit``: of all that a vault has given."""
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all that the head was made of, encoder included.
+
+        Args:
+            delta: of the statement; None for that of the vault's budget.
+        """
         self._check_fitted()
-        return self._guarantee
+        return compose_receipts(self.receipts_, delta)
 
     def to_keras(self, encoder: Any = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
@@ -242,7 +243,7 @@ class NoiseCluster(Estimator):
         outputs = self.cluster_probabilities_[clusters.cluster_of_centre]
         layer = NearestCentre(clusters.centres, outputs, name="head")
         model = keras.Model(inputs, layer(rows), name="noise_cluster")
-        _trained_models.inherit(layer, self)
+        note_release(layer, self.receipts_, [layer.outputs])  # the centres are public
         return model
 
     def _clusters_of(self, features: Any) -> Clusters:
@@ -278,7 +279,7 @@ class NoiseCluster(Estimator):
             num_labels=None,
             noise="gaussian" if delta > 0.0 else "laplace",
             key=self.key,
-            seed=self.seed,
+            insecure_seed=self.insecure_seed,
         )
 
     def _check_fitted(self) -> None:

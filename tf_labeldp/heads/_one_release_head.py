@@ -5,20 +5,21 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-import warnings
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_labeldp import _trained_models, _validate
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.estimation import LabelMomentMechanism
+from tf_labeldp import _validate
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
+from tf_labeldp.accounting._receipts import standing
 from tf_labeldp.heads import _keras_export, _ridge_path
 from tf_labeldp.heads._estimator import Estimator, supervised_tags
 from tf_labeldp.heads._feature_source import FeatureSource, cuttable, encode
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource
 from tf_labeldp.heads._probabilities import class_scores
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, Scan, checked_norms
+from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -36,6 +37,7 @@ class OneReleaseHead(Estimator, abc.ABC):
     """A linear head on public features that sees the labels once; see ``PrivateRidge``."""
 
     sharpness_: float
+    receipts_: tuple[Receipt, ...]
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class OneReleaseHead(Estimator, abc.ABC):
         noise: str = "gaussian",
         key: str | None = None,
         max_bytes: float = 8e9,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -72,7 +74,7 @@ class OneReleaseHead(Estimator, abc.ABC):
         self.noise = noise
         self.key = key
         self.max_bytes = max_bytes
-        self.seed = seed
+        self.insecure_seed = insecure_seed
 
     def fit(self: _Self, features: Any, labels: Any = None) -> _Self:
         """Releases the moments of the labels, and fits.
@@ -80,9 +82,9 @@ class OneReleaseHead(Estimator, abc.ABC):
         Args:
             features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
                 x or (x, y), read three times and so never shuffled.
-            labels: (n,) classes or numbers, or (n, L) zeros and ones, from which a vault with the
-                budget (epsilon, delta) is made; or a ``PrivateLabels``, which charges the release
-                to its own budget. None for a data set of pairs.
+            labels: a ``PrivateLabels``, which charges the release to its own budget; or (n,)
+                classes or numbers, or (n, L) zeros and ones, from which a vault with the budget
+                (epsilon, delta) is made. None for a data set of pairs.
 
         Returns:
             The head itself.
@@ -91,28 +93,30 @@ class OneReleaseHead(Estimator, abc.ABC):
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels of a wrong kind.
             ValueError: features not finite, all zero in a row or too many; labels outside of the
-                classes or the range; an encoder that was trained on other private labels; arguments
-                out of range.
+                classes or the range; arguments out of range.
+            RuntimeError: an array of labels in a process that another one started (``n_jobs``).
 
         Warns:
-            UserWarning: nothing but noise can be told in the release; or delta is above 1/n.
+            UserWarning: the release is indistinguishable from noise; delta is above 1/n; these rows
+                were fitted on before; or an encoder was trained in the clear.
 
-        Each call with an array of labels is a release of its own with a statement of its own; the
-        epsilons of several fits on the same labels (cross-validation, a search over arguments) add
-        up. One ``PrivateLabels`` for all of them keeps account, and refuses to pass its budget.
+        Each call with an array of labels is a release of its own. Fits of one process on the same
+        rows (cross-validation, a search over arguments) are recognised, and the statement is of
+        their sum. One ``PrivateLabels`` for all of them refuses to pass its budget as well.
         """
         before = dict(vars(self))
         try:
             rows, scan, source = self._read(features, labels)
             mechanism = source.mechanism(math.ceil(scan.max_l1 * _L1_STEPS) / _L1_STEPS)
-            moments = source.release(mechanism, rows)
-            self._guarantee = source.guarantee(mechanism)
-            self._finish(scan, moments, mechanism, source)
+            made, self.receipts_ = source.release(
+                mechanism, rows, self._carried, rows.digests(), self._family_of_clones()
+            )
+            del self._carried
+            self._finish(scan, made.values, mechanism, source)
         except BaseException:  # a head that was fitted stays as it was, with its own statement
             vars(self).clear()
             vars(self).update(before)
             raise
-        _trained_models.remember_head(self, source.vault)
         return self
 
     def decision_function(self, features: Any) -> np.ndarray:
@@ -127,7 +131,7 @@ class OneReleaseHead(Estimator, abc.ABC):
             for numbers (m,), the label less the middle of its range, not clipped.
         """
         scores = self._scores(features)
-        return scores[:, 0] if scores.shape[1] == 1 and self.num_labels is None else scores
+        return scores[:, 0] if scores.shape[1] == 1 and not self._is_of_rows else scores
 
     def predict(self, features: Any) -> np.ndarray:
         """Returns class values (m,), zeros and ones (m, L), or numbers (m,) within their range."""
@@ -179,16 +183,21 @@ class OneReleaseHead(Estimator, abc.ABC):
             return float(np.mean(predicted == labels))
         return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
 
-    def guarantee(self) -> PrivacyGuarantee:
-        """Returns the privacy statement, as it was after ``fit``: of all that a vault has given."""
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all that the head was made of, encoder included.
+
+        Args:
+            delta: of the statement; None for that of the vault's budget.
+        """
         self._check_fitted()
-        return self._guarantee
+        return compose_receipts(self.receipts_, delta)
 
     def to_keras(self, encoder: Any = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
 
-        The head itself is made of built-in layers, so its file loads with Keras alone. With a
-        feature map of this package in front, ``import tf_labeldp.keras_layers`` first.
+        Its file keeps the receipts: ``guarantee`` of the model that is loaded says what this head
+        says. Before it is loaded in another program, ``import tf_labeldp.keras_layers``; to serve
+        the model without this package, ``model.export(folder)`` writes a TensorFlow SavedModel.
 
         Args:
             encoder: a Keras model from raw inputs to the features (m, d), put in front; None takes
@@ -215,16 +224,15 @@ class OneReleaseHead(Estimator, abc.ABC):
         else:
             weights = self.sharpness_ * class_scores(weights)
             bias = self.sharpness_ * class_scores(bias[np.newaxis])[0]
-        model = _keras_export.export_head(
+        return _keras_export.export_head(
             weights,
             bias,
             activation=activation,
             scaling=self._scaling,
             clip_to=clip_to,
             encoder=self.encoder if encoder is None else encoder,
+            receipts=self.receipts_,
         )
-        _trained_models.inherit(model.get_layer("head"), self)
-        return model
 
     _sample_rows: int | None = 8192
 
@@ -232,7 +240,8 @@ class OneReleaseHead(Estimator, abc.ABC):
         """Returns what a release needs: all of it public, but for the labels in their source."""
         self._check_arguments()
         _validate.positive_finite("max_bytes", self.max_bytes)
-        _trained_models.refuse_foreign(self.encoder, labels)
+        self._carried = receipts_of([self.encoder, features])
+        self._warn_of_unknown()
         source = None if labels is None else LabelSource(self._told(), labels)
         given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
         if source is not None:
@@ -248,7 +257,6 @@ class OneReleaseHead(Estimator, abc.ABC):
         elif survey.labels is not None:
             raise ValueError("the data set has labels, and labels were given too; give one.")
         source.check_length(survey.num_rows)
-        self._warn_of_delta(survey.num_rows)
         noise_to_signal = None
         if self.spread:
             noise_to_signal = self._noise_to_signal(source, survey.num_rows, survey.num_features)
@@ -290,6 +298,7 @@ class OneReleaseHead(Estimator, abc.ABC):
     ) -> None:
         """Sets all that is fitted, from public numbers (overwritten) and the release."""
         self._label_range = source.label_range
+        self._is_of_rows = source.num_labels is not None
         self.classes_ = source.class_values
         self.n_features_in_ = self._scaling.mean.size
         width = scan.gram.shape[0]
@@ -315,33 +324,31 @@ class OneReleaseHead(Estimator, abc.ABC):
         self.coef_ = np.ascontiguousarray(columns.T)
         self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
 
-    def _warn_of_delta(self, num_rows: int) -> None:
-        if self.delta * num_rows > 1.0:
-            warnings.warn(
-                f"delta={self.delta:g} is above 1/n = {1.0 / num_rows:.2g}: a release that shows "
-                "one label in the clear would be allowed. Use a delta below 1/n.",
-                UserWarning,
-                stacklevel=4,
-            )
+    def _warn_of_unknown(self) -> None:
+        for one in standing(self._carried):
+            if one.kind == "unknown":
+                _validate.warn(f"{one.charge.assumptions[0]}.")
 
     def _warn_if_noise(self, spectrum: _ridge_path.Spectrum, label_energy: float) -> None:
         self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
         if deviations < _SIGNIFICANT:
             best = _ridge_path.expected_signal_to_noise(spectrum, label_energy)
-            warnings.warn(
-                f"nothing but noise can be told in the release at epsilon={self.epsilon:g}: its "
+            _validate.warn(
+                f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
                 f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
                 f"deviations from none); {best:.2g} is expected where the features explain the "
                 "labels fully. Predictions will be little better than guesses: use a larger "
-                "epsilon, more examples, or fewer features.",
-                UserWarning,
-                stacklevel=4,
+                "epsilon, more examples, or fewer features."
             )
 
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
         array, encoder = cuttable(self.encoder, features)
-        plain = Scaling(self._scaling.mean, self._scaling.spread, 0.0)
+        spread = self._scaling.spread
+        # In double precision, so that a prediction does not depend on the rows beside it.
+        plain = Scaling(
+            self._scaling.mean, None if spread is None else spread.astype(np.float64), 0.0
+        )
         parts = []
         for start in range(0, max(len(array), 1), _PREDICT_ROWS):
             block = encode(encoder, array[start : start + _PREDICT_ROWS])

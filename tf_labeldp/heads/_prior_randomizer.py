@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp._label_store import DrawSettingsError
-from tf_labeldp.estimation import LabelMomentMechanism, debiased_targets, posterior_probabilities
 from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegression
-from tf_labeldp.mechanisms import Mechanism, RRWithPrior, serialize, top_k_members
-
-if TYPE_CHECKING:
-    from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.mechanisms import (
+    LabelMomentMechanism,
+    Mechanism,
+    Priors,
+    RRWithPrior,
+    serialize,
+    top_k_members,
+)
+from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault._store import DrawSettingsError
 
 _DRAW_PAYS = 2.5
 """The epsilon from which labels drawn one by one tell more than a larger release would."""
@@ -24,47 +28,8 @@ _OTHER_PRIORS = 0.01
 """Share of noisy labels that other rounding may carry out of their prior's top-k set."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class HeadRandomizedLabels:
-    """What ``HeadPriorRandomizer`` hands out: all of it may be published.
-
-    Attributes:
-        noisy_labels: class codes, ``int64`` (n,); ``PrivateLabels.decode`` gives the values.
-        priors: the head's probabilities, under which they were drawn, ``float64`` (n, K).
-        head: the fitted head.
-        mechanism: what drew the labels.
-
-    Example:
-        >>> head, mechanism = PrivateLogisticRegression(1.0, 1e-6), RRWithPrior(1.0, 2)
-        >>> noisy, priors = np.array([1]), np.array([[0.4, 0.6]])
-        >>> made = HeadRandomizedLabels(noisy, priors, head, mechanism)
-        >>> made.posterior_probabilities().round(3).tolist()
-        [[0.197, 0.803]]
-    """
-
-    noisy_labels: np.ndarray
-    priors: np.ndarray
-    head: OneReleaseHead
-    mechanism: RRWithPrior
-
-    def posterior_probabilities(self) -> np.ndarray:
-        """Returns P(true label | noisy label, features) as the head sees it, ``float64`` (n, K).
-
-        Soft targets for ``keras.losses.CategoricalCrossentropy``. Post-processing, so it costs
-        nothing; see ``estimation.posterior_probabilities``.
-        """
-        return posterior_probabilities(self.mechanism, self.noisy_labels, self.priors)
-
-    def debiased_targets(self) -> np.ndarray:
-        """Returns signed weights for ``keras_layers.LabelWeightedLoss``, ``float64`` (n, K).
-
-        Post-processing, so it costs nothing; see ``estimation.debiased_targets``.
-        """
-        return debiased_targets(self.mechanism, self.noisy_labels, self.priors)
-
-
 @dataclasses.dataclass(frozen=True)
-class HeadPriorRandomizer:
+class HeadPriorRandomizer(Randomizer):
     """Releases a head, and draws every label by RRWithPrior with the head's probabilities.
 
     The noisy labels are right far more often than those of plain randomized response at the same
@@ -112,14 +77,16 @@ class HeadPriorRandomizer:
     Example:
         >>> import numpy as np
         >>> from tf_labeldp.accounting import PrivacyBudget
-        >>> from tf_labeldp.private_labels import PrivateLabels
+        >>> from tf_labeldp import PrivateLabels
         >>> features = np.random.default_rng(0).normal(size=(3000, 5))
         >>> budget = PrivacyBudget(4.0, 1e-5)
         >>> labels = PrivateLabels((features[:, 0] > 0).astype(int), 2, budget=budget)
-        >>> made = HeadPriorRandomizer(epsilon=4.0, delta=1e-5).randomize(features, labels)
-        >>> made.noisy_labels.shape, made.priors.shape, labels.guarantee().epsilon <= 4.0
+        >>> noisy = labels.randomize(HeadPriorRandomizer(4.0, delta=1e-5), features=features)
+        >>> noisy.values.shape, noisy.posterior().shape, noisy.guarantee().epsilon <= 4.0
         ((3000,), (3000, 2), True)
     """
+
+    public_input = "features"
 
     epsilon: float
     delta: float = 0.0
@@ -164,32 +131,38 @@ class HeadPriorRandomizer:
         head = share * self.epsilon
         return head, self.epsilon - head
 
-    def randomize(
-        self, features: Any, labels: PrivateLabels, *, key: str = "head-prior"
-    ) -> HeadRandomizedLabels:
-        """Fits the head, and draws.
+    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+        """Returns the mechanisms of the head's release and of the draw."""
+        head = self._release(self._new_head(None), labels.num_classes)
+        return [head, RRWithPrior(self.split()[1], labels.num_classes)]
+
+    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+        """Fits the head, and draws; ``PrivateLabels.randomize`` calls it.
 
         Args:
-            features: numbers (n, d), or what the option ``encoder`` takes; public.
             labels: the vault, of n classes.
-            key: a name for the two draws, ``key/head`` and ``key``. With a name used before, the
-                stored results come back and nothing is charged; what was not drawn yet is drawn.
+            key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. With
+                a name used before, the stored results come back and nothing is charged; what was
+                not drawn yet is drawn.
+            public: ``features``, numbers (n, d), or what the option ``encoder`` takes.
 
         Returns:
-            Noisy labels, and what is needed to interpret them.
+            Noisy labels, whose ``priors`` are the head's probabilities.
 
         Raises:
             BudgetExceededError: head and draw together would pass the budget; nothing was drawn.
             LabelStoreError: the stored draws of this name were made with other settings or
                 features.
-            TypeError: the labels are in no vault, or the features in a data set.
-            ValueError: the vault holds numbers, or as for the head's ``fit``.
+            TypeError: the features are in a data set.
+            ValueError: the vault holds numbers, features are missing, or as for the head's ``fit``.
         """
-        if not hasattr(labels, "label_range"):
-            raise TypeError(
-                f"labels must be a PrivateLabels, got {type(labels).__name__}. Make one: "
-                "PrivateLabels(labels, num_classes=10, budget=PrivacyBudget(epsilon, delta))."
+        if set(public) != {"features"}:
+            raise ValueError(
+                "HeadPriorRandomizer needs features=, and takes nothing else; got "
+                f"{' and '.join(sorted(public)) or 'nothing'}."
             )
+        features = public["features"]
+        key = "head-prior" if key is None else key
         if labels.label_range is not None:
             raise ValueError(
                 "HeadPriorRandomizer is for classes, these labels are numbers. Use "
@@ -203,12 +176,13 @@ class HeadPriorRandomizer:
         head = self._new_head(f"{key}/head")
         mechanism = RRWithPrior(self.split()[1], labels.num_classes)
         self._check_budget(head, mechanism, labels, key)
-        priors = head.fit(features, labels).predict_proba(features)
+        head.fit(features, labels)
+        priors = Priors(head.predict_proba(features), receipts=head.receipts_)
         drawn = labels.has_draw(key)
         noisy = labels.randomize(mechanism, priors=priors, key=key)
         if drawn:
-            _check_same_priors(mechanism, noisy, priors, key)
-        return HeadRandomizedLabels(noisy, priors, head, mechanism)
+            _check_same_priors(mechanism, noisy.values, priors.probabilities, key)
+        return noisy
 
     def _new_head(self, key: str | None) -> OneReleaseHead:
         return self.head(self.split()[0], self.delta, key=key, **self.options)
@@ -223,7 +197,7 @@ class HeadPriorRandomizer:
         self, head: OneReleaseHead, mechanism: RRWithPrior, labels: PrivateLabels, key: str
     ) -> None:
         """Raises unless all that is still to be drawn fits, before any of it is."""
-        missing: list[Mechanism] = []
+        missing: list[Any] = []
         if not labels.has_draw(f"{key}/head"):
             missing.append(self._release(head, labels.num_classes))
         if not labels.has_draw(key):

@@ -61,7 +61,7 @@ class PrivateLogisticRegression(OneReleaseHead):
         >>> rng = np.random.default_rng(0)
         >>> features = rng.normal(size=(3000, 5))
         >>> labels = (features[:, 0] > 0).astype(int)
-        >>> head = PrivateLogisticRegression(epsilon=1.0, delta=1e-5, num_classes=2, seed=0)
+        >>> head = PrivateLogisticRegression(1.0, delta=1e-5, num_classes=2, insecure_seed=0)
         >>> head.fit(features, labels).score(features, labels) > 0.9
         True
     """

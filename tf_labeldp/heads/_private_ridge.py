@@ -35,9 +35,10 @@ class PrivateRidge(OneReleaseHead):
     label that grows with all of them), put ``RandomFourierFeatures`` in front.
 
     ``scikit-learn``'s conventions hold: a transformer may come before it in a pipeline, ``clone``
-    and ``set_params`` work. But each ``fit`` on an array of labels is a release of its own, and no
-    statement adds it to the others: a grid search, cross-validation or calibration releases many
-    times, and scores on true labels. Given a ``PrivateLabels``, they fail instead.
+    and ``set_params`` work. But each ``fit`` on an array of labels is a release of its own: a grid
+    search, cross-validation or calibration releases many times, which the statements of its heads
+    add up, and scores on true labels, which they do not. Given a ``PrivateLabels``, they fail
+    instead.
 
     Source: ``_ridge_path`` derives the risk estimate and the prior, ``_allocation`` the spread;
     releasing the moments is "sufficient statistics perturbation" (Vu and Slavkovic 2009), here with
@@ -67,7 +68,7 @@ class PrivateRidge(OneReleaseHead):
             features.
         key: the name of the release in a vault.
         max_bytes: the most memory for matrices and samples of rows.
-        seed: makes the fit repeatable, and the statement "not private: seeded".
+        insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
 
     Attributes:
         coef_: ``float64`` (K, d), of the centred features over the length of their spread row;
@@ -92,10 +93,10 @@ class PrivateRidge(OneReleaseHead):
 
     Example:
         >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
+        >>> rng = np.random.default_rng(1)
         >>> features = rng.normal(size=(3000, 5))
         >>> labels = (features[:, 0] > 0).astype(int)
-        >>> head = PrivateRidge(epsilon=1.0, delta=1e-5, num_classes=2, seed=0)
+        >>> head = PrivateRidge(epsilon=1.0, delta=1e-5, num_classes=2, insecure_seed=0)
         >>> head.fit(features, labels).score(features, labels) > 0.9
         True
         >>> print(head.guarantee().epsilon, head.guarantee().delta)

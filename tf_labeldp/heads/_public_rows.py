@@ -11,6 +11,7 @@ import numpy as np
 
 from tf_labeldp.heads import _allocation
 from tf_labeldp.heads._feature_source import FeatureSource, new_digest
+from tf_labeldp.heads._label_source import array_digests, row_digests
 from tf_labeldp.heads._progress import Progress
 
 _SHARE = 4
@@ -36,7 +37,7 @@ class Scaling:
 
     Attributes:
         mean: m (d,), zeros for none.
-        spread: M (d, m) ``float32``, or None for none.
+        spread: M (d, m), in whose precision rows are mapped; or None for none.
         intercept: c, zero for none.
         size: a public size of ``x - m``.
     """
@@ -53,7 +54,7 @@ class Scaling:
         norms[norms <= _SAME * _norms(raw)] = np.inf
         moved /= norms[:, np.newaxis]
         if self.spread is not None:
-            moved = (moved.astype(np.float32) @ self.spread).astype(np.float64)
+            moved = (moved.astype(self.spread.dtype) @ self.spread).astype(np.float64)
             norms = _norms(moved)
             norms[norms == 0.0] = np.inf
             moved /= norms[:, np.newaxis]
@@ -112,6 +113,12 @@ class PublicRows:
         self._scaling: Scaling | None = None
         self._known_digest: str | None = None
         self._sketch: np.ndarray | None = None
+        self._row_digests: list[np.ndarray] = []
+
+    def digests(self) -> np.ndarray:
+        """Returns a keyed digest of each row, ``uint64`` (n,), of an array before its encoder."""
+        known = array_digests(self._source.raw)
+        return np.concatenate(self._row_digests) if known is None else known
 
     def survey(self) -> Survey:
         """Reads all rows once; raises for rows that can't be scaled."""
@@ -127,6 +134,8 @@ class PublicRows:
             given = checked_norms(raw, start)
             _refuse_zeros(given == 0.0, start)
             sample.add(raw)
+            if self._source.raw is None:
+                self._row_digests.append(row_digests(raw))
             start += raw.shape[0]
             progress.advance(raw.shape[0])
         if sample is None:

@@ -12,19 +12,17 @@ from tf_labeldp.mechanisms._base import (
     serialize,
 )
 from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms._check import check_mechanism
 from tf_labeldp.mechanisms._cluster_distributions import cluster_distributions
-from tf_labeldp.mechanisms._cluster_randomized_response import (
-    ClusterRandomizedLabels,
-    ClusterRandomizedResponse,
-)
-from tf_labeldp.mechanisms._dp_sgd_steps import DPSGDSteps
 from tf_labeldp.mechanisms._exponential import ExponentialMechanism
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
+from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
 from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
 from tf_labeldp.mechanisms._peer_to_peer import PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
 from tf_labeldp.mechanisms._prior_resampling import PriorResampling
+from tf_labeldp.mechanisms._priors import Priors
 from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
 from tf_labeldp.mechanisms._rr_on_bins import RROnBins
 from tf_labeldp.mechanisms._rr_top_k import RRTopK
@@ -37,25 +35,25 @@ __all__ = [
     "AggregateMechanism",
     "ChannelMechanism",
     "ClassificationMechanism",
-    "ClusterRandomizedLabels",
-    "ClusterRandomizedResponse",
-    "DPSGDSteps",
     "DiscreteLaplaceMechanism",
     "DiscreteStaircaseMechanism",
     "ExponentialMechanism",
     "HistogramMechanism",
     "LabelMechanism",
+    "LabelMomentMechanism",
     "LaplaceMechanism",
     "Mechanism",
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",
     "PriorResampling",
+    "Priors",
     "RROnBins",
     "RRTopK",
     "RRWithPrior",
     "RandomizedResponse",
     "RegressionMechanism",
     "StaircaseMechanism",
+    "check_mechanism",
     "checked_mechanism",
     "cluster_distributions",
     "deserialize",

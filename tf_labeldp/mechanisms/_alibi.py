@@ -28,7 +28,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _grid_noise, _integer_noise, _random
-from tf_labeldp.mechanisms._base import AggregateMechanism
+from tf_labeldp.mechanisms._base import LabelMechanism, check_epsilon, checked_output
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -48,11 +48,11 @@ _CHUNK_CELLS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class ALIBI(AggregateMechanism):
+class ALIBI(LabelMechanism):
     """Adds independent noise to every entry of every one-hot label.
 
     The noisy rows are neither probabilities nor one-hot. Train on them with
-    ``keras_layers.ALIBILoss``, or turn them into soft targets with ``estimation.alibi_posterior``.
+    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``.
     Their largest entry alone is a poor label: at K = 10 and epsilon 1 it is the true class with
     probability 0.164, and that of ``RandomizedResponse`` with probability 0.232.
 
@@ -60,7 +60,7 @@ class ALIBI(AggregateMechanism):
     for Laplace noise. No row depends on another label, so releases on disjoint examples compose in
     parallel. A replaced label moves two entries by one each: L1 sensitivity 2, L2 sensitivity
     sqrt(2). It holds for the draws as made: the noise is drawn exactly, on integers, and what
-    follows is post-processing. Draw once and keep the rows (``PrivateLabels.release`` does): a
+    follows is post-processing. Draw once and keep the rows (``PrivateLabels.randomize`` does): a
     fresh draw every epoch would be charged every epoch.
 
     Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; analytic
@@ -83,18 +83,19 @@ class ALIBI(AggregateMechanism):
         >>> mechanism = ALIBI(epsilon=4.0, num_classes=3)
         >>> mechanism.scale
         0.5
-        >>> noisy = mechanism.release(np.array([0, 2, 1, 1]), rng=np.random.default_rng(0))
+        >>> noisy = mechanism.randomize(np.array([0, 2, 1, 1]), rng=np.random.default_rng(0))
         >>> noisy.shape, noisy.dtype
         ((4, 3), dtype('float32'))
     """
 
+    epsilon: float
     num_classes: int
     delta: float = 0.0
     noise: str = "laplace"
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        super().__post_init__()
+        check_epsilon(self)
         classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
         object.__setattr__(self, "num_classes", classes)
         pure = "noise='laplace' with delta=0 is pure."
@@ -125,30 +126,25 @@ class ALIBI(AggregateMechanism):
         """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
         return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
 
-    def release(
-        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
+    def randomize(
+        self, labels: Any, public: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """Returns the noisy one-hot rows of the labels.
 
         Args:
             labels: integers (n,) in 0..K-1.
-            public_input: must be None; the noise depends on nothing else.
+            public: must be None; priors enter afterwards, in ``NoisyLabels.posterior``.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
 
         Returns:
             ``float32`` (n, K), of either sign: 4 n K bytes, half of what doubles would need in
-            memory and in the store; some 24 bits of each are more than the noise leaves. No charge
-            is made here: ``PrivateLabels.release`` makes it.
+            memory and in the store; some 24 bits of each are more than the noise leaves.
 
         Raises:
             TypeError: labels or ``rng`` of a wrong kind.
-            ValueError: labels out of range or of a wrong shape, or a ``public_input``.
+            ValueError: labels out of range or of a wrong shape, or a public input.
         """
-        if public_input is not None:
-            raise ValueError(
-                "ALIBI takes no public_input. Leave it out; priors enter afterwards, in "
-                "estimation.alibi_posterior."
-            )
+        self._refuse_public(public)
         if rng is not None:
             _random.checked_generator(rng)
         classes = _validate.class_indices("labels", labels, self.num_classes)
@@ -158,6 +154,10 @@ class ALIBI(AggregateMechanism):
             chunk = classes[start : start + step]
             noisy[start : start + step] = self._noisy_rows(chunk, rng)
         return noisy
+
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        """Returns noisy rows as ``float32`` (size, K), or raises."""
+        return checked_output(self, noisy, (size, self.num_classes), "f").astype(np.float32)
 
     def _noisy_rows(self, classes: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 import json
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import pure_dp_event
+from tf_labeldp.accounting import approximate_dp_event
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -19,15 +20,40 @@ _Self = TypeVar("_Self", bound="Mechanism")
 _REGISTRY: dict[str, type[Mechanism]] = {}
 
 
-@dataclasses.dataclass(frozen=True)
+def is_of_this_library(value: object) -> bool:
+    """Returns whether a class was reviewed here; a subclass that was made elsewhere was not."""
+    return _is_ours(type(value))
+
+
+def has_own_event(mechanism: Mechanism) -> bool:
+    """Returns whether a class that was made elsewhere says itself how its uses compose."""
+    return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "tf_labeldp"
+
+
+def _name(kind: type) -> str:
+    """Returns the name of a class in stored draws; no plug-in can take that of another class."""
+    return kind.__name__ if _is_ours(kind) else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class Mechanism(abc.ABC):
     """Anything that may see true labels: an immutable value with a price, known by its name.
 
-    Privacy: what it hands out is (epsilon, delta)-DP for the replacement of one label, and
-    ``dp_event()`` says the same to ``dp_accounting``.
+    Guarantee:
+        What a mechanism of this library hands out is (epsilon, delta)-DP for the replacement of
+        one label, and ``dp_event()`` says the same to ``dp_accounting``. What a mechanism of
+        another library promises is its author's claim, and statements say so.
+
+    A mechanism of your own is an ordinary class: set ``epsilon`` and the attributes of the contract
+    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` hold the
+    draws against the channel. ``docs/write_a_mechanism.md`` goes through an example.
 
     Attributes:
         epsilon: finite and above zero.
+        delta: failure probability, in [0, 1); zero for a pure mechanism.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -36,28 +62,28 @@ class Mechanism(abc.ABC):
     """
 
     epsilon: float
-
-    def __post_init__(self) -> None:
-        """Checks the ranges."""
-        object.__setattr__(self, "epsilon", _validate.positive_finite("epsilon", self.epsilon))
-
-    @property
-    def delta(self) -> float:
-        """Failure probability: zero, these mechanisms are pure."""
-        return 0.0
+    delta: float = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Makes every mechanism known by name, so that a stored draw can name its mechanism."""
         super().__init_subclass__(**kwargs)
-        _REGISTRY[cls.__name__] = cls
+        _REGISTRY[_name(cls)] = cls
+        owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
+        if _is_ours(owner) and not _is_ours(cls):  # it may not draw as the class it derives from
+            cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
 
     def dp_event(self) -> DpEvent:
-        """Returns the ``dp_accounting`` event of one use: one that dominates any pure mechanism."""
-        return pure_dp_event(self.epsilon)
+        """Returns the ``dp_accounting`` event of one use.
+
+        This is the event of the worst pure mechanism of this epsilon; with a delta, one that adds
+        up by basic composition.
+        """
+        return approximate_dp_event(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument, as JSON can hold it."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        names = [name for name in inspect.signature(type(self)).parameters]
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls: type[_Self], config: dict[str, Any]) -> _Self:
@@ -66,32 +92,50 @@ class Mechanism(abc.ABC):
 
 
 class LabelMechanism(Mechanism):
-    """Turns each label into one noisy label; draws on different labels compose in parallel.
+    """Turns each label into one noisy label: what ``PrivateLabels.randomize`` takes.
 
-    Privacy: for every pair of labels and every output, ``P[out | y] <= e^epsilon P[out | y']``;
-    ``delta`` is zero. The unit is one label, replaced. Assumes that the prior of a label, if one is
-    used, does not depend on that label.
+    Guarantee:
+        Each noisy label, with all others, is (epsilon, delta)-DP for the replacement of one label;
+        draws for different examples compose in parallel. Assumes that the public input of a label
+        (its prior, its cluster) does not depend on that label.
     """
 
-    uses_priors: ClassVar[bool] = False
-    """Whether ``randomize`` takes priors."""
+    public_input: ClassVar[str | None] = None
+    """What ``randomize`` takes beside the labels: ``"priors"``, ``"clusters"`` or None."""
 
     @abc.abstractmethod
     def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
+        self, labels: Any, public: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns noisy labels of shape (n,) from labels of shape (n,)."""
+        """Returns noisy labels of shape (n,) or (n, ...) from labels of shape (n,).
+
+        Args:
+            labels: (n,).
+            public: what ``public_input`` names; else None.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+        """
 
     @abc.abstractmethod
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (inputs, outputs), rows that sum to one."""
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        """Returns noisy labels of so many examples, or raises a ``ValueError`` that shows none."""
+
+    def _refuse_public(self, public: Any) -> None:
+        """Raises if a mechanism that takes no public input was given one."""
+        if public is not None:
+            raise ValueError(
+                f"{type(self).__name__} takes no priors and no clusters; leave them out. "
+                f"{self._takes_priors} makes use of priors."
+            )
+
+    _takes_priors: ClassVar[str] = "RRWithPrior"
 
 
-@dataclasses.dataclass(frozen=True)
 class ClassificationMechanism(LabelMechanism):
     """A label randomizer over the classes 0..K-1; noisy labels are ``int64`` in 0..K-1.
 
-    Privacy: that of ``LabelMechanism``; the channel is (K, K).
+    Guarantee:
+        For every pair of labels and every output, ``P[out | y] <= e^epsilon P[out | y']``; the
+        channel is (K, K), and ``transition_matrix`` returns it as it is drawn.
 
     Attributes:
         epsilon: finite and above zero.
@@ -100,20 +144,33 @@ class ClassificationMechanism(LabelMechanism):
 
     num_classes: int
 
-    def __post_init__(self) -> None:
-        """Checks the ranges."""
-        super().__post_init__()
-        classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
-        object.__setattr__(self, "num_classes", classes)
+    @abc.abstractmethod
+    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+        """Returns ``P[output | input]``, ``float64`` (inputs, outputs), rows that sum to one."""
+
+    @property
+    def uses_priors(self) -> bool:
+        """Whether ``randomize`` takes priors."""
+        return self.public_input == "priors"
+
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        """Returns noisy labels as ``int64`` (size,), or raises."""
+        array = checked_output(self, noisy, (size,), "iu")
+        if size and (array.min() < 0 or array.max() >= self.num_classes):
+            raise _wrong_output(self, "classes that do not exist", f"0..{self.num_classes - 1}")
+        return array.astype(np.int64)
 
 
 class RegressionMechanism(LabelMechanism):
     """A label randomizer over numbers in a public range; noisy labels are ``float64``.
 
-    Privacy: that of ``LabelMechanism``, for every pair of labels in ``label_range()``. A label
-    outside is refused, not clipped: clip the labels to their public range first (``PrivateLabels``
-    does so with ``clip=True``).
+    Guarantee:
+        That of ``LabelMechanism``, for every pair of labels in ``label_range()``. A label outside
+        is refused, not clipped: clip the labels to their public range first (``PrivateLabels``
+        does so with ``clip=True``).
     """
+
+    _takes_priors = "optimal_bins(values, probabilities, epsilon)"
 
     @abc.abstractmethod
     def label_range(self) -> tuple[float, float]:
@@ -132,18 +189,25 @@ class RegressionMechanism(LabelMechanism):
             one row may be compared, and no ratio of two of them exceeds e^epsilon.
         """
 
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        """Returns noisy labels as ``float64`` (size,), or raises."""
+        return checked_output(self, noisy, (size,), "iuf").astype(np.float64)
+
 
 class AggregateMechanism(Mechanism):
     """Hands out one noisy statistic of many labels, such as a histogram.
 
-    Privacy: the whole result is (epsilon, delta)-DP for the replacement of any one of the labels,
-    and whether ``release`` raises does not depend on labels of the kind that it says it is for.
+    Guarantee:
+        The whole result is (epsilon, delta)-DP for the replacement of any one of the labels, and
+        whether ``release`` raises does not depend on labels of the kind that it says it is for.
 
     Attributes:
-        num_classes: K, for labels that are classes 0..K-1; None for numbers.
+        num_classes: K, for labels that are classes 0..K-1; None for others.
+        num_labels: L, for rows (n, L) of zeros and ones; None for others.
     """
 
-    num_classes: int | None
+    num_classes: int | None = None
+    num_labels: int | None = None
 
     def label_range(self) -> tuple[float, float] | None:
         """Returns the range outside of which it refuses numbers; None for none."""
@@ -156,11 +220,81 @@ class AggregateMechanism(Mechanism):
         """Returns the noisy statistic of labels (n,).
 
         Args:
-            labels: (n,), classes or numbers.
+            labels: (n,), classes or numbers; (n, L) rows.
             public_input: what else the statistic is made of, in the order of the labels: group
                 numbers (n,), features (n, d). Must not depend on the labels.
             rng: a generator for repeatable (not private) runs.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenClassification(ClassificationMechanism):
+    """The classification mechanisms of this library: frozen values."""
+
+    epsilon: float
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        check_epsilon(self)
+        classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
+        object.__setattr__(self, "num_classes", classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenRegression(RegressionMechanism):
+    """The regression mechanisms of this library: frozen values."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        check_epsilon(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenAggregate(AggregateMechanism):
+    """The statistics of this library: frozen values."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        check_epsilon(self)
+
+
+def check_epsilon(mechanism: Mechanism) -> None:
+    """Sets epsilon of a frozen mechanism to a float, or raises."""
+    epsilon = _validate.positive_finite("epsilon", mechanism.epsilon)
+    object.__setattr__(mechanism, "epsilon", epsilon)
+
+
+def checked_output(
+    mechanism: Mechanism, noisy: Any, shape: tuple[int, ...] | None, kinds: str
+) -> np.ndarray:
+    """Returns noisy labels as an array of this shape and kind of numbers, all finite, or raises.
+
+    ``shape`` is None for a noisy statistic, which has any.
+    """
+    try:
+        array = np.asarray(noisy)
+    except ValueError:  # ragged lists
+        raise _wrong_output(mechanism, "lists of different lengths", "one array") from None
+    if shape is not None and array.shape != shape:
+        raise _wrong_output(mechanism, f"shape {array.shape}", f"{shape}, one for each label")
+    if array.dtype.kind not in kinds:
+        raise _wrong_output(mechanism, f"dtype {array.dtype}", f"numbers ({kinds})")
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+        raise _wrong_output(mechanism, "NaN or infinity", "finite numbers")
+    return array
+
+
+def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError:
+    what = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
+    return ValueError(
+        f"{type(mechanism).__name__} returned {what} with {found}, expected {expected}. Mend it, "
+        "and hold it against mechanisms.check_mechanism."
+    )
 
 
 _Kind = TypeVar("_Kind", bound=Mechanism)
@@ -216,8 +350,19 @@ def serialize(mechanism: Mechanism) -> dict[str, Any]:
         >>> serialize(RandomizedResponse(epsilon=1.0, num_classes=3))["class_name"]
         'RandomizedResponse'
     """
-    data = {"class_name": type(mechanism).__name__, "config": mechanism.get_config()}
-    return json.loads(json.dumps(data))  # as it will read back: tuples become lists
+    data = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
+    # As it will read back: tuples become lists, and NumPy's numbers Python's.
+    return json.loads(json.dumps(data, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """Returns NumPy's numbers and arrays as Python's."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(
+        f"arguments of mechanisms must be numbers, texts, None, lists or arrays, got "
+        f"{type(value).__name__}. Override get_config and from_config for others."
+    )
 
 
 def deserialize(data: dict[str, Any]) -> Mechanism:

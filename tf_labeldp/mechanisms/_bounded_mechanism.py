@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _integer_noise
-from tf_labeldp.mechanisms._base import RegressionMechanism
+from tf_labeldp.mechanisms._base import FrozenRegression
 
 _MAX_WHOLE = 1 << 53
 _MAX_CELLS = 1 << 27
@@ -25,7 +25,7 @@ _NARROWEST, _WIDEST = 1e-290, 1e290
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundedMechanism(RegressionMechanism):
+class BoundedMechanism(FrozenRegression):
     """A randomizer of numbers in [low, high], whose sensitivity is high - low.
 
     Privacy: that of ``LabelMechanism`` for every pair of labels in [low, high]. It holds for the
@@ -104,11 +104,7 @@ class BoundedMechanism(RegressionMechanism):
             TypeError: the labels are not numbers.
             ValueError: labels out of range, NaN or of a wrong shape, or priors given.
         """
-        if priors is not None:
-            raise ValueError(
-                f"{type(self).__name__} takes no priors. Use optimal_bins(values, probabilities, "
-                "epsilon) to make use of them, or leave priors=None."
-            )
+        self._refuse_public(priors)
         drawn = self._draw(self._grid(labels), rng)
         # The float sum may miss the upper end by a rounding error, on either side.
         noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses, _random
-from tf_labeldp.mechanisms._base import RegressionMechanism
+from tf_labeldp.mechanisms._base import FrozenRegression
 from tf_labeldp.mechanisms._nearest import nearest_index
 
 _UNITS = 1 << 53
@@ -21,7 +21,7 @@ _RATIO_TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelMechanism(RegressionMechanism):
+class ChannelMechanism(FrozenRegression):
     """Draws the noisy label from a table: one row of probabilities for each possible label.
 
     A label is drawn from the row of its nearest input, of two equally near the smaller one.
@@ -81,8 +81,7 @@ class ChannelMechanism(RegressionMechanism):
             TypeError: the labels are not numbers.
             ValueError: labels out of range, NaN or of a wrong shape, or priors given.
         """
-        if priors is not None:
-            raise ValueError("ChannelMechanism takes no priors; leave priors=None.")
+        self._refuse_public(priors)
         low, high = self.label_range()
         labels = _validate.numbers_in_range("labels", labels, low, high)
         rows = nearest_index(self.inputs, labels)

@@ -11,7 +11,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import gaussian_sigma
 from tf_labeldp.mechanisms import _grid_noise
-from tf_labeldp.mechanisms._base import AggregateMechanism
+from tf_labeldp.mechanisms._base import FrozenAggregate
 from tf_labeldp.mechanisms._certified_laplace import certified_laplace
 from tf_labeldp.mechanisms._nearest import nearest_index
 from tf_labeldp.mechanisms._random import checked_generator
@@ -28,7 +28,7 @@ _MOST_STEPS = 1 << 61
 
 
 @dataclasses.dataclass(frozen=True)
-class HistogramMechanism(AggregateMechanism):
+class HistogramMechanism(FrozenAggregate):
     """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
 
     Privacy: all the noisy counts together, of all groups, are (epsilon, delta)-DP for the

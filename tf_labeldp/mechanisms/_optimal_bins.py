@@ -10,6 +10,7 @@ from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
 from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
 from tf_labeldp.mechanisms._least_weight import cheapest_cuts
+from tf_labeldp.mechanisms._priors import Priors
 from tf_labeldp.mechanisms._rr_on_bins import RROnBins
 from tf_labeldp.mechanisms._segment_costs import SegmentCosts, segment_costs
 from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
@@ -59,8 +60,8 @@ def optimal_bins(
 
     Guarantee:
         The mechanism is epsilon-DP whatever the prior is; a wrong prior costs accuracy only. The
-        prior must be public, or released privately and charged (``estimation.private_histogram``,
-        ``LabelRandomizer``).
+        prior must be public, or released privately and charged (``LabelRandomizer`` does so; the
+        receipts of ``Priors`` stay with the mechanism).
 
     Source: ``ghazi2023``, Algorithm 2, which fills a table A[i][j] of cheapest partitions of the
     first i values into j bins, in O(k^3), and minimises ``A[k][d] / (d - 1 + e^epsilon)`` over d.
@@ -92,7 +93,7 @@ def optimal_bins(
         unbiased: whether the mean of the noisy label must be the true one, for every value. Then
             the optimum is no RR-on-Bins but a general channel, found by a linear program for at
             most 64 values (round to a coarser grid first: ``estimation.rounding_grid``), and its
-            outputs reach beyond the labels. See ``estimation.debiased_labels`` for a cheaper way.
+            outputs reach beyond the labels. See ``estimation.debiased`` for a cheaper way.
         output_range: where the outputs of an unbiased channel may lie; None for a range that gains
             most of what a wider one could.
 
@@ -113,7 +114,8 @@ def optimal_bins(
     loss = _losses.checked_loss(loss)
     values, prior = _checked_prior(values, probabilities)
     if unbiased:
-        return unbiased_channel(values, prior, epsilon, loss, output_range)
+        channel = unbiased_channel(values, prior, epsilon, loss, output_range)
+        return _with_receipts(channel, probabilities)
     if output_range is not None:
         raise ValueError(
             "output_range is for unbiased=True; without it the best outputs lie in the range of "
@@ -125,7 +127,15 @@ def optimal_bins(
     costs = segment_costs(loss, points, prior[support], epsilon)
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
-    return RROnBins(epsilon, tuple(values), tuple(outputs), all_bins)
+    mechanism = RROnBins(epsilon, tuple(values), tuple(outputs), all_bins)
+    return _with_receipts(mechanism, probabilities)
+
+
+def _with_receipts(mechanism: Any, probabilities: Any) -> Any:
+    """Returns the mechanism with the receipts of its prior, which its noisy labels are made of."""
+    if isinstance(probabilities, Priors) and probabilities.receipts:
+        object.__setattr__(mechanism, "receipts", probabilities.receipts)
+    return mechanism
 
 
 def _best_cuts(costs: SegmentCosts) -> np.ndarray:

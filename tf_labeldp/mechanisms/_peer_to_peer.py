@@ -16,7 +16,7 @@ from tf_labeldp.accounting import (
     peer_to_peer_guarantee,
 )
 from tf_labeldp.mechanisms import _random
-from tf_labeldp.mechanisms._base import AggregateMechanism
+from tf_labeldp.mechanisms._base import LabelMechanism, check_epsilon, checked_output
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -29,13 +29,14 @@ _ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class PeerToPeerRandomizedResponse(AggregateMechanism):
+class PeerToPeerRandomizedResponse(LabelMechanism):
     """Each user flips a 0/1 label at random, and reports such a noisy label of a random peer.
 
     A user's noisy label is drawn once. Each user picks one user of the same cluster (perhaps
     themselves) uniformly at random and takes over that one's noisy label; with probability theta
     the user reports it. Two users who pick the same peer report the same noisy label. No curator
-    and no shuffler is needed: ``release`` simulates the protocol with all labels at hand.
+    and no shuffler is needed: ``randomize`` simulates the protocol with all labels at hand. A vault
+    keeps the reports of those who report: ``NoisyLabels.indices`` names them.
 
     Privacy: all reports together are (epsilon, delta)-DP for the replacement of one label, towards
     a learner who sees the reports alone, if the users follow the protocol and do not collude with
@@ -70,11 +71,14 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
         >>> round(mechanism.epsilon, 2)
         0.25
         >>> clusters = np.repeat([0, 1], 100)
-        >>> reports = mechanism.release(clusters, clusters, rng=np.random.default_rng(0))
+        >>> reports = mechanism.randomize(clusters, clusters, rng=np.random.default_rng(0))
         >>> reports.shape, np.unique(reports).tolist()
         ((200,), [-1, 0, 1])
     """
 
+    public_input = "clusters"
+
+    epsilon: float
     flip_probability: float
     subsampling_rate: float
     cluster_size: int
@@ -83,7 +87,7 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
 
     def __post_init__(self) -> None:
         """Checks the ranges, and that the stated guarantee holds."""
-        super().__post_init__()
+        check_epsilon(self)
         if _validate.integer_at_least("num_classes", self.num_classes, 2) != 2:
             raise ValueError(
                 f"num_classes must be 2, got {self.num_classes}: peer-to-peer randomized response "
@@ -122,20 +126,19 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
         epsilon = max(found.epsilon, _LEAST_EPSILON)
         return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
 
-    def release(
-        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
+    def randomize(
+        self, labels: Any, clusters: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
         """Returns what each user reports.
 
         Args:
             labels: integers 0 and 1, (n,).
-            public_input: the cluster of each user, public integers of at least zero, (n,); None for
+            clusters: the cluster of each user, public integers of at least zero, (n,); None for
                 one cluster of all.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
 
         Returns:
-            ``int64`` (n,): the reported label, 0 or 1, and -1 for users who report nothing. No
-            charge is made here: ``PrivateLabels.release`` makes it.
+            ``int64`` (n,): the reported label, 0 or 1, and -1 for users who report nothing.
 
         Raises:
             TypeError: labels, clusters or ``rng`` of a wrong kind.
@@ -143,7 +146,7 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
                 than ``cluster_size`` users.
         """
         labels = _validate.class_indices("labels", labels, 2)
-        of_user, sizes = self._checked_clusters(public_input, labels.size)
+        of_user, sizes = self._checked_clusters(clusters, labels.size)
         if rng is not None:
             _random.checked_generator(rng)
 
@@ -155,6 +158,13 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
         peers = users[starts[of_user] + _random.uniform_below(sizes[of_user], rng)]
         reports = _random.uniform_integers(labels.size, rng) < _report_units(self.subsampling_rate)
         return np.where(reports, noisy[peers], -1)
+
+    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+        """Returns reports as ``int64`` (size,), or raises."""
+        reports = checked_output(self, noisy, (size,), "i").astype(np.int64)
+        if size and not -1 <= int(reports.min()) <= int(reports.max()) <= 1:
+            raise ValueError("reports must be 0, 1, or -1 for users who report nothing.")
+        return reports
 
     def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
         """Returns what one peer, who sees one message, learns of another user's label.
@@ -200,8 +210,7 @@ class PeerToPeerRandomizedResponse(AggregateMechanism):
         array = np.zeros(size, dtype=np.int64) if clusters is None else np.asarray(clusters)
         if array.shape != (size,):
             raise ValueError(
-                f"public_input must be the clusters of the users, of shape ({size},), one a "
-                f"label, got {array.shape}."
+                f"clusters must have shape ({size},), the cluster of each user, got {array.shape}."
             )
         _validate.group_numbers("clusters", array)  # the ids themselves may pass 64 bits
         _, of_user, sizes = np.unique(array, return_inverse=True, return_counts=True)

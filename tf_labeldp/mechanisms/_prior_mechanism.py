@@ -10,11 +10,11 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _top_k
-from tf_labeldp.mechanisms._base import ClassificationMechanism
+from tf_labeldp.mechanisms._base import FrozenClassification
 
 
 @dataclasses.dataclass(frozen=True)
-class PriorMechanism(ClassificationMechanism):
+class PriorMechanism(FrozenClassification):
     """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that the prior alone decides.
 
     Privacy: (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior
@@ -30,7 +30,7 @@ class PriorMechanism(ClassificationMechanism):
         True
     """
 
-    uses_priors = True
+    public_input = "priors"
 
     @abc.abstractmethod
     def set_sizes(self, priors: np.ndarray) -> np.ndarray:

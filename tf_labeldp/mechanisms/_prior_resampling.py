@@ -11,9 +11,9 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _random
-from tf_labeldp.mechanisms._base import ClassificationMechanism
+from tf_labeldp.mechanisms._base import FrozenClassification
 from tf_labeldp.mechanisms._cluster_distributions import checked_threshold
-from tf_labeldp.mechanisms._grouped_priors import GroupedPriors
+from tf_labeldp.mechanisms._priors import Priors
 from tf_labeldp.mechanisms._top_k import row_chunks
 
 _UNITS = 1 << 53
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class PriorResampling(ClassificationMechanism):
+class PriorResampling(FrozenClassification):
     """Replaces each label, with probability lambda, by a draw from the label's own prior q.
 
     The channel is ``P[z | y] = (1 - lambda) [z = y] + lambda q_z``. Where the prior is right the
@@ -49,9 +49,6 @@ class PriorResampling(ClassificationMechanism):
         resampling_probability: lambda for every row, in (0, 1]; rows for which it would cost more
             than epsilon are refused. None for the smallest of each row.
         threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
-        adaptive_epsilon: whether epsilon was set by an earlier release of the same labels, as
-            ``ClusterRandomizedResponse`` does for a fixed lambda; the epsilons of such draws add up
-            (``accounting.compose_charges``).
 
     Example:
         >>> mechanism = PriorResampling(epsilon=1.0, num_classes=3)
@@ -61,11 +58,10 @@ class PriorResampling(ClassificationMechanism):
         [0.512, 0.256, 0.232]
     """
 
-    uses_priors = True
+    public_input = "priors"
 
     resampling_probability: float | None = None
     threshold: float = 0.0
-    adaptive_epsilon: bool = False
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -75,8 +71,19 @@ class PriorResampling(ClassificationMechanism):
             object.__setattr__(self, "resampling_probability", probability)
         tau = checked_threshold(self.threshold, self.num_classes)
         object.__setattr__(self, "threshold", tau)
-        adaptive = _validate.boolean("adaptive_epsilon", self.adaptive_epsilon)
-        object.__setattr__(self, "adaptive_epsilon", adaptive)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PriorResampling:
+        """Returns the mechanism that ``get_config`` described.
+
+        Version 0.1 priced a fixed lambda by the priors that had come out (``adaptive_epsilon``);
+        here it has the price that was promised before them.
+        """
+        config = dict(config)
+        if config.pop("adaptive_epsilon", False):
+            kept = config["resampling_probability"]
+            config["epsilon"] = math.log1p((1.0 - kept) / (kept * config["threshold"]))
+        return cls(**config)
 
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
@@ -98,10 +105,9 @@ class PriorResampling(ClassificationMechanism):
                 found out before anything is drawn, and depends on the priors alone.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
-        groups: np.ndarray | None = None
-        if isinstance(priors, GroupedPriors):
-            groups = priors.checked_groups(labels.size)
-            rows = self._checked_rows(priors.rows, None)
+        groups = priors.checked_groups(labels.size) if isinstance(priors, Priors) else None
+        if groups is not None:
+            rows = self._checked_rows(priors.probabilities, None)
         else:
             rows = self._checked_rows(priors, labels.size)
             if rows.shape[0] == 1:

@@ -10,14 +10,14 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import randomized_response_event
 from tf_labeldp.mechanisms import _top_k
-from tf_labeldp.mechanisms._base import ClassificationMechanism
+from tf_labeldp.mechanisms._base import FrozenClassification
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(ClassificationMechanism):
+class RandomizedResponse(FrozenClassification):
     """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
 
     Privacy: (epsilon, 0)-DP for the replacement of one label; the worst log-ratio equals epsilon.
@@ -54,11 +54,7 @@ class RandomizedResponse(ClassificationMechanism):
             TypeError: the labels are not integers.
             ValueError: labels out of range or of a wrong shape, or priors given.
         """
-        if priors is not None:
-            raise ValueError(
-                "RandomizedResponse takes no priors. Use RRWithPrior(epsilon, num_classes) to make "
-                "use of them, or leave priors=None."
-            )
+        self._refuse_public(priors)
         labels = _validate.class_indices("labels", labels, self.num_classes)
         size = np.full(labels.shape, self.num_classes, dtype=np.int64)
         return _top_k.draw_ranks(labels, size, self.epsilon, rng)

@@ -10,12 +10,12 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses, _top_k
-from tf_labeldp.mechanisms._base import RegressionMechanism
+from tf_labeldp.mechanisms._base import FrozenRegression
 from tf_labeldp.mechanisms._nearest import nearest_index
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class RROnBins(RegressionMechanism):
+class RROnBins(FrozenRegression):
     """Maps a label to its bin and runs randomized response over the bins' outputs.
 
     ``optimal_bins`` finds the bins with the least expected loss; no epsilon-DP mechanism on these
@@ -75,6 +75,11 @@ class RROnBins(RegressionMechanism):
         object.__setattr__(self, "bin_of_input", tuple(bins.tolist()))
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a statement of a draw rests on."""
+        return ("the bins were chosen without these labels, but for the uses counted here",)
+
+    @property
     def num_bins(self) -> int:
         """Number of outputs d."""
         return len(self.outputs)
@@ -115,11 +120,7 @@ class RROnBins(RegressionMechanism):
             TypeError: the labels are no numbers.
             ValueError: labels out of range or of a wrong shape, or priors given.
         """
-        if priors is not None:
-            raise ValueError(
-                "RROnBins takes no priors: its bins were chosen for one. Leave priors=None, or "
-                "make other bins with optimal_bins(values, probabilities, epsilon)."
-            )
+        self._refuse_public(priors)
         true_bin = self.bin_of(labels)
         size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
         return np.asarray(self.outputs)[_top_k.draw_ranks(true_bin, size, self.epsilon, rng)]

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, gaussian_epsilon
+from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_event, gaussian_epsilon
 from tf_labeldp.tf_privacy._load import load
 from tf_labeldp.tf_privacy._tree_query import (
     is_efficient,
@@ -138,7 +138,9 @@ class QueryNoise(NoiseMechanism):
             sampling_probability: of Poisson sampling; 1 where nothing is amplified.
             steps: the number of uses of each example.
         """
-        return None if self._is_tree else super().dp_event(sampling_probability, steps)
+        if self._is_tree:
+            return None
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
 
     def single_pass_guarantee(self, delta: float, *, steps: int | None = None) -> PrivacyGuarantee:
         """Returns what a tree promises where no example takes part in two steps.

@@ -58,7 +58,8 @@ class Denoiser(abc.ABC):
 
         Args:
             gradients: the noisy mean gradient, one tensor a variable.
-            vertices: the public examples of this step, and their losses for each label.
+            vertices: the public examples of this step, and their losses for each label; None for
+                a denoiser that needs neither the batch nor other examples.
             state: from ``initial_state`` or the last step.
         """
 

@@ -31,6 +31,13 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
     if not isinstance(outputs, int):
         return
     if vault is not None:
+        if vault.num_labels is not None:
+            if vault.num_labels != outputs:
+                raise ValueError(
+                    f"the labels are rows of {vault.num_labels}, but the model has {outputs} "
+                    "outputs. Give its last layer one unit for each label of a row."
+                )
+            return
         # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
         one_score = outputs == 1 and not _is_sparse_cross_entropy(loss)
         if vault.label_range is None and vault.num_classes > outputs and not one_score:

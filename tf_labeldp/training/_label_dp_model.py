@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tf_labeldp._trained_models import remember
-from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp._optimizers import account_for
+from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt
+from tf_labeldp.accounting._receipts import receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data import PoissonBatches
-from tf_labeldp.training._cross_example_layers import all_layers, check_layers
+from tf_labeldp.keras_layers._released_dense import CarriesReceipts
+from tf_labeldp.training._cross_example_layers import check_layers
 from tf_labeldp.training._label_codes import check_codes
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._ledger import HISTORY, Ledger
+from tf_labeldp.training._native_log import withheld_log
 from tf_labeldp.training._per_example_loss import per_example_loss
 from tf_labeldp.training._private_step import PrivateStep
 from tf_labeldp.training._spending import Spending
 from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
+from tf_labeldp.vault import declare
+from tf_labeldp.vault._carried import carry, carry_from_file, noted_layers, receipts_of
 
+_HISTORY_OF_0_1 = "label_dp_history"
+_FROM_0_1 = (
+    "nothing is promised: the weights come from a file of tf-labeldp 0.1, which has no receipts. "
+    "Train anew, or declare what its statement said: model.declare(because=..., epsilon=..., "
+    "delta=...)"
+)
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.CancelledError,
@@ -32,7 +44,7 @@ _HARMLESS = (
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class LabelDPModel(keras.Model):
+class LabelDPModel(CarriesReceipts, keras.Model):
     """A Keras model that trains by DP-SGD under label DP: all that ``fit`` does is private.
 
     Use it like any functional model; compile it with a ``LabelDPOptimizer`` and a loss per example,
@@ -43,8 +55,13 @@ class LabelDPModel(keras.Model):
     with several replicas), divides by the expected batch size, denoises, and hands the result to
     the inner optimizer (``ghazi2024``, Algorithm 1).
 
-    Privacy:
-        ``guarantee()`` states what all steps so far cost under replacement of one label.
+    Guarantee:
+        ``guarantee()`` states what all that went into the weights cost under replacement of one
+        label: steps of this model and of others that share its layers, noisy labels and heads that
+        they were trained on or made of, whatever came with a file or was copied from another model
+        of this process. The receipts go with the weights, through ``.keras``, ``.weights.h5`` and
+        ``tf.train.Checkpoint``. Where weights were trained in the clear in this process, nothing is
+        promised until ``declare`` says what is known of it.
 
         The charge to a vault is made before an epoch's first step, and ``fit`` alone takes steps:
         each has to be charged, or it stops before its noise is drawn.
@@ -118,32 +135,51 @@ class LabelDPModel(keras.Model):
                     "not built. Give them: LabelDPModel.from_model(model, "
                     "inputs=keras.Input(shape))."
                 ) from error
-        if isinstance(model, LabelDPModel):
-            private._ledger = model._own_ledger()
+        carry(private, receipts_of(model))
         return private
 
-    def _own_ledger(self) -> Ledger:
-        """Returns the list of what was spent on these weights."""
-        if getattr(self, "_ledger", None) is None:
-            self._ledger = Ledger()
-        # Layers may have been trained as part of another model, before or since.
-        self._ledger.absorb_those_of(_trained_layers(self))
-        return self._ledger
+    # By the names args and kwargs Keras knows that a model is functional.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
 
-    def save_own_variables(self, store: Any) -> None:
-        """Writes the history of steps beside the weights, which it goes with."""
-        super().save_own_variables(store)
-        if self._own_ledger().runs:
-            store[HISTORY] = self._own_ledger().to_bytes()
+    def written_receipts(self) -> bytes:
+        """Returns the receipts, as they are written beside the weights, which they go with."""
+        return receipts_to_bytes(receipts_of(self), noted_layers(self))
+
+    def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
+        """Adds the receipts of a file to those that are known."""
+        carry_from_file(self, *receipts_from_bytes(content))
+        if of_checkpoint and getattr(self, "optimizer", None) is not None:
+            account_for(self.optimizer, np.inf)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the history of steps; it is added to what is known already."""
+        """Reads the receipts; weights of version 0.1 have none."""
         values = {name: store[name] for name in store.keys()}
-        text = values.pop(HISTORY, None)
-        if text is not None:
-            self._own_ledger().add_bytes(text)
-        if values or text is None:
-            super().load_own_variables(values)
+        if values.pop(_HISTORY_OF_0_1, None) is not None:
+            unknown = Charge.unknown(_FROM_0_1)
+            carry(self, [Receipt(LabelSet.new(0), unknown, "training by 0.1", "unknown")])
+        super().load_own_variables(values)
+
+    def declare(
+        self,
+        because: str,
+        *,
+        epsilon: float = 0.0,
+        delta: float = 0.0,
+        made_of: Iterable[Any] = (),
+    ) -> PrivacyGuarantee:
+        """Declares what is known of the history of the weights; see ``tf_labeldp.declare``.
+
+        Args:
+            because: why, in a sentence; statements print it as the author's claim.
+            epsilon: what the training before has cost the private labels; 0 if it used none.
+            delta: likewise.
+            made_of: noisy labels, heads or models that the weights were trained on.
+
+        Returns:
+            The statement with the claim.
+        """
+        return declare(self, because, epsilon=epsilon, delta=delta, made_of=made_of)
 
     @property
     def report_training_metrics(self) -> bool:
@@ -200,13 +236,11 @@ class LabelDPModel(keras.Model):
         super().compile(optimizer=optimizer, loss=loss, jit_compile=False, **settings)
         self._guard = StepGuard()
         self._step = PrivateStep(self, optimizer, losses, self._guard)
-        # A model that is compiled anew keeps its weights, and so what was spent on them.
-        self._own_ledger().absorb(optimizer._ledger)
-        optimizer._ledger, optimizer._owner = self._own_ledger(), weakref.ref(self)
-        self._spending = Spending(optimizer, self._own_ledger(), self._guard)
+        optimizer._owner = weakref.ref(self)
+        self._spending = Spending(self, optimizer, self._guard)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded model as it was when saved; its history of steps comes with it."""
+        """Compiles a loaded model as it was when saved."""
         settings = keras.saving.deserialize_keras_object(config)
         self.compile(**settings)
         if self.built:
@@ -248,7 +282,8 @@ class LabelDPModel(keras.Model):
         self._initial_epoch = None  # what BackupAndRestore found for an earlier fit
         self._begin(plan)
         try:
-            return super().fit(x, y, **settings)
+            with withheld_log():
+                return super().fit(x, y, **settings)
         except tf.errors.OpError as error:
             if self._guard.error is None and isinstance(error, _HARMLESS):
                 raise
@@ -272,6 +307,12 @@ class LabelDPModel(keras.Model):
             )
         with self.distribute_strategy.scope():
             distributed = tf.distribute.has_strategy()
+        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            raise ValueError(
+                "MultiWorkerMirroredStrategy is not supported: each worker would sample batches of "
+                "its own and draw noise of its own, and nothing could be stated of the sum. Train "
+                "on one machine, with MirroredStrategy for several GPUs."
+            )
         if distributed and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
             # With a strategy Keras also takes a batch that it does not train on, which would move
             # the passes against the epochs that are charged.
@@ -288,8 +329,6 @@ class LabelDPModel(keras.Model):
                 self.optimizer.build(self.trainable_variables)
         self._guard.error = None
         self._withholding = not self.report_training_metrics
-        self._own_ledger().belongs_to(_trained_layers(self))
-        remember(self, plan.vault)
         self._spending.begin(plan, self.report_training_metrics)
         self.train_function = None  # the plan is a constant of the traced step
 
@@ -356,11 +395,9 @@ class LabelDPModel(keras.Model):
         return {**self.compute_metrics(x, y, outputs, sample_weight=weights), **report}
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns what all training of these weights costs, with what their vaults have paid for.
+        """Returns what all that went into the weights costs; see the class.
 
-        Counted are all calls of ``fit`` of this model and of others that share layers with it,
-        and those that came with a saved model or checkpoint. Weights that were
-        copied by ``set_weights`` bring no history.
+        What else has left the vaults of the labels is in the statements of these vaults.
 
         Args:
             delta: of the statement. None takes that of the vault's budget, or n^-1.1 without a
@@ -371,9 +408,11 @@ class LabelDPModel(keras.Model):
 
         Raises:
             RuntimeError: the model has not been compiled.
+
+        Warns:
+            UserWarning: delta is not below 1/n.
         """
         self._assert_compiled()
-        self._own_ledger()  # with what other models did to these layers
         return self._spending.guarantee(delta)
 
     def guarantee_after_next_epoch(self, delta: float | None = None) -> PrivacyGuarantee:
@@ -384,12 +423,6 @@ class LabelDPModel(keras.Model):
         """
         self._assert_compiled()
         return self._spending.guarantee(delta, next_epoch=True)
-
-
-def _trained_layers(model: keras.Model) -> list[Any]:
-    """Returns the layers, not the models, that have weights."""
-    layers = [one for one in all_layers(model) if not isinstance(one, keras.Model)]
-    return [layer for layer in layers if layer.weights]
 
 
 def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._ledger import HISTORY, Ledger
-from tf_labeldp.training._noise import GaussianNoise, NoiseMechanism
+from tf_labeldp.training._noise import GaussianNoise, NoiseMechanism, renamed_seed
 from tf_labeldp.training._per_example_clipping import METHODS
 from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
 
@@ -34,8 +33,8 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice ``l2_norm_clip``
     at most. Denoiser and inner optimizer only process what has been made private. Gradients that
     did not go through ``LabelDPModel`` are refused: there is no way to train in the clear with it.
-    What all steps together cost is in ``LabelDPModel.guarantee()``; the history of steps that it is
-    made from is saved with the configuration and with the weights, and comes back with either.
+    What all steps together cost is in ``LabelDPModel.guarantee()``. The clip, the noise, the
+    denoiser and the preconditioner can't be changed: compile the model with another optimizer.
 
     Args:
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate
@@ -52,11 +51,10 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             of single gradients; None: one example each.
         noise: another source of noise than ``GaussianNoise(noise_multiplier)``; then
             ``noise_multiplier`` may be left out, or must be the same.
-        seed: makes the noise repeatable; statements then say "not private: seeded".
+        insecure_seed: makes the noise repeatable; statements then say "not private: seeded".
         method: how per-example gradients are made: ``"auto"``, ``"ghost"`` or ``"vectorized"``.
             Changes speed, not privacy.
         max_bytes: the most extra memory that they may take.
-        history: the steps taken so far, as ``get_config`` gives them.
         name: of the optimizer.
 
     Raises:
@@ -82,10 +80,9 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         *,
         preconditioner: Preconditioner | str | None = None,
         noise: NoiseMechanism | None = None,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         method: str = "auto",
         max_bytes: int = 2**30,
-        history: Any = (),
         name: str | None = None,
         **unused: Any,
     ) -> None:
@@ -93,27 +90,46 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         _refuse_arguments(unused)
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
-        self.l2_norm_clip = _checked_clip(l2_norm_clip)
-        self.noise = _checked_noise(noise, noise_multiplier, seed)
-        self.seed = seed
-        self.denoiser = _checked_denoiser(denoiser)
-        self.preconditioner = _checked_preconditioner(preconditioner, self.denoiser)
-        self.num_microbatches = (
+        self._l2_norm_clip = _checked_clip(l2_norm_clip)
+        self._noise = _checked_noise(noise, noise_multiplier, insecure_seed)
+        self.insecure_seed = insecure_seed
+        self._denoiser = _checked_denoiser(denoiser)
+        self._preconditioner = _checked_preconditioner(preconditioner, self._denoiser)
+        self._num_microbatches = (
             None
             if num_microbatches is None
             else _validate.integer_at_least("num_microbatches", num_microbatches, 1)
         )
         self.method = _validate.one_of("method", method, METHODS)
         self.max_bytes = _validate.integer_at_least("max_bytes", max_bytes, 1)
-        self._ledger = Ledger(history)
         self._noise_state: Any = ()
         self._denoiser_state: Any = ()
         self._curvature: Any = ()
 
     @property
-    def history(self) -> list[dict[str, Any]]:
-        """One entry for each ``fit``: how noisy its steps were, and how many there have been."""
-        return self._ledger.runs
+    def l2_norm_clip(self) -> float:
+        """The largest L2 norm of one example's gradient."""
+        return self._l2_norm_clip
+
+    @property
+    def noise(self) -> NoiseMechanism:
+        """Where the noise comes from."""
+        return self._noise
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """What makes a better gradient of a noisy one."""
+        return self._denoiser
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """What decides the coordinates of clipping and noise, or None."""
+        return self._preconditioner
+
+    @property
+    def num_microbatches(self) -> int | None:
+        """Number of means of neighbouring examples that are clipped, or None."""
+        return self._num_microbatches
 
     @property
     def noise_multiplier(self) -> float:
@@ -231,17 +247,10 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             "LabelDPModel.from_model(model), or LabelDPModel(inputs, outputs), and call its fit."
         )
 
-    def save_own_variables(self, store: Any) -> None:
-        """Writes the variables, and the history of steps, into a checkpoint."""
-        super().save_own_variables(store)
-        store[HISTORY] = self._ledger.to_bytes()
-
     def load_own_variables(self, store: Any) -> None:
-        """Reads the variables; the steps of the checkpoint are added to those known already."""
+        """Reads the variables of a checkpoint."""
         values = {name: store[name] for name in store.keys()}
-        text = values.pop(HISTORY, None)
-        if text is not None:
-            self._ledger.add_bytes(text)
+        values.pop("label_dp_history", None)  # of version 0.1
         super().load_own_variables(values)
 
     def finalize_variable_values(self, var_list: Any) -> None:
@@ -249,7 +258,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument, and the steps taken."""
+        """Returns every constructor argument."""
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "l2_norm_clip": self.l2_norm_clip,
@@ -258,17 +267,17 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             "preconditioner": keras.saving.serialize_keras_object(self.preconditioner),
             "num_microbatches": self.num_microbatches,
             "noise": keras.saving.serialize_keras_object(self.noise),
-            "seed": self.seed,
+            "insecure_seed": self.insecure_seed,
             "method": self.method,
             "max_bytes": self.max_bytes,
-            "history": self.history,
             "name": self.name,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
         """Returns the optimizer that ``get_config`` described."""
-        config = dict(config)
+        config = renamed_seed(config)
+        config.pop("history", None)  # of version 0.1
         for name in ("inner_optimizer", "denoiser", "preconditioner", "noise"):
             config[name] = keras.saving.deserialize_keras_object(
                 config[name], custom_objects=custom_objects
@@ -302,14 +311,16 @@ def _checked_inner(given: Any) -> keras.optimizers.Optimizer:
     return inner
 
 
-def _checked_noise(noise: Any, noise_multiplier: float | None, seed: int | None) -> NoiseMechanism:
+def _checked_noise(
+    noise: Any, noise_multiplier: float | None, insecure_seed: int | None
+) -> NoiseMechanism:
     if noise is None:
         if noise_multiplier is None:
             raise TypeError(
                 "noise_multiplier is missing. accounting.calibrate_noise_multiplier finds it for a "
                 "target epsilon."
             )
-        return GaussianNoise(noise_multiplier, seed=seed)
+        return GaussianNoise(noise_multiplier, insecure_seed=insecure_seed)
     if not isinstance(noise, NoiseMechanism):
         raise TypeError(
             f"noise must be a tf_labeldp.training.NoiseMechanism, got {type(noise).__name__}. For "
@@ -320,8 +331,8 @@ def _checked_noise(noise: Any, noise_multiplier: float | None, seed: int | None)
             f"noise_multiplier={noise_multiplier:g} contradicts noise, which has "
             f"{noise.noise_multiplier:g}. Leave noise_multiplier out."
         )
-    if seed is not None and getattr(noise, "seed", None) != seed:
-        raise ValueError("seed and noise were both given; give the seed to the noise.")
+    if insecure_seed is not None and getattr(noise, "insecure_seed", None) != insecure_seed:
+        raise ValueError("insecure_seed and noise were both given; give the seed to the noise.")
     return noise
 
 

@@ -13,10 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp import _trained_models, _validate
-from tf_labeldp._label_store import array_digest, publish
-from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRWithPrior
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp import _validate
+from tf_labeldp._optimizers import account_for, weight_digests
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt
+from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.training._model_output import (
     check_model,
     priors_from_outputs,
@@ -25,6 +26,13 @@ from tf_labeldp.training._model_output import (
 )
 from tf_labeldp.training._stage_data import Features, StageDataset, TrainingSet
 from tf_labeldp.training._stage_plan import StagePlan
+from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
+from tf_labeldp.vault._carried import (
+    carry,
+    receipts_of,
+    remember_weights,
+)
+from tf_labeldp.vault._store import array_digest, publish
 
 _SHUFFLE_STREAM = 1
 
@@ -100,7 +108,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         reuse_labels: whether a stage also trains on the noisy labels of earlier stages.
         filter_labels: whether of those, labels outside the current model's top k are left out,
             k = mean k of RRWithPrior on the new part, rounded.
-        priors: prior of the first stage from elsewhere, (K,) or (n, K); None for a uniform one.
+        priors: prior of the first stage from elsewhere, (K,) or (n, K), or ``mechanisms.Priors``;
+            None for a uniform one.
         key: name under which the vault keeps the draws, one a stage; letters, digits, "_", "-" and
             "." only. A second run with the same
             vault, key and settings trains on the same draws and costs nothing more.
@@ -186,10 +195,12 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
-        self._priors = priors
+        self._priors: Priors | None = None
+        self._priors_name = ""
         if priors is not None:
-            self._priors = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
-        self._priors_name = "" if priors is None else f"-priors-{array_digest(self._priors)[:12]}"
+            rows = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
+            self._priors = Priors(rows, receipts=Priors.of(priors).receipts)
+            self._priors_name = f"-priors-{array_digest(rows)[:12]}"
         if not re.fullmatch(r"[\w.-]+", key):
             raise ValueError(
                 f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
@@ -201,6 +212,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._training_set: TrainingSet | None = None
         self._first_epoch = True
         self._start_state: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        self._start_digests: list[bytes] = []
         self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
         self._kept: dict[int, np.ndarray] = {}
         self._data = StageDataset(
@@ -225,17 +237,50 @@ class MultiStageTraining(keras.callbacks.Callback):
         """What each stage entered so far trains on."""
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
-    def noisy_labels(self) -> np.ndarray:
+    def noisy_labels(self) -> NoisyLabels:
         """Returns the noisy labels drawn so far, to keep or to publish beside the model.
 
+        Those of a first stage without priors were drawn by randomized response, which is
+        ``RRWithPrior`` under a uniform prior: so all of them have one mechanism.
+
         Returns:
-            ``int64`` array (n,) of class codes; -1 for examples of stages not yet drawn.
+            ``NoisyLabels`` of the examples whose stage has been drawn, with the priors of each.
         """
-        noisy = np.full(len(self._labels), -1, dtype=np.int64)
-        for stage, part in enumerate(self._plan.parts):
-            if self._labels.has_draw(self._key(stage)):
-                noisy[part] = self._draw(stage, None)
-        return noisy
+        drawn = [self._draw(stage, None) for stage in self._drawn_stages()]
+        k = self._labels.num_classes
+        if not drawn:
+            return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), self._last_mechanism)
+        rows: list[np.ndarray] = []
+        for stage, one in enumerate(drawn):
+            if one.priors is not None:
+                rows.append(np.broadcast_to(np.asarray(one.priors), (len(one), k)))
+            elif stage == 0 and self._priors is None:
+                rows.append(np.full((len(one), k), 1.0 / k))
+        known = len(rows) == len(drawn)  # a store of version 0.1 kept no priors
+        receipts = merge_receipts(*(one.receipts for one in drawn))
+        return NoisyLabels(
+            np.concatenate([one.values for one in drawn]),
+            np.concatenate([one.indices for one in drawn]),
+            self._last_mechanism,
+            Priors(np.concatenate(rows), receipts=receipts) if known else None,
+            receipts,
+        )
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of the model that was trained.
+
+        Args:
+            delta: of the statement; None for that of the vault's budget.
+
+        Raises:
+            RuntimeError: no model has been trained as yet.
+        """
+        if self.model is None:
+            raise RuntimeError(
+                "no model has been trained with these stages. Call model.fit(stages.dataset(), "
+                "epochs=stages.epochs, callbacks=[stages])."
+            )
+        return guarantee(self.model, delta)
 
     def dataset(self) -> tf.data.Dataset:
         """Draws the first stage's labels and returns the dataset for ``model.fit``.
@@ -269,7 +314,10 @@ class MultiStageTraining(keras.callbacks.Callback):
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
-        """Remembers how weights and optimizer start, before any other callback restores them."""
+        """Remembers how weights and optimizer start, before any other callback restores them.
+
+        What the weights were made of counts against the vault's budget, and stays known.
+        """
         super().set_model(model)
         optimizer = model.optimizer
         with model.distribute_strategy.scope():
@@ -278,6 +326,10 @@ class MultiStageTraining(keras.callbacks.Callback):
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
         self._start_state = (_values(model.variables), _values(optimizer.variables))
+        carried = receipts_of(model)
+        self._labels.adopt(carried)
+        carry(model, carried)
+        self._start_digests = weight_digests(model.weights)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
@@ -294,7 +346,6 @@ class MultiStageTraining(keras.callbacks.Callback):
             self._labels.num_classes,
             returns_logits(self.model, self._from_logits),
         )
-        _trained_models.remember(self.model, self._labels)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Changes the stage where one begins; goes on in it where a run resumes inside it."""
@@ -307,13 +358,31 @@ class MultiStageTraining(keras.callbacks.Callback):
         if self._training_set is None or begins or self._first_epoch:
             self._training_set = self._make_training_set(stage)
         self._first_epoch = False
+        carry(self.model, self._receipts())
         self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the weights as they are now, so that they are known wherever they turn up."""
+        known = receipts_of(self.model, evidence=False)
+        remember_weights(self.model.weights, known, unless=self._start_digests)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes them once more: an optimizer with ``use_ema`` sets their averages at the end."""
+        self.on_epoch_end(self.epochs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Accounts for the steps to come, which are on noisy labels."""
+        steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+        account_for(self.model.optimizer, steps + self.model.steps_per_execution)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops a run that does not read this dataset, after its first step."""
         if self._data.served:
+            account_for(self.model.optimizer)
             return
-        self._set_weights_back()
+        self._set_back(self.model, 0)
+        self._set_back(self.model.optimizer, 1)
+        self.model.reset_metrics()
         raise RuntimeError(
             "model.fit does not read the noisy labels of this stage: it was given other data, or "
             "the dataset was cached, repeated or read ahead. The weights were set back to those "
@@ -327,11 +396,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         earlier = [self._stored(s) for s in range(stage)]
         if stage == 0:
             priors = self._first_priors()
-            self._draw(0, priors)
         else:
             self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
-            priors = self._predict(part, self._plan.temperatures[stage])
-            self._draw(stage, priors)
+            found = self._predict(part, self._plan.temperatures[stage])
+            priors = Priors(found, receipts=receipts_of(self.model, evidence=False))
+        self._draw(stage, priors)
         mean_k = float(self._labels.num_classes)
         if priors is not None:
             mean_k = float(self._mechanism(stage).optimal_k(priors).mean())  # type: ignore[attr-defined]
@@ -352,7 +421,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
         return TrainingSet(
             indices,
-            self.noisy_labels()[indices],
+            self._codes()[indices],
             self._plan.mixup_alphas[stage],
             epoch=self._plan.starts[stage],
         )
@@ -368,12 +437,32 @@ class MultiStageTraining(keras.callbacks.Callback):
             made_with = f"-temperature-{self._plan.temperatures[stage]:g}"
         return f"{self._run_key}-stage-{stage + 1}-of-{len(self._plan.parts)}{made_with}"
 
-    def _draw(self, stage: int, priors: np.ndarray | None) -> np.ndarray:
+    @property
+    def _last_mechanism(self) -> RRWithPrior:
+        return RRWithPrior(self._epsilon, self._labels.num_classes)
+
+    def _drawn_stages(self) -> list[int]:
+        stages = range(len(self._plan.parts))
+        return [stage for stage in stages if self._labels.has_draw(self._key(stage))]
+
+    def _codes(self) -> np.ndarray:
+        """Returns the noisy labels drawn so far, ``int64`` (n,); -1 for those that are not."""
+        noisy = np.full(len(self._labels), -1, dtype=np.int64)
+        for stage in self._drawn_stages():
+            noisy[self._plan.parts[stage]] = self._draw(stage, None).values
+        return noisy
+
+    def _receipts(self) -> tuple[Receipt, ...]:
+        """Returns the receipts of the stages that training has come to."""
+        begun = [stage for stage in self._drawn_stages() if stage in self._reports]
+        return merge_receipts(*(self._draw(stage, None).receipts for stage in begun))
+
+    def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
         return self._labels.randomize(
             self._mechanism(stage), self._plan.parts[stage], priors, key=self._key(stage)
         )
 
-    def _stored(self, stage: int) -> np.ndarray:
+    def _stored(self, stage: int) -> NoisyLabels:
         """Returns the noisy labels of a stage that has been drawn."""
         if not self._labels.has_draw(self._key(stage)):
             raise RuntimeError(
@@ -383,10 +472,12 @@ class MultiStageTraining(keras.callbacks.Callback):
             )
         return self._draw(stage, None)
 
-    def _first_priors(self) -> np.ndarray | None:
+    def _first_priors(self) -> Priors | None:
         if self._priors is None:
             return None
-        return self._priors[0] if len(self._priors) == 1 else self._priors[self._plan.parts[0]]
+        rows = self._priors.probabilities
+        chosen = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
+        return Priors(chosen, receipts=self._priors.receipts)
 
     def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
         """Returns the model's probabilities ``float64`` (m, K), batch by batch."""
@@ -396,30 +487,27 @@ class MultiStageTraining(keras.callbacks.Callback):
         logits = returns_logits(self.model, self._from_logits)
         return priors_from_outputs(outputs, logits, temperature)
 
-    def _filter(self, earlier: list[np.ndarray], k: int) -> np.ndarray:
+    def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:
         """Returns the earlier examples to train on again."""
         indices = np.concatenate(self._plan.parts[: len(earlier)])
         if not self._reuse_labels:
             return indices[:0]
         if not self._filter_labels or k >= self._labels.num_classes:
             return indices
-        noisy = np.concatenate(earlier)
+        noisy = np.concatenate([one.values for one in earlier])
         self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
         return indices[top_k_contains(self._predict(indices, 1.0), noisy, k)]
 
     def _restart(self) -> None:
         """Sets the optimizer, and without a warm start the weights, back to how they began."""
-        with self.model.distribute_strategy.scope():
-            for variable, value in zip(
-                self.model.optimizer.variables, self._start_state[1], strict=True
-            ):
-                variable.assign(value)
+        self._set_back(self.model.optimizer, 1)
         if not self._warm_start:
-            self._set_weights_back()
+            self._set_back(self.model, 0)
 
-    def _set_weights_back(self) -> None:
+    def _set_back(self, whole: Any, which: int) -> None:
+        """Sets the model, or the optimizer, back to its start state."""
         with self.model.distribute_strategy.scope():
-            for variable, value in zip(self.model.variables, self._start_state[0], strict=True):
+            for variable, value in zip(whole.variables, self._start_state[which], strict=True):
                 variable.assign(value)
 
     def _state_path(self, stage: int) -> pathlib.Path | None:

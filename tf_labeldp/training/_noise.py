@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import dp_sgd_event
 from tf_labeldp.mechanisms._random import uniform_integers
 
 _GRID = 2.0**-16
@@ -22,8 +23,13 @@ class NoiseMechanism(abc.ABC):
     ``LabelDPOptimizer`` makes a ``GaussianNoise`` where none is given; ``tf_privacy.QueryNoise``
     adapts the queries of TF Privacy.
 
+    Guarantee:
+        This base class promises nothing. A statement about noise of your own rests on the event
+        that its ``dp_event`` names, and says that this is its author's claim.
+
     Attributes:
-        noise_multiplier: standard deviation of one step's noise, divided by ``l2_norm_clip``.
+        noise_multiplier: standard deviation of one step's noise, divided by ``l2_norm_clip``; must
+            not change while a model is trained.
         seeded: whether the noise can be repeated; then a statement says "not private: seeded".
 
     Example:
@@ -55,13 +61,14 @@ class NoiseMechanism(abc.ABC):
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
         """Returns the ``dp_accounting`` event of some steps; None where nothing can be promised.
 
+        ``accounting.dp_sgd_event`` is that of independent Gaussian noise in each step.
+
         Args:
             sampling_probability: of Poisson sampling; 1 where nothing is amplified.
             steps: the number of uses of each example.
         """
-        from tf_labeldp.accounting import dp_sgd_event
-
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+        del sampling_probability, steps
+        return None
 
     def assumptions(self) -> tuple[str, ...]:
         """Returns what a statement about this noise rests on."""
@@ -89,20 +96,33 @@ class GaussianNoise(NoiseMechanism):
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
-        seed: makes the noise repeatable; the statement then says "not private: seeded".
+        insecure_seed: makes the noise repeatable; the statement then says "not private: seeded".
 
     Example:
-        >>> noise = GaussianNoise(noise_multiplier=2.0, seed=1)
+        >>> noise = GaussianNoise(noise_multiplier=2.0, insecure_seed=1)
         >>> noisy, _ = noise.add_noise([tf.zeros([3])], 1.0, ())
         >>> noisy[0].shape
         TensorShape([3])
     """
 
-    def __init__(self, noise_multiplier: float, *, seed: int | None = None) -> None:
-        self.noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
-        self.seed = None if seed is None else _validate.integer_at_least("seed", seed, 0)
-        self.seeded = seed is not None
-        self._rng = None if seed is None else np.random.default_rng(seed)
+    def __init__(self, noise_multiplier: float, *, insecure_seed: int | None = None) -> None:
+        self._noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
+        self.insecure_seed = (
+            None
+            if insecure_seed is None
+            else _validate.integer_at_least("insecure_seed", insecure_seed, 0)
+        )
+        self.seeded = insecure_seed is not None
+        self._rng = None if insecure_seed is None else np.random.default_rng(insecure_seed)
+
+    @property
+    def noise_multiplier(self) -> float:  # type: ignore[override]
+        """Standard deviation over ``l2_norm_clip``; it can't be changed."""
+        return self._noise_multiplier
+
+    def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        """Returns the event of DP-SGD with this noise."""
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
 
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
@@ -127,7 +147,20 @@ class GaussianNoise(NoiseMechanism):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {"noise_multiplier": self.noise_multiplier, "seed": self.seed}
+        return {"noise_multiplier": self.noise_multiplier, "insecure_seed": self.insecure_seed}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> GaussianNoise:
+        """Returns the noise that ``get_config`` described, also of version 0.1."""
+        return cls(**renamed_seed(config))
+
+
+def renamed_seed(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration in which version 0.1's ``seed`` of private noise has its new name."""
+    config = dict(config)
+    if "seed" in config:
+        config["insecure_seed"] = config.pop("seed")
+    return config
 
 
 def standard_normal(size: int, rng: np.random.Generator | None) -> np.ndarray:

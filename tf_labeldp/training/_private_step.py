@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
 from tf_labeldp.training._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._step_guard import StepGuard
@@ -97,7 +98,8 @@ class PrivateStep:
 
     def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
         def noisy() -> list[tf.Tensor]:
-            with tf.control_dependencies([self._guard.take_step()]):
+            step = self._guard.take_step(self._optimizer.noise)
+            with tf.control_dependencies([step]):
                 admitted = [tf.identity(part) for part in clipped]
             return self._optimizer.add_noise(admitted)
 
@@ -132,8 +134,10 @@ class PrivateStep:
         stddev: tf.Tensor,
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         denoiser = self._optimizer.denoiser
-        if not denoiser.reveals_batch and not denoiser.num_examples:
+        if isinstance(denoiser, NoOp):
             return mean, {}
+        if not denoiser.reveals_batch and not denoiser.num_examples:
+            return self._optimizer.denoise(mean, None)  # one that needs no public examples
         _check_public(denoiser, alt)
         public, mask = (alt, None) if denoiser.num_examples else (x, weights)
         return self._optimizer.denoise(mean, self._vertices(public, mask, labels, plan, stddev))

@@ -1,58 +1,61 @@
-"""What the steps of an optimizer cost: charged to a vault before they are taken, and stated."""
+"""What the steps of a private model cost: charged before they are taken, and carried by it."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import secrets
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
+import dp_accounting
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tf_labeldp.accounting import Charge, PrivacyGuarantee, compose_charges, dp_sgd_guarantee
-from tf_labeldp.mechanisms import DPSGDSteps
-from tf_labeldp.private_labels import PrivateLabels
-from tf_labeldp.training._ledger import Ledger
+from tf_labeldp._optimizers import account_for, weight_digests
+from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, compose_receipts
+from tf_labeldp.mechanisms._base import is_of_this_library
 from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-
-_REPORTED = (
-    "nobody sees the training loss and metrics that were reported: they are made of true labels"
+from tf_labeldp.vault._carried import (
+    WEIGHTS_ASSUMED,
+    carry,
+    receipts_of,
+    remember_weights,
 )
-_WEIGHTED = "the sample weights were made without labels"
+
 _UNKNOWN = (
     "nothing is promised: it is not known how often these data used a label; fit on "
     "data.poisson_batches or on arrays"
 )
-_NO_EVENT = "nothing is promised: nothing can be said of the steps of this kind of noise one by one"
-_OTHER_RELEASES = (
-    "what else the vault of these labels has paid for is stated by its own guarantee(), not here"
+_NO_EVENT = (
+    "nothing is promised: {name} says nothing of what its steps cost one by one (its dp_event is "
+    "None)"
 )
-_BY_LABEL = (
-    "stated by label and not by user, since the vault has paid for releases that are counted by "
-    "label"
+_CLAIMED = (
+    "its author's claim, not this library's: {name} adds noise of the event that its dp_event names"
 )
-_SAME = 1e-9
-"""Two compositions of the same steps differ by float rounding, not by more."""
+_NO_VAULT = "no vault keeps account of these labels: all their uses are steps of this model"
+_ROUNDED = (
+    "clipped norms are what they seem: on a GPU, TensorFloat-32 rounds the products that they are "
+    "made of to about three digits (tf.config.experimental.enable_tensor_float_32_execution(False) "
+    "turns it off)"
+)
 
 
 class Spending:
-    """Counts the steps of one optimizer, and charges the vaults whose labels they use.
+    """Charges the steps of one model to the vault of its labels, and notes them on its layers.
 
     Args:
+        model: whose trainable variables are trained.
         optimizer: whose noise is added.
-        ledger: in which the steps are kept, one run for each ``fit``.
         guard: lets the steps through that have been charged.
     """
 
-    def __init__(self, optimizer: Any, ledger: Ledger, guard: StepGuard) -> None:
-        self.optimizer = optimizer
-        self._ledger, self._guard = ledger, guard
+    def __init__(self, model: keras.Model, optimizer: Any, guard: StepGuard) -> None:
+        self._model, self.optimizer, self._guard = model, optimizer, guard
         self._plan: TrainingPlan | None = None
-        self._entry: dict[str, Any] = {}
+        self._labels = LabelSet.new(0)
+        self._reported = False
+        self._before: list[bytes] = []
+        self._last: Receipt | None = None
 
     @property
     def plan(self) -> TrainingPlan | None:
@@ -60,29 +63,32 @@ class Spending:
         return self._plan
 
     def begin(self, plan: TrainingPlan, reported: bool) -> None:
-        """Begins a ``fit``; nothing is charged yet, and no step let through."""
-        batches, noise = plan.batches, self.optimizer.noise
-        self._guard.admit(0)
-        self._plan = plan
-        self._entry = {
-            "run": secrets.token_hex(8),
-            "noise_multiplier": noise.noise_multiplier,
-            "sampling_probability": plan.sampling_probability,
-            "privacy_unit": "label" if batches is None else batches.privacy_unit,
-            "num_units": plan.num_units,
-            "from_vault": plan.vault is not None,
-            "has_event": noise.dp_event(1.0, 1) is not None,
-            "seeded": bool(noise.seeded or (batches is not None and batches.seeded)),
-            "reported": reported,
-            "noise_assumptions": list(noise.assumptions()),
-            "weighted": plan.is_weighted,
-            "steps": 0,
-        }
+        """Begins a ``fit``; nothing is charged yet, and no step let through.
+
+        What the weights were made of counts against the vault's budget, and stays known from here
+        on, evidence of training in the clear included.
+        """
+        carried = receipts_of(self._model)
+        if plan.vault is not None:
+            plan.vault.adopt(carried)
+        carry(self._model, carried)
+        account_for(self.optimizer, np.inf)  # by the guard, from here to the end
+        self._guard.price(self.optimizer.noise)
+        self._plan, self._reported, self._last = plan, reported, None
+        self._labels = LabelSet.new(plan.num_units or 0)
+        self._before = weight_digests(self._model.weights)
 
     def end(self) -> None:
         """Ends a ``fit``: from now on no step is let through."""
         self._guard.admit(0)
         self._plan = None
+        account_for(self.optimizer)
+        self.remember()
+
+    def remember(self) -> None:
+        """Notes the weights as they are now, so that they are known wherever they turn up."""
+        known = receipts_of(self._model, evidence=False)
+        remember_weights(self._model.weights, known, unless=self._before)
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
         """Returns the callbacks of a ``fit``, and last the one that charges each epoch."""
@@ -90,139 +96,146 @@ class Spending:
             callbacks = callbacks.callbacks
         several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         given = [one for one in several if one is not None]
-        return [_PlainLogs(), *given, _ChargeEpochs(self, epochs, initial_epoch)]
+        return [_EndEpochs(self), *given, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
         """Raises if the vault's budget does not allow so many epochs."""
         plan = self._plan_under_way()
+        self._adopt(plan)
         if plan.vault is not None and epochs > 0:
-            plan.vault.check_budget([self._receipt(plan, plan.vault, epochs)])
+            plan.vault.check_budget(self._charge(plan, epochs))
 
     def charge(self) -> None:
         """Charges one epoch, and lets its steps through."""
-        plan, entry = self._plan_under_way(), self._entry
-        if self.optimizer.noise.noise_multiplier != entry["noise_multiplier"]:
-            raise RuntimeError(
-                "noise_multiplier was changed while training, which the compiled step does not "
-                "follow. Compile the model anew with another optimizer."
-            )
+        plan = self._plan_under_way()
+        self._adopt(plan)
+        charge = self._charge(plan, 1)
+        fields = self._described(plan)
         if plan.vault is not None:
-            # A key of its own: stored noise can't be replayed, so each run pays for itself.
-            key = _key(entry["run"], entry["steps"] // plan.uses_an_epoch)
-            plan.vault.release(self._receipt(plan, plan.vault, 1), key=key)
-            self._ledger.add_vault(plan.vault)
-        entry["steps"] += plan.uses_an_epoch
-        entry["seeded"] = bool(entry["seeded"] or self.optimizer.noise.seeded)
-        self._ledger.add([entry])
+            self._last = plan.vault.charge(charge, **fields)
+        else:
+            self._last = self._receipt(plan, charge, fields)
+        carry(self._model, [self._last])
         self._guard.admit(plan.steps_an_epoch)
+
+    def note_a_seed(self) -> None:
+        """Notes at the end of an epoch that its noise can be repeated after all."""
+        plan = self._plan
+        if plan is None or not self._is_seeded(plan):
+            return
+        if self._last is None or self._last.seeded:
+            return
+        charge = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent())
+        fields = {**self._described(plan), "what": "the noise of the steps before can be repeated"}
+        if plan.vault is not None:
+            self._last = plan.vault.charge(charge, **fields)
+        else:
+            self._last = self._receipt(plan, charge, fields)
+        carry(self._model, [self._last])
+
+    def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
+        """Returns the statement of all that the model was made of.
+
+        Args:
+            delta: of the statement; None for the vault's, or n^-1.1 without one.
+            next_epoch: also count another epoch of the ``fit`` under way.
+        """
+        # While fit is under way, it alone trains.
+        known = receipts_of(self._model, evidence=self._plan is None)
+        if next_epoch:
+            plan = self._plan_under_way()
+            next_one = self._receipt(plan, self._charge(plan, 1), self._described(plan))
+            known = (*known, next_one)
+        stated = compose_receipts(known, delta).with_assumptions([WEIGHTS_ASSUMED])
+        return stated.warn_of_delta()
+
+    def _adopt(self, plan: TrainingPlan) -> None:
+        """Counts what callbacks have loaded into the model against the vault's budget."""
+        if plan.vault is not None:
+            plan.vault.adopt(receipts_of(self._model, evidence=False))
 
     def _plan_under_way(self) -> TrainingPlan:
         if self._plan is None:
             raise RuntimeError("no fit is under way; ask for guarantee().")
         return self._plan
 
-    def _receipt(self, plan: TrainingPlan, vault: PrivateLabels, epochs: int) -> DPSGDSteps:
-        delta = vault.budget.delta
+    def _is_seeded(self, plan: TrainingPlan) -> bool:
+        batches = plan.batches
+        return bool(self.optimizer.noise.seeded or (batches is not None and batches.seeded))
+
+    def _charge(self, plan: TrainingPlan, epochs: int) -> Charge:
+        """Returns what some epochs cost, whose event is that of the noise."""
+        noise = self.optimizer.noise
+        name = type(noise).__name__
+        if plan.sampling_probability is None:
+            return Charge.unknown(_UNKNOWN)
+        event = noise.dp_event(plan.sampling_probability, plan.uses_an_epoch * epochs)
+        if event is None:
+            if plan.vault is not None:
+                raise ValueError(
+                    f"no statement can be made about {name}, so the vault can't be charged for it. "
+                    "Use GaussianNoise."
+                )
+            return Charge.unknown(_NO_EVENT.format(name=name))
+        notes = [*plan.assumptions(), *noise.assumptions(), WEIGHTS_ASSUMED]
+        if not is_of_this_library(noise):
+            notes.insert(0, _CLAIMED.format(name=name))
+        if plan.vault is None:
+            notes.append(_NO_VAULT)
+        if _rounds_on_gpu():
+            notes.append(_ROUNDED)
+        return Charge.of_event(event, self._delta(plan), notes)
+
+    def _delta(self, plan: TrainingPlan) -> float:
+        if plan.vault is None:
+            return float(plan.num_units or 1) ** -1.1
+        delta = plan.vault.budget.delta
         if delta <= 0.0:
             raise ValueError(
                 "the vault's budget has delta=0, and Gaussian noise needs one above zero. Make "
-                f"the vault with PrivacyBudget(epsilon={vault.budget.epsilon:g}, delta=...), "
+                f"the vault with PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...), "
                 "below 1 / n."
             )
-        warn_large_delta(delta, plan.num_units or len(vault))
-        if not self._entry["has_event"]:
-            raise ValueError(
-                f"no statement can be made about {type(self.optimizer.noise).__name__}, so the "
-                "vault can't be charged for it. Use GaussianNoise."
-            )
-        return DPSGDSteps(
-            noise_multiplier=self._entry["noise_multiplier"],
-            sampling_probability=float(plan.sampling_probability or 1.0),
-            steps=plan.uses_an_epoch * epochs,
-            delta=delta,
-            num_classes=None if vault.label_range is not None else vault.num_classes,
+        return delta
+
+    def _described(self, plan: TrainingPlan) -> dict[str, Any]:
+        """Returns what a receipt says of one epoch, beside what it costs."""
+        steps = "steps" if plan.steps_an_epoch is None else f"{plan.steps_an_epoch} steps"
+        by_user = plan.batches is not None and plan.batches.privacy_unit == "user"
+        return {
+            "what": f"{steps} of {type(self._model).__name__} {self._model.name!r}, noise "
+            f"{self.optimizer.noise.noise_multiplier:g}, sampled with "
+            f"{plan.sampling_probability or 0:g}",
+            "unit": "user" if by_user else None,
+            "num_units": plan.num_units if by_user else None,
+            "seeded": self._is_seeded(plan),
+            "metrics_reported": self._reported,
+            "sample_weights": plan.is_weighted,
+        }
+
+    def _receipt(self, plan: TrainingPlan, charge: Charge, fields: dict[str, Any]) -> Receipt:
+        """Returns a receipt that no vault is charged for."""
+        unit = "label" if plan.vault is None else plan.vault.unit
+        return Receipt(
+            self._labels if plan.vault is None else plan.vault.label_set,
+            charge,
+            kind="unknown" if plan.sampling_probability is None else "steps",
+            delta=0.0 if plan.sampling_probability is None else self._delta(plan),
+            **{**fields, "unit": fields["unit"] or unit},
         )
 
-    def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
-        """Returns the statement of all steps, and of the vaults that their labels came from.
 
-        Args:
-            delta: of the statement; None for the vault's, or n^-1.1 without one.
-            next_epoch: also count another epoch of the ``fit`` under way.
-        """
-        history = self._ledger.runs
-        if next_epoch:
-            uses = self._plan_under_way().uses_an_epoch
-            history = [entry for entry in history if entry["run"] != self._entry["run"]]
-            history.append({**self._entry, "steps": self._entry["steps"] + uses})
-        if not history:
-            return PrivacyGuarantee(epsilon=0.0)
-        reported = any(entry["reported"] for entry in history)
-        of_noise = [text for entry in history for text in entry.get("noise_assumptions", ())]
-        notes = tuple(
-            dict.fromkeys(
-                (
-                    *self.optimizer.noise.assumptions(),
-                    *of_noise,
-                    *((_WEIGHTED,) if any(entry.get("weighted") for entry in history) else ()),
-                    *((_REPORTED,) if reported else ()),
-                )
-            )
-        )
-        seeded = self.optimizer.noise.seeded or any(entry["seeded"] for entry in history)
-        unknown = [
-            *((_UNKNOWN,) if any(e["sampling_probability"] is None for e in history) else ()),
-            *((_NO_EVENT,) if not all(e["has_event"] for e in history) else ()),
-        ]
-        if unknown:
-            return PrivacyGuarantee(math.inf, assumptions=(*unknown, *notes), seeded=seeded)
-        vaults, largest = self._known_vaults(), max(entry["num_units"] for entry in history)
-        if delta is None:
-            given = [vault.budget.delta for vault in vaults]
-            delta = max(given) if given else largest**-1.1
-        else:
-            warn_large_delta(delta, largest)
-        stated = _of_steps(history, delta)
-        for vault in vaults:
-            stated = self._with_vault(stated, vault, history, delta)
-        if any(e["from_vault"] for e in history) and not vaults:
-            stated = stated.with_assumptions((_OTHER_RELEASES,))
-        stated = dataclasses.replace(stated, seeded=seeded or stated.seeded)
-        return stated.with_assumptions(text for text in notes if text not in stated.assumptions)
+class _EndEpochs(keras.callbacks.Callback):
+    """Comes before the callbacks of the user: what they see at the end of an epoch is known."""
 
-    def _known_vaults(self) -> list[Any]:
-        """Returns the vaults of all labels used so far, and of the ``fit`` under way."""
-        vault = None if self._plan is None else self._plan.vault
-        known = self._ledger.vaults
-        return known if vault is None or any(one is vault for one in known) else [*known, vault]
-
-    def _with_vault(
-        self, stated: PrivacyGuarantee, vault: Any, history: list[dict[str, Any]], delta: float
-    ) -> PrivacyGuarantee:
-        """Returns the statement with all else that the vault has paid for."""
-        more = []
-        for entry in history:
-            left = entry["steps"]
-            if vault.has_draw(_key(entry["run"], 0)):
-                # It has charged the whole run; of the one under way, not the epoch to come.
-                under_way = entry["run"] == self._entry.get("run")
-                left -= self._entry["steps"] if under_way else entry["steps"]
-            if left > 0:
-                more.append(_steps_of(entry, left, delta))
-        whole = vault.guarantee(after=more, delta=delta)
-        if whole.epsilon <= stated.epsilon * (1.0 + _SAME):
-            return dataclasses.replace(stated, epsilon=max(stated.epsilon, whole.epsilon))
-        notes = dict.fromkeys((*stated.assumptions, *whole.assumptions))
-        if any(entry["privacy_unit"] == "user" for entry in history):
-            notes[_BY_LABEL] = None
-        return dataclasses.replace(whole, assumptions=tuple(notes))
-
-
-class _PlainLogs(keras.callbacks.Callback):
-    """Makes numbers of what a step returned, which some versions of Keras leave as tensors."""
+    def __init__(self, spending: Spending) -> None:
+        super().__init__()
+        self._spending = spending
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Changes the logs for the callbacks to come."""
+        """Notes the weights, and makes numbers of logs that Keras may leave as tensors."""
+        self._spending.note_a_seed()
+        self._spending.remember()
         for name, value in (logs or {}).items():
             if np.ndim(value) == 0:
                 logs[name] = float(value)
@@ -245,51 +258,7 @@ class _ChargeEpochs(keras.callbacks.Callback):
         self._spending.charge()
 
 
-def _of_steps(history: Sequence[dict[str, Any]], delta: float) -> PrivacyGuarantee:
-    """Returns the statement of the steps alone."""
-    # What is protected by user is protected by label too, and not the other way round.
-    units = {entry["privacy_unit"] for entry in history}
-    unit = "user" if units == {"user"} else "label"
-    counts: dict[tuple[float, float], int] = {}
-    for entry in history:
-        key = entry["noise_multiplier"], entry["sampling_probability"]
-        counts[key] = counts.get(key, 0) + entry["steps"]
-    parts = [
-        dp_sgd_guarantee(noise, q, steps, delta, privacy_unit=unit)
-        for (noise, q), steps in counts.items()
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    charges = [
-        Charge.of(DPSGDSteps(noise_multiplier=noise, sampling_probability=q, steps=n, delta=delta))
-        for (noise, q), n in counts.items()
-    ]
-    whole = compose_charges(charges, delta)
-    texts = dict.fromkeys(text for part in (*parts, whole) for text in part.assumptions)
-    return dataclasses.replace(
-        parts[0], epsilon=whole.epsilon, delta=delta, assumptions=tuple(texts)
-    )
-
-
-def _steps_of(entry: dict[str, Any], steps: int, delta: float) -> DPSGDSteps:
-    return DPSGDSteps(
-        noise_multiplier=entry["noise_multiplier"],
-        sampling_probability=entry["sampling_probability"],
-        steps=steps,
-        delta=delta,
-    )
-
-
-def _key(run: str, epoch: int) -> str:
-    return f"dp-sgd-{run}-{epoch}"
-
-
-def warn_large_delta(delta: float, num_units: int) -> None:
-    """Warns of a delta that would allow to publish one unit in full."""
-    if delta * num_units >= 1.0 - 1e-9:
-        warnings.warn(
-            f"delta={delta:g} is not below 1/n = {1.0 / num_units:g}: such a delta would allow to "
-            "publish the label of one example. Use a smaller one.",
-            UserWarning,
-            stacklevel=3,
-        )
+def _rounds_on_gpu() -> bool:
+    """Returns whether matrix products are rounded to TensorFloat-32 here."""
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled()
+    return bool(enabled and tf.config.list_physical_devices("GPU"))

@@ -23,16 +23,31 @@ class StepGuard:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self._noise: Any = None
+        self._priced: float = 0.0
         self._steps_left: float = 0
+
+    def price(self, noise: Any) -> None:
+        """Notes the noise that the steps of a ``fit`` are charged for; none is let through yet."""
+        self._noise, self._priced, self._steps_left = noise, noise.noise_multiplier, 0
 
     def admit(self, steps: int | None) -> None:
         """Lets so many steps through from now on, and no more; None for any number."""
         self._steps_left = math.inf if steps is None else steps
 
-    def take_step(self) -> tf.Tensor:
-        """Returns a tensor that noise has to wait for; to run once a step."""
+    def take_step(self, noise: Any) -> tf.Tensor:
+        """Returns a tensor that this step's noise has to wait for; to run once a step."""
+        compiled = noise.noise_multiplier  # which the graph of this step may hold
 
         def take() -> np.bool_:
+            if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
+                self._stop(
+                    RuntimeError(
+                        "the noise was changed while training: its steps were charged for "
+                        f"noise_multiplier={self._priced:g}. Compile the model anew with another "
+                        "optimizer."
+                    )
+                )
             if self._steps_left < 1:
                 self._stop(
                     RuntimeError(

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.accounting import dp_sgd_assumptions
 from tf_labeldp.data import PoissonBatches
-from tf_labeldp.private_labels import PrivateLabels
+from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = (
     "batch_size",
@@ -181,6 +182,11 @@ class TrainingPlan:
             is_weighted=is_weighted,
             shuffle=bool(settings.pop("shuffle", True)),
         )
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Returns what the accounting of these steps rests on; their number is in the receipts."""
+        unit = "label" if self.batches is None else self.batches.privacy_unit
+        return dp_sgd_assumptions(float(self.sampling_probability or 1.0), None, unit)
 
     @property
     def vault(self) -> PrivateLabels | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp.gradients._ghost_clipping import clip_coefficients, weighted_sum
 from tf_labeldp.training._cross_example_layers import added_loss, parts_of
 from tf_labeldp.training._per_example_loss import checked_losses
@@ -53,7 +53,7 @@ def vectorized_sums(
     rows = (x, y, weights, _row_seeds(states, batch))
     trace = _Trace.of(example, rows)
     if trace.one_by_one:
-        warnings.warn(_ONE_BY_ONE.format(name=model.name), stacklevel=2)
+        _validate.warn(_ONE_BY_ONE.format(name=model.name))
 
     def clipped(rows: Any) -> _Sums:
         gradients, outputs = trace.map_rows(example, rows)

@@ -1,0 +1,304 @@
+"""What steps of DP-SGD cost, alone and charged to a vault."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import (
+    BudgetExceededError,
+    Charge,
+    PrivacyBudget,
+    Receipt,
+    compose_receipts,
+    composed_epsilon,
+    dp_sgd_assumptions,
+    dp_sgd_charge,
+    dp_sgd_event,
+    dp_sgd_guarantee,
+    pure_dp_event,
+)
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
+
+DELTA = 1e-5
+LABELS = [0, 2, 1, 1, 2, 0]
+
+
+def epoch(steps=59, **changes):
+    fields = {
+        "noise_multiplier": 10.0,
+        "sampling_probability": 0.02,
+        "steps": steps,
+        "delta": DELTA,
+    }
+    return dp_sgd_charge(**{**fields, **changes})
+
+
+def vault(epsilon=1.0, delta=DELTA, **arguments):
+    budget = PrivacyBudget(epsilon, delta)
+    return PrivateLabels(LABELS, num_classes=3, budget=budget, **arguments)
+
+
+def charged(labels, number, charge=None, **changes):
+    """Charges an epoch of this number."""
+    charge = epoch() if charge is None else charge
+    return labels.charge(charge, what="an epoch", key=f"dp-sgd/{number}", **changes)
+
+
+def test_its_epsilon_is_that_of_its_guarantee():
+    stated = dp_sgd_guarantee(10.0, 0.02, 59, DELTA)
+    notes = dp_sgd_assumptions(0.02, None)
+    assert epoch() == Charge(stated.epsilon, DELTA, dp_sgd_event(10.0, 0.02, 59), notes)
+    labels = vault()
+    charged(labels, 0)
+    assert labels.guarantee().epsilon == stated.epsilon and labels.guarantee().delta == DELTA
+    assert set(notes) <= set(labels.guarantee().assumptions)
+    assert any("Poisson sampling" in note for note in notes)
+
+
+def test_a_charge_by_user_says_so():
+    by_user = epoch(privacy_unit="user")
+    assert by_user.epsilon == epoch().epsilon and by_user.event == epoch().event
+    assert by_user.assumptions == dp_sgd_assumptions(0.02, None, "user")
+    labels = vault()
+    assert charged(labels, 0, by_user, unit="user", num_units=3).num_units == 3
+    statement = labels.guarantee()
+    assert statement.num_units == 3
+    assert statement.unit == "all labels of one user"
+    assert "the features are public, and so is which user each example is of" in (
+        statement.assumptions
+    )
+
+
+def test_the_receipt_says_what_was_charged():
+    labels = vault(actor="me")
+    receipt = charged(labels, 3)
+    assert receipt.labels == labels.label_set and receipt.charge == epoch()
+    assert (receipt.what, receipt.kind, receipt.key) == ("an epoch", "steps", "dp-sgd/3")
+    assert (receipt.unit, receipt.relation, receipt.delta) == ("label", "replace_label", DELTA)
+    assert receipt.examples is None and receipt.num_examples == 6
+    assert receipt.output_digest is None and receipt.actor == "me"
+    assert not (receipt.seeded or receipt.metrics_reported or receipt.sample_weights)
+    assert labels.receipts == (receipt,)
+    assert not labels.has_draw("dp-sgd/3")  # there is nothing to be had again
+    assert compose_receipts([receipt]) == labels.guarantee()
+
+
+def test_the_receipt_reads_back():
+    receipt = charged(vault(), 0, indices=[4, 1])
+    for again in (Receipt.from_json(receipt.to_json()), pickle.loads(pickle.dumps(receipt))):
+        assert again.charge == receipt.charge and again.charge.event == receipt.charge.event
+        assert again.examples.tolist() == [1, 4]
+        assert again.to_json() == receipt.to_json()
+        assert compose_receipts([again]) == compose_receipts([receipt])
+
+
+def test_noise_that_delta_alone_covers_is_charged_all_the_same():
+    """Nothing is to be seen of one step, but of many."""
+    one = epoch(noise_multiplier=3e3, steps=1)
+    assert one.epsilon == 0.0 == dp_sgd_guarantee(3e3, 0.02, 1, DELTA).epsilon
+    labels = vault()
+    for number in range(200):
+        charged(labels, number, one)
+    many = dp_sgd_guarantee(3e3, 0.02, 200, DELTA).epsilon
+    assert many > 0.0 and labels.guarantee().epsilon == many
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"delta": 0.0}, ValueError, "delta must be above zero for DP-SGD"),
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be finite and above zero"),
+        ({"delta": 1.0}, ValueError, r"delta must be in \[0, 1\), got 1"),
+        ({"sampling_probability": 1.1}, ValueError, r"sampling_probability must be in \(0, 1\]"),
+        ({"steps": 0}, ValueError, "steps must be at least 1"),
+        ({"steps": 5.0}, TypeError, "steps must be an integer"),
+    ],
+)
+def test_bad_fields(changes, error, message):
+    with pytest.raises(error, match=message):
+        epoch(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 1e-3}, {"delta": 1e-15}])
+def test_noise_that_is_too_little_promises_nothing_and_says_why(changes):
+    charge = epoch(**changes)
+    assert charge.epsilon == math.inf
+    reason, *notes = charge.assumptions
+    assert reason.startswith("nothing is promised: no finite epsilon is known at delta=1e-")
+    assert "more noise, or a larger delta" in reason
+    assert tuple(notes) == dp_sgd_assumptions(0.02, None)
+    labels = vault(epsilon=1e9)
+    with pytest.raises(BudgetExceededError, match=r"together epsilon=inf"):
+        charged(labels, 0, charge)
+    assert labels.receipts == ()
+
+
+def test_delta_has_no_silent_default():
+    with pytest.raises(TypeError, match="delta"):
+        dp_sgd_charge(10.0, 0.02, 59)
+
+
+def test_epsilon_is_no_argument():
+    with pytest.raises(TypeError, match="epsilon"):
+        epoch(epsilon=0.1)
+
+
+def test_five_epochs_cost_what_all_their_steps_cost():
+    labels = vault()
+    for number in range(5):
+        charged(labels, number)
+    whole = dp_sgd_guarantee(10.0, 0.02, 5 * 59, DELTA)
+    assert labels.guarantee().epsilon == whole.epsilon
+    assert labels.guarantee().delta == DELTA
+    assert whole.epsilon < 5 * epoch().epsilon * 0.6  # and not what they cost by themselves
+    assert any("fixed in advance" in text for text in labels.guarantee().assumptions)
+    assert compose_receipts(labels.receipts) == labels.guarantee()
+
+
+def test_one_epoch_costs_its_own_epsilon():
+    labels = vault()
+    charged(labels, 0)
+    assert labels.guarantee().epsilon == epoch().epsilon
+    assert not any("fixed in advance" in text for text in labels.guarantee().assumptions)
+
+
+def test_steps_past_the_budget_are_refused_and_nothing_is_charged():
+    allowed = dp_sgd_guarantee(10.0, 0.02, 3 * 59, DELTA).epsilon
+    labels = vault(epsilon=allowed * 1.001)
+    labels.check_budget([epoch()] * 3)
+    with pytest.raises(BudgetExceededError):
+        labels.check_budget([epoch()] * 4)
+    for number in range(3):
+        charged(labels, number)
+    with pytest.raises(BudgetExceededError, match=r"an epoch would be .*Take fewer steps"):
+        charged(labels, 3)
+    assert len(labels.receipts) == 3
+    assert labels.guarantee().epsilon == allowed
+
+
+def test_a_budget_without_delta_is_never_enough():
+    labels = vault(epsilon=100.0, delta=0.0)
+    with pytest.raises(BudgetExceededError, match=r"an epoch needs a delta above zero.*1e-05"):
+        charged(labels, 0)
+    assert labels.receipts == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [HistogramMechanism(0.3, num_classes=3), RandomizedResponse(0.3, 3)],
+    ids=["histogram", "randomized response"],
+)
+def test_it_composes_with_mechanisms_of_other_kinds(other):
+    labels = vault(epsilon=2.0)
+    if isinstance(other, RandomizedResponse):
+        labels.randomize(other)
+    else:
+        labels.release(other)
+    charged(labels, 0, epoch(steps=295))
+    total = labels.guarantee().epsilon
+    alone = epoch(steps=295).epsilon
+    assert max(0.3, alone) < total <= 0.3 + alone  # basic composition is beaten or stated
+    tight = composed_epsilon([other.dp_event(), epoch(steps=295).event], DELTA)
+    assert total == pytest.approx(min(tight, 0.3 + alone), rel=1e-9)
+
+
+def test_a_reopened_store_remembers_the_charge(tmp_path):
+    labels = vault(store=tmp_path / "store")
+    charged(labels, 0)
+    charged(labels, 1)
+    spent = labels.guarantee()
+    again = vault(store=tmp_path / "store")
+    assert again.guarantee() == spent
+    assert [one.charge for one in again.receipts] == [epoch(), epoch()]
+    assert [one.to_json() for one in again.receipts] == [one.to_json() for one in labels.receipts]
+    with pytest.raises(LabelStoreError, match="the store keeps the budget"):
+        vault(epsilon=spent.epsilon * 0.9, store=tmp_path / "store")
+    assert vault(store=tmp_path / "store").guarantee() == spent
+
+
+def test_steps_of_the_same_name_are_other_steps(tmp_path):
+    """They are run again with fresh noise, so they are charged again."""
+    labels = vault(store=tmp_path / "store")
+    first, second = charged(labels, 0), charged(labels, 0)
+    assert first.id != second.id and len(labels.receipts) == 2
+    twice = dp_sgd_guarantee(10.0, 0.02, 2 * 59, DELTA).epsilon
+    assert labels.guarantee().epsilon == twice
+    assert vault(store=tmp_path / "store").guarantee().epsilon == twice
+
+
+def test_steps_on_disjoint_examples_compose_in_parallel():
+    labels = vault()
+    charged(labels, 0, indices=[0, 1, 2])
+    charged(labels, 1, indices=np.array([False] * 3 + [True] * 3))
+    assert labels.guarantee().epsilon == epoch().epsilon
+    charged(labels, 2, indices=[2])
+    assert labels.guarantee().epsilon == dp_sgd_guarantee(10.0, 0.02, 2 * 59, DELTA).epsilon
+
+
+def test_a_vault_of_numbers_or_of_rows_takes_it():
+    budget = PrivacyBudget(1.0, DELTA)
+    weeks = PrivateLabels([1.0, 2.5, 4.0], low=0.0, high=5.0, budget=budget)
+    rows = PrivateLabels([[0, 1], [1, 1]], num_labels=2, budget=budget)
+    for labels, unit in ((weeks, "label"), (rows, "row")):
+        assert charged(labels, 0).unit == unit
+        assert labels.guarantee().epsilon == epoch().epsilon
+    assert rows.guarantee().unit == "the whole row of labels of one training example"
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_noise_that_can_be_repeated_says_so(seeded):
+    labels = vault()
+    assert charged(labels, 0, seeded=seeded).seeded == seeded
+    assert labels.guarantee().seeded == seeded and math.isfinite(labels.guarantee().epsilon)
+    assert labels.guarantee().is_private != seeded
+
+
+@pytest.mark.parametrize("charge", [None, 0.5, dp_sgd_event(10.0, 0.02, 59)])
+def test_what_is_no_charge_is_refused(charge):
+    labels = vault()
+    with pytest.raises(TypeError, match=r"charge must be an accounting\.Charge, got"):
+        labels.charge(charge, what="steps")
+    assert labels.receipts == ()
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-1e-3, 0.0), (0.1, -1e-6), (0.1, 1.0)])
+def test_a_charge_out_of_range_is_refused(epsilon, delta):
+    """Wherever it is found out: when it is made, or when it is charged."""
+    labels = vault()
+    charged(labels, 0)
+    spent = labels.guarantee()
+    with pytest.raises(ValueError, match=r"epsilon|delta"):
+        charged(labels, 1, Charge(epsilon, delta, pure_dp_event(0.5)))
+    assert labels.guarantee() == spent
+
+
+def test_a_unit_that_is_none_is_refused():
+    labels = vault()
+    with pytest.raises(ValueError, match="unit must be one of"):
+        charged(labels, 0, unit="group")
+    assert labels.guarantee().epsilon == 0.0
+
+
+def test_a_privacy_unit_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="privacy_unit must be one of label, user"):
+        epoch(privacy_unit="users")
+
+
+def test_steps_that_delta_alone_covers_are_adopted_too():
+    """One of them is nothing; two hundred are not."""
+    one, labels, other = epoch(noise_multiplier=3e3, steps=1), vault(), vault()
+    receipts = [charged(labels, number, one) for number in range(200)]
+    other.adopt(receipts)
+    assert other.guarantee().epsilon == labels.guarantee().epsilon > 0.0
+
+
+def test_charges_of_other_settings_are_told_apart():
+    assert epoch() == epoch() and hash(epoch()) == hash(epoch())
+    assert epoch(steps=60) != epoch() != epoch(delta=1e-6)
+    assert dataclasses.replace(epoch(), epsilon=0.5) != epoch()

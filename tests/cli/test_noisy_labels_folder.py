@@ -1,0 +1,506 @@
+"""`NoisyLabels.save` and `load`: nothing is lost in the folder, and any edit of it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, ReceiptError
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    HistogramMechanism,
+    LaplaceMechanism,
+    PeerToPeerRandomizedResponse,
+    RandomizedResponse,
+    RRWithPrior,
+)
+from tf_labeldp.vault import (
+    ClusterRandomizedResponse,
+    LabelRandomizer,
+    NoisyLabels,
+    PrivateLabels,
+)
+
+N = 300
+NAMES = ("no", "yes, gladly", "naïve\nline", "")
+CODES = np.arange(N) % 4
+CLUSTERS = np.arange(N) // 100
+AMOUNTS = np.round(np.linspace(0.0, 40.0, N))
+EVEN = np.arange(0, N, 2)[::-1]
+JSON, ARRAYS = "noisy_labels.json", "noisy_labels.npz"
+Edits = Callable[[Any], Iterator[tuple[str, Any]]]
+
+
+def vault(kind: str = "codes", **options: Any) -> PrivateLabels:
+    budget = PrivacyBudget(20.0, 1e-4)
+    if kind == "numbers":
+        return PrivateLabels(AMOUNTS, low=0, high=40, budget=budget, **options)
+    if kind == "rows":
+        rows = np.stack([CODES % 2, CODES // 2, CODES == 3], axis=1)
+        return PrivateLabels(rows, num_labels=3, budget=budget, **options)
+    if kind == "names":
+        labels = [NAMES[code] for code in CODES]
+        return PrivateLabels(labels, classes=NAMES, budget=budget, **options)
+    return PrivateLabels(CODES, num_classes=4, budget=budget, **options)
+
+
+def with_private_priors() -> NoisyLabels:
+    """Noisy labels by priors of each of three clusters, of a histogram of the same labels."""
+    labels = vault(people="the first hundreds")
+    counts = labels.release(HistogramMechanism(0.5, 4), public_input=CLUSTERS)
+    return labels.randomize(RRWithPrior(1.0, 4), priors=counts.priors())
+
+
+def with_priors_of_their_own() -> NoisyLabels:
+    shares = np.full((N, 4), 0.1) + 0.6 * np.eye(4)[CODES]
+    return vault().randomize(RRWithPrior(1.0, 4), priors=shares)
+
+
+def resampled() -> NoisyLabels:
+    mechanism = ClusterRandomizedResponse(
+        4, threshold=0.1, noise_scale=2.0, resampling_probability=0.5, bias_correction=0.25
+    )
+    return vault().randomize(mechanism, clusters=CLUSTERS)
+
+
+def of_peers() -> NoisyLabels:
+    """The reports of those who report, with flips of one in ten."""
+    labels = PrivateLabels(CODES % 2, num_classes=2, budget=PrivacyBudget(20.0, 1e-4))
+    mechanism = PeerToPeerRandomizedResponse(3.0, 0.1, 0.5, 100)
+    return labels.randomize(mechanism, clusters=CLUSTERS)
+
+
+KINDS: dict[str, Callable[[], NoisyLabels]] = {
+    "codes": lambda: vault().randomize(RandomizedResponse(1.0, 4)),
+    "names": lambda: vault("names").randomize(RandomizedResponse(1.0, 4)),
+    "some": lambda: vault("names").randomize(RandomizedResponse(1.0, 4), indices=EVEN),
+    "none": lambda: vault().randomize(RandomizedResponse(1.0, 4), indices=[]),
+    "seeded": lambda: vault(insecure_seed=3).randomize(RandomizedResponse(1.0, 4)),
+    "public prior": lambda: vault().randomize(RRWithPrior(1.0, 4), priors=[0.4, 0.3, 0.2, 0.1]),
+    "own priors": with_priors_of_their_own,
+    "private priors": with_private_priors,
+    "clusters": resampled,
+    "numbers": lambda: vault("numbers").randomize(LabelRandomizer(1.0)),
+    "laplace": lambda: vault("numbers").randomize(LaplaceMechanism(1.0, 0.0, 40.0)),
+    "rows": lambda: vault("rows").randomize(RandomizedResponse(1.0, 2)),
+    "ALIBI": lambda: vault("names").randomize(ALIBI(1.0, 4)),
+    "peers": of_peers,
+}
+# One of each form of what is saved; their edits are those of all.
+FORMS = ("names", "private priors", "clusters", "numbers", "rows", "ALIBI", "seeded")
+
+
+class Saved:
+    """Noisy labels of each kind in folders of their own, drawn when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._drawn: dict[str, NoisyLabels] = {}
+
+    def __call__(self, kind: str) -> tuple[NoisyLabels, Path]:
+        """Gives what was drawn, and its folder, which no test may change."""
+        folder = self.folder / kind
+        if kind not in self._drawn:
+            self._drawn[kind] = KINDS[kind]()
+            self._drawn[kind].save(folder)
+        return self._drawn[kind], folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("saved"))
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """Gives a copy of a folder, which a test may change."""
+    return Path(shutil.copytree(folder, to / "copy"))
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / ARRAYS, allow_pickle=False) as content:
+        return dict(content)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Tells whether two arrays, or two Nones, are the same to the last bit."""
+    if first is None or second is None:
+        return first is second
+    a, b = np.asarray(first), np.asarray(second)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_lost(saved: Saved, kind: str) -> None:
+    drawn, folder = saved(kind)
+    loaded = NoisyLabels.load(folder)
+    assert same(loaded.values, drawn.values) and same(loaded.indices, drawn.indices)
+    assert not loaded.values.flags.writeable and not loaded.indices.flags.writeable
+    assert loaded.mechanism == drawn.mechanism and type(loaded.mechanism) is type(drawn.mechanism)
+    assert (loaded.priors is None) == (drawn.priors is None)
+    if drawn.priors is not None and loaded.priors is not None:
+        for name in ("probabilities", "groups", "values"):
+            assert same(getattr(loaded.priors, name), getattr(drawn.priors, name))
+    assert [one.to_json() for one in loaded.receipts] == [one.to_json() for one in drawn.receipts]
+    for name in ("bias_correction", "remarks", "assumptions", "classes"):
+        assert getattr(loaded, name) == getattr(drawn, name)
+    assert loaded.guarantee() == drawn.guarantee()
+    assert loaded.statement() == drawn.statement()
+
+
+UNKNOWN = {
+    ("laplace", "posterior"): "need priors with their values",
+    ("laplace", "debiased"): "what clipping took can't be given back",
+    ("peers", "posterior"): "is not known here",
+}
+"""Targets that a mechanism does not have, and what it says."""
+
+
+@pytest.mark.parametrize("target", ["posterior", "debiased"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_targets_are_the_same(saved: Saved, kind: str, target: str) -> None:
+    drawn, folder = saved(kind)
+    first, second = (getattr(one, target) for one in (drawn, NoisyLabels.load(folder)))
+    if (kind, target) in UNKNOWN:
+        for ask in (first, second):
+            with pytest.raises((TypeError, ValueError), match=UNKNOWN[kind, target]):
+                ask()
+    else:
+        assert same(first(), second())
+
+
+def test_the_kinds_cover_what_is_saved(saved: Saved) -> None:
+    """The forms whose edits are tried have every array and every field, filled and empty."""
+    drawn = {kind: saved(kind)[0] for kind in FORMS}
+    arrays = {name for kind in FORMS for name in arrays_of(saved(kind)[1])}
+    assert arrays == {"values", "indices", "probabilities", "prior_groups", "prior_values"}
+    assert any(one.remarks for one in drawn.values())
+    assert any(one.bias_correction is not None for one in drawn.values())
+    assert any(one.classes for one in drawn.values())
+    assert any(len(one.receipts) > 1 for one in drawn.values())
+    assert any(one.guarantee().seeded for one in drawn.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_statement_is_that_of_the_labels(saved: Saved, kind: str) -> None:
+    drawn, folder = saved(kind)
+    assert sorted(path.name for path in folder.iterdir()) == [JSON, ARRAYS]
+    content = json.loads((folder / JSON).read_text(encoding="utf-8"))
+    classes = None if drawn.classes is None else list(drawn.classes)
+    assert content.pop("digest") and content == {**drawn.statement(), "classes": classes}
+    assert PrivacyGuarantee.from_json(json.dumps(content["guarantee"])) == drawn.guarantee()
+    assert content["statement"] == str(drawn.guarantee()).splitlines()
+    assert len(content["receipts"]) == len(drawn.receipts)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_an_edit_of_any_field_is_refused(
+    saved: Saved, tmp_path: Path, kind: str, edits: Edits
+) -> None:
+    """The least change of each number, text, list and entry, in whatever depth."""
+    folder = copied(saved(kind)[1], tmp_path)
+    statement = json.loads((folder / JSON).read_text(encoding="utf-8"))
+    tried, unnoticed = 0, []
+    for edit, edited in edits(statement):
+        tried += 1
+        (folder / JSON).write_text(json.dumps(edited))
+        try:
+            NoisyLabels.load(folder)
+        except ReceiptError:
+            continue
+        unnoticed.append(edit)
+    assert unnoticed == [] and tried > 120
+    (folder / JSON).write_text(json.dumps(statement))  # other blanks are no edit
+    assert len(NoisyLabels.load(folder)) == len(saved(kind)[0])
+
+
+def other_arrays(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yields each small edit of arrays: what it is, and all of them."""
+    for name, array in arrays.items():
+        flat = array.reshape(-1)
+        for place in {0, flat.size - 1}:
+            changed = array.copy()
+            old = changed.reshape(-1)[place]
+            changed.reshape(-1)[place] = (
+                old + 1 if array.dtype.kind == "i" else np.nextafter(old, array.dtype.type(9e9))
+            )
+            assert changed.tobytes() != array.tobytes()
+            yield f"{name}[{place}]", {**arrays, name: changed}
+        other = next(i for i in range(flat.size) if flat[i] != flat[0])
+        swapped = array.copy()
+        swapped.reshape(-1)[[0, other]] = flat[[other, 0]]
+        yield f"{name} swapped", {**arrays, name: swapped}
+        yield f"{name} cut short", {**arrays, name: array[:-1]}
+        yield f"{name} of another shape", {**arrays, name: array[np.newaxis]}
+        yield f"{name} of another type", {**arrays, name: array.astype(np.float16)}
+        yield (
+            f"{name} of the other bytes",
+            {**arrays, name: array.astype(array.dtype.newbyteorder())},
+        )
+        yield f"{name} left out", {key: kept for key, kept in arrays.items() if key != name}
+        renamed = {("other" if key == name else key): kept for key, kept in arrays.items()}
+        yield f"{name} renamed", renamed
+    both = dict(zip(arrays, reversed(arrays.values()), strict=True))
+    yield "arrays swapped", both
+    for name in ("probabilities", "prior_groups", "prior_values", "other"):
+        if name not in arrays:
+            yield f"{name} added", {**arrays, name: np.full(4, 0.25)}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_an_edit_of_any_array_is_refused(saved: Saved, tmp_path: Path, kind: str) -> None:
+    folder = copied(saved(kind)[1], tmp_path)
+    arrays = arrays_of(folder)
+    np.savez_compressed(folder / ARRAYS, **arrays)
+    assert same(NoisyLabels.load(folder).values, saved(kind)[0].values)  # as good as written
+    tried, unnoticed = 0, []
+    for edit, edited in other_arrays(arrays):
+        tried += 1
+        np.savez(folder / ARRAYS, **edited)
+        try:
+            NoisyLabels.load(folder)
+        except ReceiptError:
+            continue
+        unnoticed.append(edit)
+    assert unnoticed == [] and tried >= 20
+    np.savez(folder / ARRAYS, **arrays)
+    assert len(NoisyLabels.load(folder)) == len(saved(kind)[0])
+
+
+@pytest.mark.parametrize("name", [JSON, ARRAYS])
+def test_a_file_of_another_draw_is_refused(saved: Saved, tmp_path: Path, name: str) -> None:
+    folder = copied(saved("codes")[1], tmp_path)
+    another = vault().randomize(RandomizedResponse(1.0, 4))
+    another.save(tmp_path / "another")
+    assert not same(another.values, saved("codes")[0].values)
+    shutil.copy(tmp_path / "another" / name, folder / name)
+    with pytest.raises(ReceiptError, match="damaged or edited"):
+        NoisyLabels.load(folder)
+
+
+@pytest.mark.parametrize("name", [JSON, ARRAYS])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1] if content[-1:] != b"\n" else content[:-3],
+        lambda content: content[: len(content) // 2],
+        lambda content: bytes(len(content)),
+        lambda content: b"\xff\xfe" + content,
+        lambda content: b"[]",
+        lambda content: b"null",
+    ],
+    ids=["empty", "the end is missing", "half", "zeros", "another start", "a list", "null"],
+)
+def test_a_damaged_file_is_refused(
+    saved: Saved, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    folder = copied(saved("private priors")[1], tmp_path)
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(damage(content))
+    with pytest.raises(ReceiptError, match="damaged or edited"):
+        NoisyLabels.load(folder)
+
+
+class Runs:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["values", "other"])
+def test_nothing_of_the_file_is_run(saved: Saved, tmp_path: Path, name: str) -> None:
+    folder = copied(saved("codes")[1], tmp_path)
+    planted = np.array([Runs(tmp_path / "made")], dtype=object)
+    np.savez(folder / ARRAYS, **{**arrays_of(folder), name: planted})
+    with pytest.raises(ReceiptError, match="damaged or edited"):
+        NoisyLabels.load(folder)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_newer_format_is_told_from_damage(saved: Saved, tmp_path: Path) -> None:
+    folder = copied(saved("codes")[1], tmp_path)
+    statement = json.loads((folder / JSON).read_text(encoding="utf-8"))
+    statement.update(format=2, made_by="tf-labeldp 9.9")
+    (folder / JSON).write_text(json.dumps(statement))
+    with pytest.raises(ReceiptError, match=r"has format 2, made by tf-labeldp 9\.9; this is"):
+        NoisyLabels.load(folder)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "the folder",
+        "all",
+        JSON,
+        ARRAYS,
+    ],
+)
+def test_what_is_missing_is_said_to_be(saved: Saved, tmp_path: Path, missing: str) -> None:
+    folder = copied(saved("codes")[1], tmp_path)
+    for path in folder.iterdir():
+        if missing in ("the folder", "all", path.name):
+            path.unlink()
+    if missing == "the folder":
+        folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="copy"):
+        NoisyLabels.load(folder)
+
+
+@pytest.mark.parametrize("there", [(JSON,), (ARRAYS,), (JSON, ARRAYS)])
+def test_noisy_labels_are_not_written_over(
+    saved: Saved, tmp_path: Path, there: tuple[str, ...]
+) -> None:
+    drawn, _ = saved("codes")
+    for name in there:
+        (tmp_path / name).write_text("years of work")
+    with pytest.raises(FileExistsError, match="holds noisy labels already"):
+        drawn.save(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        there, "years of work"
+    )
+
+
+def test_other_files_of_the_folder_are_left_alone(saved: Saved, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("years of work")
+    saved("codes")[0].save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [JSON, ARRAYS, "notes.txt"]
+    assert (tmp_path / "notes.txt").read_text() == "years of work"
+    assert same(NoisyLabels.load(tmp_path).values, saved("codes")[0].values)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_what_was_loaded_is_saved_as_it_was(saved: Saved, tmp_path: Path, kind: str) -> None:
+    _, folder = saved(kind)
+    NoisyLabels.load(folder).save(tmp_path / "again")
+    for name in (JSON, ARRAYS):
+        if name == JSON:
+            assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+        else:
+            first, second = arrays_of(folder), arrays_of(tmp_path / "again")
+            assert list(first) == list(second)
+            assert all(same(first[part], second[part]) for part in first)
+
+
+@pytest.mark.parametrize("kind", ["private priors", "clusters", "numbers"])
+def test_priors_that_were_loaded_keep_their_receipts(saved: Saved, kind: str) -> None:
+    drawn, folder = saved(kind)
+    before, after = drawn.priors, NoisyLabels.load(folder).priors
+    assert before is not None and after is not None and before.receipts
+    assert [one.id for one in after.receipts] == [one.id for one in before.receipts]
+
+
+def test_labels_drawn_with_priors_that_were_loaded_cost_both(saved: Saved) -> None:
+    """Those of another vault of the same people: 0.5 for the histogram, and 1 for the draw."""
+    drawn, folder = saved("private priors")
+    loaded = NoisyLabels.load(folder)
+    spent = []
+    for priors in (drawn.priors, loaded.priors):
+        noisy = vault(people="the first hundreds").randomize(RRWithPrior(1.0, 4), priors=priors)
+        spent.append(noisy.guarantee().epsilon)
+    assert spent == pytest.approx([1.5, 1.5], rel=1e-12)
+
+
+# What `decode` gives.
+
+
+@pytest.mark.parametrize("kind", ["names", "some"])
+def test_names_are_decoded(saved: Saved, kind: str) -> None:
+    drawn, folder = saved(kind)
+    wanted = [NAMES[code] for code in drawn.values]
+    assert len(set(wanted)) == 4
+    for noisy in (drawn, NoisyLabels.load(folder)):
+        decoded = noisy.decode()
+        assert decoded.shape == drawn.values.shape and decoded.tolist() == wanted
+        assert vault("names").decode(noisy).tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", ["codes", "public prior", "clusters", "peers", "numbers", "rows"])
+def test_without_names_the_values_are_given(saved: Saved, kind: str) -> None:
+    drawn, folder = saved(kind)
+    for noisy in (drawn, NoisyLabels.load(folder)):
+        assert noisy.classes is None and same(noisy.decode(), noisy.values)
+
+
+def test_no_noisy_labels_are_decoded(saved: Saved) -> None:
+    assert saved("none")[0].decode().shape == (0,)
+    noisy = vault("names").randomize(RandomizedResponse(1.0, 4), indices=[])
+    assert noisy.decode().shape == (0,) and noisy.classes == NAMES
+
+
+CLASSES: dict[str, tuple[Any, ...]] = {
+    "texts": ("b", "a", ""),
+    "texts like numbers": ("10", "9", "010"),
+    "texts with zeros": ("a\0", "a"),
+    "numbers": (30, -10, 7),
+    "large numbers": (2**63, -1),
+    "huge numbers": (10**30, -1),
+    "fractions": (0.5, -1.5, float("inf")),
+    "truths": (False, True),
+    "of several types": ("1", 1, 2.5),
+    "pairs": ((1, 2), (1, 3)),
+    "tuples": ((1, 2), (1, "2", None), ()),
+    "bytes": (b"a", b"b"),
+    "with none": (None, "none"),
+}
+TEXTS_ONCE_LOADED = ("pairs", "tuples", "bytes", "with none")
+"""JSON can't hold these, so that all classes are texts in the file."""
+OTHERS_IN_A_VAULT = {
+    "texts with zeros": (AssertionError, "NumPy's texts end before zeros: both are 'a'"),
+    "large numbers": (AssertionError, "NumPy makes floats of them"),
+    "tuples": (ValueError, "NumPy makes no array of tuples of several lengths"),
+}
+
+
+def as_good_as_not_noisy(classes: tuple[Any, ...]) -> tuple[PrivateLabels, NoisyLabels, list[Any]]:
+    """Gives a vault, a draw that changes no label, and the labels."""
+    labels = [classes[i % len(classes)] for i in range(60)]
+    kept = PrivateLabels(labels, classes=classes, budget=PrivacyBudget(1e3))
+    return kept, kept.randomize(RandomizedResponse(40.0, len(classes))), labels
+
+
+def typed(values: Any) -> list[tuple[type, Any]]:
+    return [(type(value), value) for value in values]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_classes_of_any_type_are_decoded(tmp_path: Path, kind: str) -> None:
+    classes = CLASSES[kind]
+    _, noisy, labels = as_good_as_not_noisy(classes)
+    assert noisy.decode().shape == (60,) and typed(noisy.decode().tolist()) == typed(labels)
+
+    noisy.save(tmp_path / "saved")
+    loaded = NoisyLabels.load(tmp_path / "saved")
+    known = tuple(map(str, classes)) if kind in TEXTS_ONCE_LOADED else classes
+    assert loaded.classes is not None and typed(loaded.classes) == typed(known)
+    wanted = [known[classes.index(label)] for label in labels]
+    assert typed(loaded.decode().tolist()) == typed(wanted)
+    assert same(loaded.values, noisy.values)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*CLASSES],
+)
+def test_a_vault_decodes_to_the_same(kind: str) -> None:
+    kept, noisy, labels = as_good_as_not_noisy(CLASSES[kind])
+    assert typed(kept.decode(noisy).tolist()) == typed(labels) == typed(noisy.decode().tolist())
+
+
+def test_noisy_one_hot_rows_have_no_names(saved: Saved) -> None:
+    """Rows of scores over the classes are no classes: refused in words, as `decode` of vaults."""
+    drawn, _ = saved("ALIBI")
+    with pytest.raises((TypeError, ValueError), match=r"one-hot|rows"):
+        vault("names").decode(drawn)
+    with pytest.raises((TypeError, ValueError), match=r"one-hot|rows"):
+        drawn.decode()

@@ -1,0 +1,252 @@
+"""Fits on arrays have no vault in common: those of one process on the same rows are added up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.accounting import Charge, PrivacyBudget, compose_charges, compose_receipts
+from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, _label_source
+from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault import PrivateLabels
+
+HEADS = [PrivateRidge, PrivateLogisticRegression]
+N = 240
+RNG = np.random.default_rng(17)
+X = RNG.normal(size=(N, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+DELTA = 1e-4
+AGAIN = "on rows whose labels were released before in this process"
+
+
+def head(epsilon=1.0, kind=PrivateRidge, **arguments):
+    return kind(epsilon, DELTA, **({"num_classes": 2} | arguments))
+
+
+def of(*epsilons):
+    """The epsilon of so many releases of one label, by themselves."""
+    charges = [Charge.of(LabelMomentMechanism(one, DELTA, num_classes=2)) for one in epsilons]
+    return compose_charges(charges, DELTA).epsilon
+
+
+def alone(one, *rest):
+    """Fits a head of which nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return one.fit(*rest)
+
+
+def again(number, one, *rest):
+    with pytest.warns(UserWarning, match=f"this is fit number {number} {AGAIN}"):
+        return one.fit(*rest)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_second_fit_on_the_same_rows_states_both(kind):
+    first = alone(head(kind=kind), X, Y)
+    with pytest.warns(UserWarning, match=f"together epsilon={of(1.0, 2.0):.4g}, which guarantee"):
+        second = head(2.0, kind).fit(X, Y)
+    assert of(1.0, 2.0) > 2.0 and second.guarantee().epsilon == of(1.0, 2.0)
+    assert first.guarantee().epsilon == 1.0  # what it was made of
+    assert [one.id for one in second.receipts_[:-1]] == [one.id for one in first.receipts_]
+    third = again(3, head(0.5, kind), X, Y)
+    assert third.guarantee().epsilon == of(1.0, 2.0, 0.5) > second.guarantee().epsilon
+    for one in (first, second, third):
+        said = str(one.guarantee())
+        assert "an array of labels has no vault: other uses of these labels than the fits" in said
+
+
+@pytest.mark.parametrize("kind", [*HEADS, NoiseCluster])
+def test_the_warning_is_of_the_line_of_the_fit(kind):
+    def one():
+        return NoiseCluster(3, 1.0, num_classes=2) if kind is NoiseCluster else head(kind=kind)
+
+    one().fit(X, Y)
+    with pytest.warns(UserWarning, match=AGAIN) as caught:
+        one().fit(X, Y)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: (X.astype(np.float64), Y),
+        lambda: (X[::-1].copy(), Y[::-1].copy()),
+        lambda: (np.asfortranarray(X), Y.tolist()),
+        lambda: (tf.data.Dataset.from_tensor_slices((X, Y)).batch(50),),
+        lambda: (tf.data.Dataset.from_tensor_slices(X).batch(50), Y),
+    ],
+    ids=["dtype", "order", "layout", "pairs", "data-set"],
+)
+def test_rows_are_known_in_any_form(changed):
+    alone(head(), X, Y)
+    assert again(2, head(), *changed()).guarantee().epsilon == of(1.0, 1.0)
+
+
+def test_heads_of_every_kind_are_added_up():
+    alone(head(), X, Y)
+    logistic = again(2, head(1.0, PrivateLogisticRegression), X, Y)
+    clusters = again(3, NoiseCluster(3, 0.5, num_classes=2), X, Y)
+    charges = [one.charge for one in clusters.receipts_]
+    assert [one.epsilon for one in charges] == [1.0, 1.0, 0.5]
+    assert clusters.guarantee().epsilon == compose_charges(charges, DELTA).epsilon
+    assert clusters.guarantee().epsilon > logistic.guarantee().epsilon > 1.0
+    rows = again(4, head(0.5, num_classes=None, num_labels=2), X, np.stack([Y, 1 - Y], axis=1))
+    assert rows.guarantee().epsilon > clusters.guarantee().epsilon
+
+
+def test_each_row_counts_the_fits_that_it_was_in():
+    """Of three thirds: the second fit shares one with the first, the third one with both."""
+    thirds = np.arange(N) * 3 // N
+    alone(head(1.0), X[thirds < 2], Y[thirds < 2])
+    second = again(2, head(2.0), X[thirds > 0], Y[thirds > 0])
+    assert second.guarantee().epsilon == of(1.0, 2.0)
+    third = again(3, head(3.0), X[thirds != 1], Y[thirds != 1])
+    assert third.guarantee().epsilon == max(of(1.0, 3.0), of(2.0, 3.0)) < of(1.0, 2.0, 3.0)
+    whole = again(4, head(1.0), X, Y)
+    pairs = [of(1.0, 3.0, 1.0), of(1.0, 2.0, 1.0), of(2.0, 3.0, 1.0)]
+    assert whole.guarantee().epsilon == max(pairs)
+
+
+def test_disjoint_rows_of_different_heads_are_apart():
+    alone(head(1.0), X[:100], Y[:100])
+    other = alone(head(2.0), X[100:], Y[100:])
+    assert other.guarantee().epsilon == 2.0 and len(other.receipts_) == 1
+
+
+def test_clones_count_where_a_transformer_changed_the_rows():
+    from sklearn.base import clone
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    one = make_pipeline(StandardScaler(), head())
+    alone(clone(one), X, Y)
+    other = again(2, clone(one), X[: N // 2], Y[: N // 2])
+    assert other[-1].guarantee().epsilon == of(1.0, 1.0)
+    apart = make_pipeline(StandardScaler(), head())
+    assert alone(apart, X[: N // 3], Y[: N // 3])[-1].guarantee().epsilon == 1.0
+
+
+@pytest.mark.filterwarnings("ignore:this is fit number")
+def test_clones_count_where_a_transformer_changed_some_of_the_rows():
+    """Half of the rows lack a number, filled in otherwise in each fit; they are in all three."""
+    from sklearn.base import clone
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+
+    x = X.copy()
+    x[N // 2 :, 1] = np.nan
+    in_all, quarter = np.arange(N) >= N // 2, np.arange(N) < N // 4
+    one = make_pipeline(SimpleImputer(), head())
+    for rows in (in_all | quarter, ~quarter, np.ones(N, bool)):
+        last = clone(one).fit(x[rows], Y[rows])
+    assert last[-1].guarantee().epsilon == of(1.0, 1.0, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:this is fit number")
+def test_cross_validation_and_a_search_are_counted():
+    from sklearn.model_selection import GridSearchCV
+
+    search = GridSearchCV(head(), {"penalty": [1.0, 8.0]}, cv=3).fit(X, Y)
+    # Each row was in two of three folds, for each of two penalties, and in the last fit.
+    assert search.best_estimator_.guarantee().epsilon == of(*[1.0] * 5)
+    assert len(search.best_estimator_.receipts_) == 7
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_fit_that_failed_after_its_release_counts(kind, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "_choose", lambda *rest: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            head(kind=kind).fit(X, Y)
+    assert again(2, head(kind=kind), X, Y).guarantee().epsilon == of(1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_fit_that_failed_before_its_release_costs_nothing(kind):
+    for bad in ({"num_classes": 3, "penalty": -1.0}, {"low": 0.0, "high": 1.0}, {"epsilon": 0.0}):
+        with pytest.raises(ValueError):
+            head(**({"kind": kind} | bad)).fit(X, Y)
+    with pytest.raises(ValueError, match="239 labels"):
+        head(kind=kind).fit(X, Y[1:])
+    assert alone(head(kind=kind), X, Y).guarantee().epsilon == 1.0
+
+
+def test_a_seeded_fit_makes_the_sum_not_private():
+    alone(head(insecure_seed=0), X, Y)
+    stated = again(2, head(), X, Y).guarantee()
+    assert stated.seeded and not stated.is_private and stated.epsilon == of(1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_vault_keeps_account_by_itself(kind):
+    """Fits on it are no fits on arrays: it knows what has left it, and refuses more."""
+    vault = PrivateLabels(Y, num_classes=2, budget=PrivacyBudget(2.0, DELTA))
+    told = {"kind": kind, "num_classes": None}
+    for _ in range(2):
+        one = alone(head(**told), X, vault)
+        assert one.guarantee().epsilon == 1.0 and "has no vault" not in str(one.guarantee())
+    assert vault.guarantee().epsilon == of(1.0, 1.0)
+    assert alone(head(kind=kind), X, Y).guarantee().epsilon == 1.0
+
+
+@pytest.mark.parametrize("kind", [*HEADS, NoiseCluster])
+def test_other_processes_need_a_vault_in_a_store(kind, tmp_path, monkeypatch):
+    """Processes that another one started know nothing of each other's fits."""
+    one = NoiseCluster(3, 1.0, DELTA, num_classes=2) if kind is NoiseCluster else head(kind=kind)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "another")
+    with pytest.raises(RuntimeError, match=r"n_jobs=1, or open a PrivateLabels\(\.\.\., store="):
+        one.fit(X, Y)
+    assert not _label_source._FITS._known
+    budget = PrivacyBudget(1.0, DELTA)
+    vault = PrivateLabels(Y, num_classes=2, budget=budget, store=tmp_path / "store")
+    assert one.fit(X, vault).guarantee().epsilon == 1.0
+
+
+def test_a_search_in_several_processes_says_so():
+    from sklearn.model_selection import cross_val_score
+
+    with pytest.raises(ValueError, match="labels were given as an array in a process"):
+        cross_val_score(head(), X, Y, cv=2, n_jobs=2)
+
+
+def test_a_pickled_head_keeps_its_statement():
+    alone(head(), X, Y)
+    one = again(2, head(2.0), X, Y)
+    read = pickle.loads(pickle.dumps(one))
+    assert read.guarantee() == one.guarantee()
+    assert [receipt.id for receipt in read.receipts_] == [receipt.id for receipt in one.receipts_]
+    np.testing.assert_array_equal(read.predict_proba(X), one.predict_proba(X))
+
+
+def test_digests_tell_rows_apart():
+    """Also where rows have the same entries at other places, and for wider rows than the key."""
+    for width in (1, 3, 5000):
+        rows = np.zeros((200, width), np.float32)
+        rows[np.arange(200), np.arange(200) % width] = 1.0 + np.arange(200) // width
+        found = _label_source.row_digests(rows)
+        assert found.dtype == np.uint64 and np.unique(found).size == 200
+        np.testing.assert_array_equal(_label_source.row_digests(rows.astype(float)), found)
+        blocks = [_label_source.row_digests(rows[start : start + 7]) for start in range(0, 200, 7)]
+        np.testing.assert_array_equal(np.concatenate(blocks), found)
+    assert _label_source.row_digests(np.ones((1, 2))) != _label_source.row_digests(np.ones((1, 3)))
+
+
+def test_the_statement_is_that_of_the_receipts():
+    alone(head(), X, Y)
+    one = again(2, head(2.0), X, Y)
+    assert one.guarantee() == compose_receipts(one.receipts_)
+    assert one.guarantee(delta=1e-3).epsilon < one.guarantee().epsilon
+
+
+def test_heads_with_several_encoders_are_fits_on_the_same_rows():
+    """The rows are those that were given, and not what an encoder makes of them."""
+    alone(head(), X, Y)
+    again(2, head(encoder=np.tanh), X, Y)
+    stated = again(3, head(encoder=np.cos), X, Y).guarantee()
+    assert stated.epsilon == of(1.0, 1.0, 1.0)

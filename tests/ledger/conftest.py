@@ -1,0 +1,15 @@
+"""What the tests of the ledger share."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from tf_labeldp.heads import _label_source
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test starts from fixed weights, and knows nothing of the fits of other tests."""
+    keras.utils.set_random_seed(0)
+    monkeypatch.setattr(_label_source, "_FITS", _label_source._Fits())

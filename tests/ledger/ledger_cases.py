@@ -1,0 +1,79 @@
+"""What the tests of the ledger share: a small problem, and short ways to train on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import tf_labeldp as ldp
+from tf_labeldp.data import poisson_batches
+
+N, D, K, DELTA = 120, 4, 3, 1e-3
+RNG = np.random.default_rng(7)
+X = RNG.normal(size=(N, D)).astype(np.float32)
+Y = RNG.integers(0, K, N)
+NOISE, Q, STEPS = 4.0, 0.1, 2
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+def vault(epsilon: float = 50.0, delta: float = DELTA, **arguments: Any) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(Y, K, budget=ldp.PrivacyBudget(epsilon, delta), **arguments)
+
+
+def plain() -> keras.Model:
+    layers = [keras.Input((D,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(K)]
+    return keras.Sequential(layers)
+
+
+def private(model: keras.Model | None = None, noise: Any = None, **arguments: Any) -> Any:
+    """A compiled LabelDPModel around a model, or a fresh one."""
+    made = ldp.LabelDPModel.from_model(plain() if model is None else model)
+    multiplier = NOISE if noise is None else None
+    optimizer = ldp.LabelDPOptimizer(
+        keras.optimizers.SGD(0.1), 1.0, multiplier, noise=noise, **arguments
+    )
+    made.compile(optimizer, loss=SPARSE)
+    return made
+
+
+def batches(labels: Any, **arguments: Any) -> Any:
+    return poisson_batches(X, labels, sampling_probability=Q, steps=STEPS, **arguments)
+
+
+def dp_sgd(model: Any, labels: Any, epochs: int = 1, **arguments: Any) -> Any:
+    """Fits a private model on a vault."""
+    model.fit(batches(labels), epochs=epochs, verbose=0, **arguments)
+    return model
+
+
+def multi_stage(labels: Any, epsilon: float = 2.0, model: keras.Model | None = None) -> Any:
+    """Trains a plain model in two stages; returns it and the stages."""
+    model = plain() if model is None else model
+    model.compile(keras.optimizers.SGD(0.1), DENSE)
+    stages = ldp.MultiStageTraining(
+        X,
+        labels,
+        epsilon=epsilon,
+        fractions=(0.5, 0.5),
+        epochs_per_stage=1,
+        batch_size=32,
+        verbose=0,
+    )
+    model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=0)
+    return model, stages
+
+
+def in_the_clear(model: keras.Model | None = None) -> keras.Model:
+    """Trains a plain model on the true labels."""
+    model = plain() if model is None else model
+    model.compile(keras.optimizers.SGD(0.1), SPARSE)
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+def steps_epsilon(steps: int, delta: float = DELTA) -> float:
+    """The epsilon of so many steps of DP-SGD here."""
+    return ldp.accounting.dp_sgd_guarantee(NOISE, Q, steps, delta).epsilon

@@ -1,0 +1,775 @@
+"""Statements that version 0.1 made and that were false or wrong; each test fails on that version.
+
+The tests are numbered as they were found. "Counted" means that the statement is no less than the
+sum of what the artefact was made of.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ledger_cases import (
+    DELTA,
+    DENSE,
+    NOISE,
+    RNG,
+    SPARSE,
+    STEPS,
+    D,
+    K,
+    N,
+    Q,
+    X,
+    Y,
+    batches,
+    dp_sgd,
+    in_the_clear,
+    multi_stage,
+    plain,
+    private,
+    steps_epsilon,
+    vault,
+)
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_event
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, check_mechanism
+from tf_labeldp.training import Denoiser, NoiseMechanism
+
+
+def headline(labels: ldp.PrivateLabels) -> str:
+    return str(labels.guarantee()).splitlines()[0]
+
+
+# 1. Seeds and reported metrics are in the statement of the vault.
+
+
+@pytest.mark.parametrize("where", ["optimizer", "batches"])
+def test_01_a_seeded_training_is_seeded_in_the_vault_too(where: str, tmp_path: Any) -> None:
+    labels = vault(store=tmp_path / "store")
+    seeds = {"insecure_seed": 1}
+    model = private(**(seeds if where == "optimizer" else {}))
+    model.fit(batches(labels, **(seeds if where == "batches" else {})), verbose=0)
+    for stated in (model, labels, vault(store=tmp_path / "store")):
+        assert stated.guarantee().seeded
+        assert str(stated.guarantee()).startswith("NOT PRIVATE: seeded")
+
+
+def test_01_reported_metrics_are_in_the_statement_of_the_vault(tmp_path: Any) -> None:
+    labels, model = vault(store=tmp_path / "store"), private()
+    model.report_training_metrics = True
+    dp_sgd(model, labels)
+    for stated in (model, labels, vault(store=tmp_path / "store")):
+        assert any("metrics that were reported" in text for text in stated.guarantee().assumptions)
+    quiet = vault()
+    dp_sgd(private(), quiet)
+    assert not any("reported" in text for text in quiet.guarantee().assumptions)
+
+
+def test_01_sample_weights_are_in_the_statement() -> None:
+    model = private()
+    model.fit(X, Y, sample_weight=np.ones(N, np.float32), verbose=0)
+    assert any("sample weights" in text for text in model.guarantee().assumptions)
+
+
+# 2. What the weights went through before is counted.
+
+
+def test_02_stages_before_steps_are_counted() -> None:
+    labels = vault()
+    model, stages = multi_stage(labels, epsilon=2.0)
+    assert stages.guarantee().epsilon == 2.0
+    trained = dp_sgd(private(model), labels)
+    assert trained.guarantee().epsilon == labels.guarantee().epsilon > 2.0
+
+
+def test_02_a_second_vault_of_the_same_array_adds_up() -> None:
+    model, _ = multi_stage(vault(), epsilon=2.0)
+    second = vault()
+    trained = dp_sgd(private(model), second)
+    assert trained.guarantee().epsilon > 2.0
+    assert second.guarantee().epsilon > 2.0  # the history came along, and may be of its labels
+
+
+def test_02_an_exported_head_is_counted() -> None:
+    head = PrivateRidge(1.5, 1e-4).fit(X, vault())
+    exported = head.to_keras()
+    exported.get_layer("head").trainable = True
+    trained = dp_sgd(private(exported), vault())
+    release = ldp.accounting.composed_epsilon([head.receipts_[0].charge.event], DELTA)
+    assert trained.guarantee().epsilon > max(release, steps_epsilon(STEPS))
+
+
+def test_02_training_in_the_clear_is_noticed_and_can_be_declared() -> None:
+    model = in_the_clear()
+    trained = dp_sgd(private(model), vault())
+    stated = trained.guarantee()
+    assert math.isinf(stated.epsilon) and not stated.is_private
+    assert "NOT PRIVATE: nothing is promised" in str(stated)
+    assert "declare" in stated.assumptions[0]
+    claimed = trained.declare("these labels are public")
+    assert claimed.epsilon == steps_epsilon(STEPS)
+    assert any("declared, not checked here: these labels" in text for text in claimed.assumptions)
+    # A claim covers what was known when it was made, and nothing later.
+    model.fit(X, Y, verbose=0)
+    assert math.isinf(trained.guarantee().epsilon)
+
+
+@pytest.mark.parametrize("route", ["functional", "weights", "file", "loop"])
+def test_02_training_in_the_clear_is_noticed_by_other_routes(route: str, tmp_path: Any) -> None:
+    source = in_the_clear()
+    model = source
+    if route == "functional":
+        model = keras.Model(source.inputs, source.outputs)
+    elif route == "weights":
+        model = plain()
+        model.set_weights(source.get_weights())
+    elif route == "file":
+        source.save(tmp_path / "clear.keras")
+        model = keras.models.load_model(tmp_path / "clear.keras")
+    elif route == "loop":
+        model = plain()
+        optimizer = keras.optimizers.SGD(0.1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(SPARSE(Y, model(X)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    assert math.isinf(private(model).guarantee().epsilon)
+
+
+def test_02_what_came_before_training_in_the_clear_goes_with_the_weights(tmp_path: Any) -> None:
+    """Also to a copy, whose training in the clear is declared there."""
+    first = dp_sgd(private(), vault())
+    spent = first.guarantee().epsilon
+    model = keras.Model(first.inputs, first.outputs)
+    model.compile("sgd", loss=SPARSE)
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    ldp.declare(copy, because="these labels are public")
+    assert ldp.guarantee(copy).epsilon == pytest.approx(spent)
+
+
+def test_02_a_loaded_model_keeps_what_it_was_made_of_when_it_is_trained(tmp_path: Any) -> None:
+    multi_stage(vault())[0].save(tmp_path / "model.keras")
+    model = keras.models.load_model(tmp_path / "model.keras")
+    assert ldp.guarantee(model).epsilon == 2.0
+    model.fit(X, keras.utils.to_categorical(Y, K), verbose=0)
+    ldp.declare(model, because="these labels are public")
+    assert ldp.guarantee(model).epsilon == 2.0
+
+
+def test_02_a_declared_epsilon_is_added() -> None:
+    model = in_the_clear()
+    model_private = private(model)
+    model_private.declare("a study of these labels", epsilon=1.0)
+    assert dp_sgd(model_private, vault()).guarantee().epsilon > 1.0
+
+
+# 3. Checkpoints and files of plain models keep what is known.
+
+
+def test_03_a_checkpoint_keeps_the_receipts(tmp_path: Any) -> None:
+    model = dp_sgd(private(), vault(), epochs=2)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    again = private()
+    tf.train.Checkpoint(model=again).restore(path).assert_existing_objects_matched()
+    assert again.guarantee() == model.guarantee()
+    assert again.guarantee().epsilon == steps_epsilon(2 * STEPS)
+
+
+def test_03_a_plain_model_from_a_file_keeps_its_history(tmp_path: Any) -> None:
+    labels, model = vault(), plain()
+    dp_sgd(private(model), labels)
+    model.save(tmp_path / "plain.keras")
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    trained = dp_sgd(private(loaded), labels)
+    assert trained.guarantee().epsilon == steps_epsilon(2 * STEPS) == labels.guarantee().epsilon
+
+
+# 4. Encoders that were trained on private labels are counted.
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["keras", "weights"])
+def test_04_a_loaded_private_encoder_is_counted(whole: bool, tmp_path: Any) -> None:
+    model = dp_sgd(private(), vault())
+    if whole:
+        model.save(tmp_path / "encoder.keras")
+        encoder = keras.models.load_model(tmp_path / "encoder.keras")
+    else:
+        model.save_weights(tmp_path / "encoder.weights.h5")
+        encoder = private()
+        encoder.load_weights(tmp_path / "encoder.weights.h5")
+    check_counts_the_encoder(PrivateRidge(0.5, 1e-4, encoder=encoder))
+
+
+def check_counts_the_encoder(head: Any) -> None:
+    """Fits the head, and holds its statement against those of its parts."""
+    head.fit(X, vault())
+    release = ldp.accounting.composed_epsilon([head.receipts_[-1].charge.event], DELTA)
+    assert head.guarantee(DELTA).epsilon > max(release, steps_epsilon(STEPS))
+    assert len(head.receipts_) == 2
+
+
+def test_04_an_object_around_a_private_encoder_is_counted() -> None:
+    class Map:
+        def __init__(self, model: Any) -> None:
+            self.parts = {"model": model}
+
+        def transform(self, x: Any) -> np.ndarray:
+            return self.parts["model"].predict(x, verbose=0)
+
+    model = dp_sgd(private(), vault())
+    check_counts_the_encoder(PrivateRidge(0.5, 1e-4, encoder=Map(model)))
+
+
+def test_04_a_pretrained_encoder_is_a_named_assumption(tmp_path: Any) -> None:
+    """One of keras.applications, from a file as it is downloaded."""
+    sizes = {"input_shape": (32, 32, 3), "alpha": 0.35, "include_top": False, "pooling": "avg"}
+    made = keras.applications.MobileNetV2(weights=None, **sizes)
+    made.save_weights(tmp_path / "pretrained.weights.h5")
+    encoder = keras.applications.MobileNetV2(weights=tmp_path / "pretrained.weights.h5", **sizes)
+    images = RNG.normal(size=(N, 32, 32, 3)).astype(np.float32)
+    head = PrivateRidge(0.5, 1e-4, encoder=encoder).fit(images, vault())
+    assert head.guarantee().epsilon == 0.5 and head.guarantee().is_private
+    assert "features that were given for a use were made without these labels" in str(
+        head.guarantee()
+    )
+    encoder.trainable = False
+    model = private(keras.Sequential([encoder, keras.layers.Dense(K)]))
+    rows = ldp.data.poisson_batches(images, vault(), sampling_probability=Q, steps=STEPS)
+    model.fit(rows, verbose=0)
+    assert model.guarantee().epsilon == pytest.approx(steps_epsilon(STEPS))
+    assert "the weights that training began with" in str(model.guarantee())
+    assert ldp.guarantee(encoder).epsilon == 0.0
+
+
+def test_04_features_in_an_array_are_a_named_assumption() -> None:
+    features = dp_sgd(private(), vault()).predict(X, verbose=0)
+    stated = PrivateRidge(0.5, 1e-4).fit(features, vault()).guarantee()
+    assert stated.epsilon == 0.5
+    assert any("an array does not say how it was made" in text for text in stated.assumptions)
+
+
+# 5. Budgets hold on resume.
+
+
+@pytest.mark.parametrize("fresh_vault", [True, False])
+def test_05_a_budget_holds_over_save_and_load(fresh_vault: bool, tmp_path: Any) -> None:
+    once = steps_epsilon(STEPS)
+    budget = 0.5 * (once + steps_epsilon(2 * STEPS))  # enough for one fit, not for two
+    labels, model = vault(budget), private()
+    dp_sgd(model, labels)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    labels = vault(budget) if fresh_vault else labels
+    with pytest.raises(ldp.BudgetExceededError):
+        dp_sgd(again, labels)
+    assert again.guarantee().epsilon == pytest.approx(once)
+    assert labels.guarantee().epsilon == pytest.approx(once)  # the history came with the model
+
+
+def test_05_the_budget_stays_in_the_store(tmp_path: Any) -> None:
+    vault(1.0, store=tmp_path / "store")
+    assert ldp.PrivateLabels(Y, K, store=tmp_path / "store").budget.epsilon == 1.0
+    with pytest.raises(ldp.LabelStoreError, match="raise_budget"):
+        vault(2.0, store=tmp_path / "store")
+    labels = ldp.PrivateLabels(Y, K, store=tmp_path / "store")
+    labels.raise_budget(ldp.PrivacyBudget(2.0, DELTA), reason="a second study")
+    again = vault(2.0, store=tmp_path / "store")
+    assert "a second study" in str(again.history())
+
+
+def test_05_declared_people_keep_their_own_budgets() -> None:
+    once = steps_epsilon(STEPS)
+    model = dp_sgd(private(), vault(1.5 * once, people="north"))
+    south = vault(1.5 * once, people="south")
+    dp_sgd(model, south)
+    assert south.guarantee().epsilon == pytest.approx(once)
+    assert model.guarantee().epsilon == pytest.approx(once)
+    with pytest.raises(ldp.BudgetExceededError, match="people"):
+        dp_sgd(model, vault(0.5 * once, people="north"))
+
+
+# 6. Plug-ins promise nothing that they do not claim.
+
+
+class Silent(NoiseMechanism):
+    """Returns the sum as it is."""
+
+    def __init__(self, noise_multiplier: float) -> None:
+        self.noise_multiplier = noise_multiplier
+
+    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+        return clipped_sum, state
+
+
+class Claimed(Silent):
+    """Says that its noise is Laplace noise."""
+
+    def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        return dp_accounting.SelfComposedDpEvent(
+            dp_accounting.LaplaceDpEvent(self.noise_multiplier), steps
+        )
+
+
+def test_06_noise_of_a_plug_in_gets_no_statement_that_it_does_not_claim() -> None:
+    model = private(noise=Silent(NOISE))
+    model.fit(X, Y, verbose=0)
+    assert math.isinf(model.guarantee().epsilon)
+    with pytest.raises(ValueError, match="no statement can be made"):
+        dp_sgd(private(noise=Silent(NOISE)), vault())
+
+
+def test_06_the_event_of_a_plug_in_is_used_and_called_a_claim() -> None:
+    labels = vault()
+    stated = dp_sgd(private(noise=Claimed(40.0)), labels).guarantee()
+    # Under replacement a Laplace mechanism of multiplier b is pure, of epsilon 2 / b.
+    pure = [ldp.accounting.pure_dp_event(2.0 / 40.0)] * STEPS
+    assert stated.epsilon == pytest.approx(ldp.accounting.composed_epsilon(pure, DELTA))
+    assert stated.epsilon != pytest.approx(
+        ldp.accounting.dp_sgd_guarantee(40.0, Q, STEPS, DELTA).epsilon, rel=0.1
+    )
+    for one in (stated, labels.guarantee()):
+        assert any("author's claim" in text and "Claimed" in text for text in one.assumptions)
+
+
+def test_06_a_subclass_of_our_noise_is_its_authors() -> None:
+    class Less(ldp.training.GaussianNoise):
+        def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+            return clipped_sum, state
+
+    model = private(noise=Less(NOISE))
+    dp_sgd(model, vault())
+    assert any("author's claim" in text for text in model.guarantee().assumptions)
+    ours = dp_sgd(private(), vault()).guarantee()
+    assert not any("author's claim" in text for text in ours.assumptions)
+
+
+def test_06_a_denoiser_with_default_attributes_is_called() -> None:
+    calls: list[int] = []
+
+    class Zero(Denoiser):
+        def denoise(self, gradients: Any, vertices: Any, state: Any) -> Any:
+            calls.append(1)
+            assert vertices is None
+            return [tf.zeros_like(part) for part in gradients], state, {}
+
+    model = private(denoiser=Zero())
+    before = [weight.copy() for weight in model.get_weights()]
+    dp_sgd(model, vault())
+    assert calls
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+# 7. Mechanisms of others are checked, not believed.
+
+
+class Own(ClassificationMechanism):
+    """Randomized response as an ordinary class."""
+
+    def __init__(self, epsilon: float, num_classes: int) -> None:
+        self.epsilon, self.num_classes = epsilon, num_classes
+
+    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+        return RandomizedResponse(self.epsilon, self.num_classes).transition_matrix()
+
+    def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
+        return RandomizedResponse(self.epsilon, self.num_classes).randomize(labels, rng=rng)
+
+
+class Honest(Own):
+    """Returns the true labels."""
+
+    def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
+        return np.asarray(labels)
+
+
+class Short(Own):
+    """Returns five labels, whatever it is given; unless it is checked."""
+
+    def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
+        found = super().randomize(labels, public, rng=rng)
+        return found[:5] if len(found) == N else found
+
+
+def test_07_an_ordinary_class_is_a_mechanism() -> None:
+    check_mechanism(Own(1.0, K))
+    labels = vault()
+    stated = labels.randomize(Own(1.0, K)).guarantee()
+    assert stated.epsilon == 1.0
+    assert any("author's claim" in text and "Own" in text for text in stated.assumptions)
+
+
+def test_07_a_mechanism_that_returns_the_true_labels_is_refused_uncharged() -> None:
+    labels = vault()
+    with pytest.raises(ValueError, match="does not draw as its transition_matrix says"):
+        labels.randomize(Honest(1.0, K))
+    assert labels.guarantee().epsilon == 0.0
+
+
+def test_07_a_mechanism_that_returns_too_few_labels_is_refused_uncharged() -> None:
+    labels = vault()
+    with pytest.raises(ValueError, match="shape"):
+        labels.randomize(Short(1.0, K))
+    assert labels.guarantee().epsilon == 0.0 and not labels.history()
+
+
+def test_07_the_page_on_writing_a_mechanism_runs() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "write_a_mechanism.md"
+    blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
+    names: dict[str, Any] = {"__name__": "a_module_of_the_reader"}
+    for block in blocks:
+        exec(block.split("```")[0], names)
+    assert names["stated"].epsilon == 1.0
+
+
+# 8. The noise can't change once it was priced.
+
+
+class Fading(ldp.training.NoiseMechanism):
+    """Noise whose multiplier can be set, with the event of the one that is set."""
+
+    def __init__(self, noise_multiplier: float) -> None:
+        self.noise_multiplier = noise_multiplier
+
+    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+        made = ldp.training.GaussianNoise(self.noise_multiplier)
+        return made.add_noise(clipped_sum, l2_norm_clip, state)
+
+    def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_08_noise_that_changes_within_an_epoch_stops_the_training(eager: bool) -> None:
+    class Lower(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.noise.noise_multiplier = 1e-3
+
+    made = ldp.LabelDPModel.from_model(plain())
+    optimizer = ldp.LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, noise=Fading(NOISE))
+    made.compile(optimizer, loss=SPARSE, run_eagerly=eager)
+    with pytest.raises(RuntimeError, match="noise was changed"):
+        dp_sgd(made, vault(), callbacks=[Lower()])
+
+
+def test_08_our_noise_and_the_optimizer_can_not_be_changed() -> None:
+    optimizer = private().optimizer
+    for owner, name in (
+        (optimizer.noise, "noise_multiplier"),
+        (optimizer, "noise"),
+        (optimizer, "l2_norm_clip"),
+        (optimizer, "denoiser"),
+        (optimizer, "num_microbatches"),
+    ):
+        with pytest.raises(AttributeError):
+            setattr(owner, name, 1e-3)
+
+
+# 9. A process that was forked.
+
+
+def in_a_fork(work: Any) -> Any:
+    """What a function returns in a forked process."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            sending.send(work())
+        except Exception as error:  # what it was is what the test is about
+            sending.send(f"{type(error).__name__}: {error}")
+
+    process = context.Process(target=run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside other threads
+        process.start()
+    found = receiving.recv()
+    process.join()
+    return found
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_09_without_a_store_a_forked_process_is_refused() -> None:
+    labels = vault()
+    told = in_a_fork(lambda: labels.randomize(RandomizedResponse(1.0, K)).values)
+    assert str(told).startswith("RuntimeError") and "forked" in told and "store" in told
+    assert labels.randomize(RandomizedResponse(1.0, K)).guarantee().epsilon == 1.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_09_with_a_store_both_processes_share_the_draws(tmp_path: Any) -> None:
+    labels = vault(store=tmp_path / "store")
+    child = in_a_fork(lambda: labels.randomize(RandomizedResponse(1.0, K)).values)
+    mine = labels.randomize(RandomizedResponse(1.0, K)).values
+    np.testing.assert_array_equal(child, mine)
+    other = in_a_fork(lambda: labels.randomize(RandomizedResponse(0.5, K), key="child").values)
+    assert len(other) == N
+    assert labels.guarantee().epsilon == 1.5  # and here it is known at once
+
+
+# 10. A mechanism that fails after it has looked is charged, on disk too.
+
+
+class Fails(Own):
+    """Fails on labels of the vault alone."""
+
+    def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
+        if np.array_equal(labels, Y):
+            raise ValueError(f"the first label is {labels[0]}")
+        return super().randomize(labels, public, rng=rng)
+
+
+class FailsAlways(Own):
+    """Fails on whatever it is given, but for the check."""
+
+    def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
+        if len(labels) == N:
+            raise ValueError(f"the first label is {labels[0]}")
+        return super().randomize(labels, public, rng=rng)
+
+
+def test_10_a_failure_on_true_labels_is_charged_in_the_store(tmp_path: Any) -> None:
+    labels = vault(store=tmp_path / "store")
+    with pytest.raises(RuntimeError, match="was charged") as caught:
+        labels.randomize(Fails(1.0, K))
+    assert "first label" not in str(caught.value) and caught.value.__cause__ is None
+    assert labels.guarantee().epsilon == 1.0
+    again = vault(store=tmp_path / "store")
+    assert again.guarantee().epsilon == 1.0
+    assert "which failed" in again.history()[0].what
+    assert not again.has_draw(None)  # there is nothing to hand out
+
+
+def test_10_a_failure_on_any_labels_comes_before_the_true_ones() -> None:
+    labels = vault()
+    with pytest.raises(ValueError, match="first label is 0"):  # of the made-up labels
+        labels.randomize(FailsAlways(1.0, K))
+    assert labels.guarantee().epsilon == 0.0
+
+
+# 11. TensorFlow's own log quotes no label.
+
+_LOG = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+import keras, numpy as np, tensorflow as tf, tf_labeldp as ldp
+table = tf.constant([0.5, 1.5])
+def loss(y_true, y_pred):
+    wanted = tf.gather(table, tf.cast(tf.reshape(y_true, [-1]), tf.int32))
+    return wanted * tf.reduce_sum(y_pred, axis=-1)
+inputs = keras.Input((2,))
+model = ldp.LabelDPModel(inputs, keras.layers.Dense(9173)(inputs))
+model.compile(ldp.LabelDPOptimizer(keras.optimizers.SGD(0.1), 1.0, 4.0), loss=loss{eager})
+y = np.zeros(40, np.int64)
+y[7] = 9172
+try:
+    model.fit(np.ones((40, 2), np.float32), y, verbose=0, batch_size=40)
+except RuntimeError as error:
+    print("told:", error)
+"""
+
+
+@pytest.mark.parametrize("eager", ["", ", run_eagerly=True"])
+def test_11_an_index_out_of_range_shows_no_label(eager: str) -> None:
+    code = _LOG.replace("{eager}", eager)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "told: training stopped with InvalidArgumentError" in done.stdout, done.stderr
+    assert "9172" not in done.stdout + done.stderr
+
+
+# 12. Fits on arrays within one process know of each other.
+
+
+def test_12_a_grid_search_on_arrays_states_the_sum() -> None:
+    from sklearn.model_selection import GridSearchCV
+
+    head = PrivateLogisticRegression(1.0, 1e-5, num_classes=K)
+    search = GridSearchCV(head, {"penalty": [0.5, 2.0]}, cv=3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        search.fit(X, Y)
+    assert any("this is fit number" in str(one.message) for one in told)
+    stated = search.best_estimator_.guarantee(1e-5)
+    # Each row is in two of three folds, for each of two settings, and in the last fit.
+    single = PrivateLogisticRegression(1.0, 1e-5).fit(X, vault(60.0, 1e-5)).receipts_[0]
+    five = ldp.accounting.compose_charges([single.charge] * 5, 1e-5)
+    assert stated.epsilon == pytest.approx(five.epsilon, rel=1e-6)
+
+
+def test_12_a_transformer_in_between_hides_no_fit() -> None:
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    head = PrivateLogisticRegression(1.0, 1e-5, num_classes=K)
+    pipeline = make_pipeline(StandardScaler(), head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cross_val_score(pipeline, X, Y, cv=2)
+        pipeline.fit(X, Y)
+    assert pipeline[-1].guarantee(1e-5).epsilon > 1.5  # of three fits
+
+
+def test_12_fits_on_other_rows_are_their_own() -> None:
+    PrivateRidge(1.0, 1e-5, num_classes=K).fit(X, Y)
+    other = PrivateRidge(1.0, 1e-5, num_classes=K).fit(X + 1.0, Y)
+    assert other.guarantee().epsilon == 1.0
+
+
+def test_12_worker_processes_are_refused() -> None:
+    from joblib import Parallel, delayed
+
+    job = delayed(_fit_in_a_worker)(X, Y)
+    (told,) = Parallel(n_jobs=2)([job])
+    assert "RuntimeError" in told and "n_jobs" in told and "store" in told
+
+
+def _fit_in_a_worker(features: Any, labels: Any) -> str:
+    try:
+        PrivateRidge(1.0, 1e-5, num_classes=K).fit(features, labels)
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+    return "fitted"
+
+
+# 13. Statements agree: after saving, and between a model and its vault.
+
+
+def test_13_delta_stays_that_of_the_vault(tmp_path: Any) -> None:
+    model = dp_sgd(private(), vault(delta=2e-4))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.guarantee() == model.guarantee()
+    assert again.guarantee().delta == 2e-4
+
+
+def test_13_model_and_vault_name_the_same_assumptions_once() -> None:
+    labels = vault()
+    model = dp_sgd(private(), labels)
+    assert model.guarantee() == labels.guarantee()
+    notes = labels.guarantee().assumptions
+    assert len(set(notes)) == len(notes)
+    assert sum("the features are public" in text for text in notes) == 1
+
+
+# 14. Several workers, and rounding on a GPU.
+
+
+def test_14_several_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Several(tf.distribute.MultiWorkerMirroredStrategy):
+        """As on the first of several machines, without starting the others."""
+
+    model = private()
+    monkeypatch.setattr(model, "_distribute_strategy", Several())
+    with pytest.raises(ValueError, match="MultiWorkerMirroredStrategy"):
+        dp_sgd(model, vault())
+
+
+def test_14_rounding_on_a_gpu_is_an_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tf.config.list_physical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_physical_devices",
+        lambda kind=None: ["GPU:0"] if kind == "GPU" else listed(kind),
+    )
+    model = dp_sgd(private(), vault())
+    assert any("TensorFloat-32" in text for text in model.guarantee().assumptions)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        exact = dp_sgd(private(), vault())
+        assert not any("TensorFloat-32" in text for text in exact.guarantee().assumptions)
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+
+
+# 15. Two processes that make one store.
+
+_MAKE = """
+import sys, numpy as np, tf_labeldp as ldp
+labels = np.full(50, int(sys.argv[2]))
+sys.stdin.readline()
+try:
+    made = ldp.PrivateLabels(labels, 9, budget=ldp.PrivacyBudget(1.0), store=sys.argv[1])
+    made.randomize(ldp.RandomizedResponse(1.0, 9))
+    print("made")
+except ldp.LabelStoreError as error:
+    print("refused", error)
+"""
+
+
+def test_15_two_processes_with_other_labels_do_not_share_a_store(tmp_path: Any) -> None:
+    for attempt in range(3):
+        store = tmp_path / str(attempt) / "store"
+        store.parent.mkdir()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", _MAKE, str(store), str(label)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for label in (1, 2)
+        ]
+        for one in processes:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        told = [one.communicate()[0].split()[0] for one in processes]
+        assert sorted(told) == ["made", "refused"]
+        winner = 1 + told.index("made")
+        again = ldp.PrivateLabels(np.full(50, winner), 9, store=store)
+        assert again.guarantee().epsilon == 1.0
+
+
+# The headline of a statement is a promise made before the draw.
+
+
+def test_the_headline_is_the_promise_and_the_odometer_a_remark() -> None:
+    labels = vault(insecure_seed=1)  # whose counts come out large
+    mechanism = ldp.ClusterRandomizedResponse(K, 0.05, 8.0, resampling_probability=0.8)
+    noisy = labels.randomize(mechanism, clusters=np.arange(N) % 2)
+    assert noisy.guarantee().epsilon == pytest.approx(mechanism.epsilon)
+    assert labels.guarantee().epsilon == pytest.approx(mechanism.epsilon)
+    assert any("odometer" in text for text in noisy.guarantee().remarks)
+
+
+def test_add_or_remove_is_never_headed_label_dp() -> None:
+    stated = ldp.accounting.dp_sgd_guarantee(NOISE, Q, 10, DELTA, relation="add_or_remove")
+    assert stated.headline.endswith("DP under add_or_remove, which is weaker than label-DP")
+    assert PrivacyGuarantee(stated.epsilon, stated.delta).headline.endswith("-label-DP")
+
+
+def test_delta_is_told_in_units_of_one_over_n_and_too_large_a_one_warns() -> None:
+    labels = vault(delta=1e-3)
+    labels.randomize(RandomizedResponse(1.0, K))
+    dp_sgd(private(), labels)
+    assert f"0.12 / n, for n = {N}" in str(labels.guarantee())
+    large, model = vault(delta=0.01), private()
+    with pytest.warns(UserWarning, match="1/n") as caught:
+        large.randomize(RandomizedResponse(1.0, K))
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="1/n"):
+        dp_sgd(model, large)
+        model.guarantee()
+    assert "WARNING" in str(model.guarantee())
+
+
+def test_plain_training_losses_are_of_the_kinds_that_are_used_here() -> None:
+    """The helpers of these tests train what they say."""
+    assert DENSE is not SPARSE and D == X.shape[1]
+    assert headline(vault()) == "(0, 0)-label-DP"

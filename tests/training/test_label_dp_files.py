@@ -1,0 +1,356 @@
+"""Receipts go where the weights of a ``LabelDPModel`` go: files, checkpoints, copies, processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from label_dp_cases import (
+    DELTA,
+    LOSS,
+    SIGMA,
+    D,
+    K,
+    batches,
+    codes,
+    features,
+    private_model,
+    unchanged,
+    vault,
+)
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import ReceiptError, _receipts, compose_receipts, dp_sgd_guarantee
+from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
+from tf_labeldp.vault import _carried
+from tf_labeldp.vault._carried import receipts_of
+
+
+def after(epochs: int) -> float:
+    """What so many epochs of ``batches`` cost."""
+    return dp_sgd_guarantee(SIGMA, 0.1, 3 * epochs, DELTA).epsilon if epochs else 0.0
+
+
+def trained(epochs: int = 2, labels: Any = None) -> LabelDPModel:
+    model = private_model()
+    model.fit(batches(vault() if labels is None else labels), epochs=epochs, verbose=0)
+    return model
+
+
+def forget() -> None:
+    """Forgets the values of all weights, as another process has never seen them."""
+    _carried._OF_WEIGHTS.clear()
+
+
+# tf.train.Checkpoint.
+
+FORMS = {
+    "model": lambda model: tf.train.Checkpoint(model=model),
+    "root": lambda model: tf.train.Checkpoint(model),
+    "optimizer first": lambda model: tf.train.Checkpoint(an=model.optimizer, model=model),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_checkpoints_bring_the_receipts_and_count_from_there(tmp_path: Path, form: str) -> None:
+    model = trained()
+    path = FORMS[form](model).save(str(tmp_path / "one"))
+    forget()
+    again = private_model()
+    FORMS[form](again).restore(path).assert_existing_objects_matched()
+    assert again.guarantee() == model.guarantee()
+    assert again.guarantee().epsilon == after(2)
+    assert unchanged(again, model.get_weights())
+    assert int(again.optimizer.iterations) == 6
+    labels = vault()
+    again.fit(batches(labels), verbose=0)
+    assert again.guarantee().epsilon == labels.guarantee().epsilon == after(3)
+
+
+def test_a_checkpoint_that_is_restored_before_the_model_is_made(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(model=trained()).save(str(tmp_path / "one"))
+    forget()
+    root = tf.train.Checkpoint()
+    root.restore(path)
+    root.model = private_model()
+    assert root.model.guarantee().epsilon == after(2)
+
+
+def test_checkpoints_of_epochs_state_these_epochs(tmp_path: Path) -> None:
+    model = private_model()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), tmp_path, 5)
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: manager.save())
+    model.fit(batches(vault()), epochs=3, callbacks=[keep], verbose=0)
+    forget()
+    stated = []
+    for path in manager.checkpoints:
+        one = private_model()
+        tf.train.Checkpoint(model=one).restore(path)
+        stated.append(one.guarantee().epsilon)
+    assert stated == [after(1), after(2), after(3)]
+
+
+def test_going_back_to_a_checkpoint_gives_nothing_back(tmp_path: Path) -> None:
+    model, labels = private_model(), vault()
+    checkpoint = tf.train.Checkpoint(model=model)
+    model.fit(batches(labels), verbose=0)
+    path = checkpoint.save(str(tmp_path / "one"))
+    model.fit(batches(labels), epochs=2, verbose=0)
+    checkpoint.restore(path)
+    assert model.guarantee().epsilon == labels.guarantee().epsilon == after(3)
+    # And what another model has spent comes on top.
+    other = private_model()
+    other.fit(batches(vault()), verbose=0)
+    tf.train.Checkpoint(model=other).restore(path)
+    assert other.guarantee().epsilon == after(2)
+
+
+# Other ways.
+
+
+def test_a_new_process_reads_the_receipts_first_of_all(tmp_path: Path) -> None:
+    """Before it has made any model: Keras makes a functional one of the file."""
+    model = trained()
+    model.save(tmp_path / "model.keras")
+    run = (
+        "import sys, keras, tf_labeldp as ldp; ldp.LabelDPModel\n"
+        "model = keras.models.load_model(sys.argv[1])\n"
+        "plain = keras.models.load_model(sys.argv[1], compile=False)\n"
+        "print('RESULT', type(model).__name__, model.guarantee().epsilon,\n"
+        "      type(plain).__name__, ldp.guarantee(plain).epsilon)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", run, str(tmp_path / "model.keras")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    stated = str(after(2))
+    assert result.stdout.split("RESULT")[1].split() == ["LabelDPModel", stated] * 2
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_copies_of_a_model_have_its_receipts(how: str) -> None:
+    model = trained()
+    forget()
+    again = pickle.loads(pickle.dumps(model)) if how == "pickle" else copy.deepcopy(model)
+    assert again.guarantee() == model.guarantee()
+    assert unchanged(again, model.get_weights())
+
+
+def test_weights_that_are_copied_bring_their_receipts_and_new_ones_have_none() -> None:
+    model = trained()
+    clone = keras.models.clone_model(model)
+    plain = keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
+    for other in (clone, plain):
+        assert ldp.guarantee(other).epsilon == 0.0
+        other.set_weights(model.get_weights())
+        assert ldp.guarantee(other).epsilon == after(2)
+    # What they had before the training is nobody's: all fresh models of this seed have it.
+    assert private_model().guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "export",
+        "saved_model",
+    ],
+)
+def test_a_model_is_written_for_serving(tmp_path: Path, how: str) -> None:
+    model = trained()
+    if how == "export":
+        model.export(tmp_path / "served", verbose=False)
+    else:
+        tf.saved_model.save(model, tmp_path / "served")
+    served, x = tf.saved_model.load(tmp_path / "served"), features()[:5]
+    if how == "export":
+        found = served.serve(x)
+    else:
+        [found] = served.signatures["serving_default"](tf.constant(x)).values()
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_receipts_that_were_edited_are_refused(tmp_path: Path) -> None:
+    model = trained()
+    store: dict[str, Any] = {}
+    model.save_own_variables(store)
+    [name] = [name for name in store if "receipts" in name]
+    content = np.array(store[name])
+    content[content.size // 2] ^= 1
+    with pytest.raises(ReceiptError, match="damaged"):
+        private_model().load_own_variables({**store, name: content})
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_a_file_with_receipts_of_a_newer_version_is_refused(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = trained(), tmp_path / f"model{suffix}"
+    with monkeypatch.context() as patch:
+        patch.setattr(_receipts, "FORMAT", _receipts.FORMAT + 1)
+        patch.setattr(_receipts, "__version__", "9.9")
+        model.save(path) if suffix == ".keras" else model.save_weights(path)
+    with pytest.raises(ValueError, match=r"written by tf-labeldp 9\.9.*Install the newer version"):
+        if suffix == ".keras":
+            keras.models.load_model(path)
+        else:
+            private_model().load_weights(path)
+
+
+def test_files_of_version_0_1_promise_nothing_until_it_is_declared() -> None:
+    model = private_model()
+    model.load_own_variables({"label_dp_history": np.frombuffer(b"[]", np.uint8)})
+    found = model.guarantee()
+    assert found.headline == "NOT PRIVATE: nothing is promised"
+    assert "from a file of tf-labeldp 0.1" in found.assumptions[0]
+    stated = model.declare("its statement said so", epsilon=0.5, delta=1e-4)
+    assert stated == model.guarantee()
+    assert (stated.epsilon, stated.delta) == (0.5, 1e-4)
+    assert stated.assumptions[0] == "declared, not checked here: its statement said so"
+    labels = vault()  # of delta 1e-3
+    model.fit(batches(labels), verbose=0)
+    assert after(1) < labels.guarantee().epsilon <= after(1) + 0.51
+    assert model.guarantee().epsilon == labels.guarantee().epsilon
+
+
+# Layers of a model from a file.
+
+
+def two_layers(trainable: bool) -> LabelDPModel:
+    inputs = keras.Input((D,))
+    hidden = keras.layers.Dense(5, "tanh", name="hidden")
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(hidden(inputs)))
+    model.compile(LabelDPOptimizer("sgd", 1.0, SIGMA), loss=LOSS)
+    model.fit(batches(vault()), epochs=2, verbose=0)
+    hidden.trainable = trainable
+    model.compile(LabelDPOptimizer("sgd", 1.0, SIGMA), loss=LOSS)
+    return model
+
+
+def loaded(tmp_path: Path, trainable: bool = True) -> tuple[LabelDPModel, keras.Model]:
+    """A model from a file, and the encoder of its first layer."""
+    two_layers(trainable).save(tmp_path / "model.keras")
+    forget()
+    model = keras.models.load_model(tmp_path / "model.keras")
+    return model, keras.Model(model.input, model.get_layer("hidden").output)
+
+
+@pytest.mark.parametrize(
+    "trainable",
+    [
+        True,
+        False,
+    ],
+)
+def test_an_encoder_of_a_loaded_model_has_its_receipts(tmp_path: Path, trainable: bool) -> None:
+    model, encoder = loaded(tmp_path, trainable)
+    assert model.guarantee().epsilon == after(2)
+    assert ldp.guarantee(encoder).epsilon == after(2)
+
+
+def test_weights_that_are_copied_from_a_loaded_model_bring_its_receipts(tmp_path: Path) -> None:
+    model, _ = loaded(tmp_path)
+    copied = keras.Sequential([keras.Input((D,)), keras.layers.Dense(5)])
+    copied.set_weights(model.get_layer("hidden").get_weights())
+    assert ldp.guarantee(copied).epsilon == after(2)
+
+
+# Callbacks.
+
+
+def test_early_stopping_states_all_epochs_and_the_best_file_its_own(tmp_path: Path) -> None:
+    model, labels, path = private_model(), vault(), tmp_path / "best.keras"
+    kept: dict[int, Any] = {}
+    callbacks = [
+        # Worse after each epoch: the best one is the first.
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(worse=epoch)),
+        keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, _: kept.update({epoch: model.get_weights()})
+        ),
+        keras.callbacks.EarlyStopping("worse", mode="min", patience=2, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(path, monitor="worse", mode="min", save_best_only=True),
+    ]
+    model.fit(batches(labels), epochs=9, callbacks=callbacks, verbose=0)
+    assert len(kept) == 3
+    assert unchanged(model, kept[0])
+    # Which epoch is the best one was found out by looking at all of them.
+    assert model.guarantee().epsilon == labels.guarantee().epsilon == after(3)
+    forget()
+    best = keras.models.load_model(path)
+    assert unchanged(best, kept[0])
+    assert best.guarantee().epsilon == after(1)
+
+
+class Killed(Exception):
+    """What ends a process here."""
+
+
+def kill_in(epoch: int) -> keras.callbacks.Callback:
+    def kill(number: int, logs: Any = None) -> None:
+        if number == epoch:
+            raise Killed
+
+    return keras.callbacks.LambdaCallback(on_epoch_begin=kill)
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Any:
+    """Makes the callback that restores, of a run that was killed after two epochs."""
+
+    def make() -> keras.callbacks.Callback:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    with pytest.raises(Killed):
+        private_model().fit(batches(vault()), epochs=9, callbacks=[make(), kill_in(2)], verbose=0)
+    forget()
+    return make
+
+
+def test_a_restored_run_states_each_epoch_as_it_goes(backup: Any, tmp_path: Path) -> None:
+    model = private_model()
+    callbacks = [
+        backup(),
+        PrivacySpent(DELTA, target_epsilon=after(5), verbose=0),
+        keras.callbacks.ModelCheckpoint(tmp_path / "at-{epoch}.keras"),
+    ]
+    history = model.fit(batches(codes()), epochs=9, callbacks=callbacks, verbose=0).history
+    assert history["epsilon"] == [after(3), after(4), after(5)]  # and it stops at the target
+    assert model.guarantee(DELTA).epsilon == after(5)
+    for epoch in (3, 5):
+        one = keras.models.load_model(tmp_path / f"at-{epoch}.keras")
+        assert one.guarantee(DELTA).epsilon == after(epoch)
+
+
+def test_what_was_restored_counts_against_the_budget(backup: Any) -> None:
+    """As it does for a model that is loaded before ``fit``."""
+    labels, model = vault(epsilon=1.001 * after(4)), private_model()
+    with pytest.raises(ldp.BudgetExceededError):
+        model.fit(batches(labels), epochs=5, callbacks=[backup()], verbose=0)
+    assert model.guarantee().epsilon <= labels.budget.epsilon
+    again = private_model()
+    again.fit(batches(labels), epochs=4, callbacks=[backup()], verbose=0)
+    assert again.guarantee().epsilon == labels.guarantee().epsilon == after(4)
+
+
+def test_a_checkpoint_that_a_callback_restores_counts_against_the_budget(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(model=trained(epochs=3)).save(str(tmp_path / "one"))
+    forget()
+    model, labels = private_model(), vault()
+    checkpoint = tf.train.Checkpoint(model=model)
+    restore = keras.callbacks.LambdaCallback(on_train_begin=lambda *_: checkpoint.restore(path))
+    model.fit(batches(labels), callbacks=[restore], verbose=0)
+    assert model.guarantee().epsilon == after(4)
+    assert labels.guarantee().epsilon == after(4)
+    assert compose_receipts(receipts_of(model)).epsilon == after(4)

@@ -1,0 +1,291 @@
+"""Noise and denoisers of somebody else's: what is made of them, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from label_dp_cases import DELTA, SIGMA, D, K, batches, codes, features, private_model, unchanged
+from label_dp_cases import vault as vault_of
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import dp_sgd_event, dp_sgd_guarantee
+from tf_labeldp.training import (
+    Denoiser,
+    GaussianNoise,
+    LabelDPModel,
+    NoiseMechanism,
+    PrivacySpent,
+    VertexLosses,
+)
+from tf_labeldp.vault import _carried
+from tf_labeldp.vault._carried import receipts_of
+
+CLAIM = "its author's claim, not this library's: {} adds noise of the event that its dp_event names"
+NO_EVENT = (
+    "nothing is promised: {} says nothing of what its steps cost one by one (its dp_event is None)"
+)
+
+
+class Silent(NoiseMechanism):
+    """The least that noise has to have; it says nothing of what it costs."""
+
+    def __init__(self, noise_multiplier: float) -> None:
+        self.noise_multiplier = noise_multiplier
+
+    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+        scale = self.noise_multiplier * l2_norm_clip
+        return [part + scale * tf.random.normal(tf.shape(part)) for part in clipped_sum], state
+
+
+class Stated(Silent):
+    """Says what it costs."""
+
+    def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+
+    def assumptions(self) -> tuple[str, ...]:
+        return ("nobody predicts TensorFlow's generator",)
+
+
+class Derived(GaussianNoise):
+    """Inherits the event, and might do anything."""
+
+
+class Correlated(Stated):
+    """Has a state: the noise of the step before."""
+
+    def initial_state(self, shapes: Any) -> Any:
+        return [tf.zeros(shape) for shape in shapes]
+
+    def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+        zeros = [tf.zeros_like(part) for part in clipped_sum]
+        fresh, _ = super().add_noise(zeros, l2_norm_clip, ())
+        parts = zip(clipped_sum, fresh, state, strict=True)
+        return [part + new - 0.5 * old for part, new, old in parts], fresh
+
+
+def trained(noise: NoiseMechanism, labels: Any, epochs: int = 2) -> LabelDPModel:
+    model = private_model(None, noise=noise)
+    model.fit(batches(labels), epochs=epochs, verbose=0)
+    return model
+
+
+# Noise.
+
+
+def test_the_base_class_names_no_event() -> None:
+    assert Silent(1.0).dp_event(0.1, 3) is None
+    assert Silent(1.0).assumptions() == ()
+    assert not Silent(1.0).seeded
+
+
+def test_noise_that_says_nothing_promises_nothing() -> None:
+    model = trained(Silent(SIGMA), codes())
+    found = model.guarantee(DELTA)
+    assert not found.is_private
+    assert found.headline == "NOT PRIVATE: nothing is promised"
+    assert found.assumptions[0] == NO_EVENT.format("Silent")
+    model.fit(batches(codes()), verbose=0)
+    assert model.guarantee(DELTA).epsilon == np.inf
+
+
+def test_no_vault_pays_for_noise_that_says_nothing() -> None:
+    labels, model = vault_of(), private_model(None, noise=Silent(SIGMA))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="no statement can be made about Silent, so the vault"):
+        model.fit(batches(labels), verbose=0)
+    assert unchanged(model, before)
+    assert labels.guarantee().epsilon == 0.0
+    assert receipts_of(model) == ()
+
+
+@pytest.mark.parametrize("kind", [Stated, Derived, Correlated])
+@pytest.mark.parametrize("with_vault", [True, False])
+def test_noise_of_another_is_stated_as_its_authors_claim(kind: Any, with_vault: bool) -> None:
+    labels = vault_of()
+    model = trained(kind(SIGMA), labels if with_vault else codes())
+    found = model.guarantee(DELTA)
+    assert found.epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
+    assert found.assumptions.count(CLAIM.format(kind.__name__)) == 1
+    assert set(kind(SIGMA).assumptions()) <= set(found.assumptions)
+    if with_vault:
+        assert labels.guarantee().epsilon == found.epsilon
+        assert CLAIM.format(kind.__name__) in labels.guarantee().assumptions
+
+
+def test_noise_of_this_library_is_no_ones_claim() -> None:
+    found = trained(GaussianNoise(SIGMA), vault_of()).guarantee()
+    assert not any("claim" in text for text in found.assumptions)
+
+
+def test_the_claim_stays_with_the_weights(tmp_path: Path) -> None:
+    model = trained(Stated(SIGMA), vault_of())
+    model.save(tmp_path / "model.keras")
+    _carried._OF_WEIGHTS.clear()
+    again = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Stated": Stated})
+    assert type(again.optimizer.noise) is Stated
+    assert again.guarantee() == model.guarantee()
+    # Also without the class, and after training with other noise.
+    weights = private_model()
+    model.save_weights(tmp_path / "some.weights.h5")
+    weights.load_weights(tmp_path / "some.weights.h5")
+    weights.fit(batches(vault_of()), verbose=0)
+    assert CLAIM.format("Stated") in weights.guarantee().assumptions
+    assert weights.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 9, DELTA).epsilon
+
+
+def test_a_state_of_noise_goes_on_from_a_file(tmp_path: Path) -> None:
+    model = trained(Correlated(SIGMA), codes())
+    state = [variable.numpy() for variable in model.optimizer._noise_state]
+    assert all(np.all(part != 0.0) for part in state)
+    model.save(tmp_path / "model.keras")
+    kinds = {"Correlated": Correlated}
+    again = keras.models.load_model(tmp_path / "model.keras", custom_objects=kinds)
+    for old, new in zip(state, again.optimizer._noise_state, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+
+
+def test_an_event_that_costs_more_is_charged_as_it_says() -> None:
+    class Twice(Stated):
+        def dp_event(self, sampling_probability: float, steps: int) -> Any:
+            return super().dp_event(sampling_probability, 2 * steps)
+
+    labels = vault_of()
+    model = trained(Twice(SIGMA), labels)
+    assert labels.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 12, DELTA).epsilon
+    assert model.guarantee().epsilon == labels.guarantee().epsilon
+    target = dp_sgd_guarantee(SIGMA, 0.1, 13, DELTA).epsilon  # two epochs are 12, three 18
+    history = private_model(None, noise=Twice(SIGMA)).fit(
+        batches(codes()), epochs=5, callbacks=[PrivacySpent(DELTA, target, 0)], verbose=0
+    )
+    assert len(history.history["epsilon"]) == 2
+
+
+@pytest.mark.parametrize("with_vault", [True, False])
+def test_noise_that_turns_out_to_be_seeded_is_said_to_be(with_vault: bool) -> None:
+    class Late(Stated):
+        def add_noise(self, clipped_sum: Any, l2_norm_clip: float, state: Any) -> Any:
+            self.seeded = True
+            return super().add_noise(clipped_sum, l2_norm_clip, state)
+
+    labels = vault_of()
+    model = trained(Late(SIGMA), labels if with_vault else codes(), epochs=1)
+    expected = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
+    assert model.guarantee(DELTA).epsilon == expected
+    assert model.guarantee(DELTA).seeded
+    assert model.guarantee(DELTA).headline.startswith("NOT PRIVATE: seeded")
+    if with_vault:
+        assert labels.guarantee().seeded
+        assert labels.guarantee().epsilon == expected
+
+
+# Denoisers.
+
+
+class Scaled(Denoiser):
+    """Needs neither the batch nor other examples."""
+
+    def __init__(self, factor: float = 0.5) -> None:
+        self.factor = factor
+
+    def denoise(self, gradients: Any, vertices: Any, state: Any) -> Any:
+        assert vertices is None
+        return [self.factor * part for part in gradients], state, {"factor": tf.constant(7.0)}
+
+    def get_config(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+
+class Averaged(Denoiser):
+    """Keeps a moving average of noisy gradients."""
+
+    def initial_state(self, shapes: Any) -> Any:
+        return [tf.zeros(shape) for shape in shapes]
+
+    def denoise(self, gradients: Any, vertices: Any, state: Any) -> Any:
+        mean = [0.5 * old + 0.5 * new for old, new in zip(state, gradients, strict=True)]
+        return mean, mean, {}
+
+
+@pytest.mark.parametrize("on", ["poisson", "arrays", "dataset"])
+def test_a_denoiser_that_needs_no_examples_is_asked(on: str) -> None:
+    """So that none that is given is left out without a word."""
+    model = private_model(noise_multiplier=1e-9, denoiser=Scaled(0.0))
+    before = model.get_weights()
+    data: Any = (batches(codes()),)
+    if on != "poisson":
+        data = features(), codes()
+    if on == "dataset":
+        data = (tf.data.Dataset.from_tensor_slices(data).batch(20, drop_remainder=True),)
+    history = model.fit(*data, verbose=0).history
+    assert unchanged(model, before)
+    assert history["factor"] == [7.0]
+
+
+def test_such_a_denoiser_scales_the_step() -> None:
+    moves = []
+    for denoiser in (None, Scaled(0.5)):
+        model = private_model(noise_multiplier=1e-9, denoiser=denoiser)
+        before = model.get_weights()
+        model.fit(features(), codes(), batch_size=100, verbose=0)
+        moves.append(model.get_weights()[0] - before[0])
+    np.testing.assert_allclose(0.5 * moves[0], moves[1], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("denoiser", [Scaled(), Averaged()])
+def test_it_costs_nothing(denoiser: Any) -> None:
+    labels = vault_of()
+    model = private_model(denoiser=denoiser)
+    model.fit(batches(labels), epochs=2, verbose=0)
+    assert labels.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
+    # It has seen nothing that is not private: nothing rests on what its author says.
+    assert not any("claim" in text for text in model.guarantee().assumptions)
+
+
+def test_a_state_of_a_denoiser_is_kept_and_saved(tmp_path: Path) -> None:
+    model = private_model(denoiser=Averaged())
+    model.fit(batches(codes()), epochs=2, verbose=0)
+    state = [variable.numpy() for variable in model.optimizer._denoiser_state]
+    assert all(np.any(part != 0.0) for part in state)
+    model.save(tmp_path / "model.keras")
+    kinds = {"Averaged": Averaged}
+    again = keras.models.load_model(tmp_path / "model.keras", custom_objects=kinds)
+    for old, new in zip(state, again.optimizer._denoiser_state, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+    assert again.guarantee() == model.guarantee()
+
+
+def test_a_denoiser_of_another_that_shows_the_batch_gets_no_amplification() -> None:
+    class OfTheBatch(Denoiser):
+        reveals_batch = True
+
+        def denoise(self, gradients: Any, vertices: VertexLosses, state: Any) -> Any:
+            return gradients, state, {"rows": tf.reduce_sum(vertices.mask)}
+
+    labels = vault_of(epsilon=50.0)
+    model = private_model(denoiser=OfTheBatch())
+    history = model.fit(batches(labels, q=0.25, steps=6), epochs=2, verbose=0).history
+    assert history["rows"] == [25.0, 25.0]
+    assert labels.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 1.0, 4, DELTA).epsilon
+
+
+# Mechanisms of another, where training draws by them.
+
+
+def test_labels_drawn_by_a_mechanism_of_another_bring_its_claim_into_a_model() -> None:
+    class Mine(ldp.RandomizedResponse):
+        pass
+
+    labels = vault_of()
+    noisy = labels.randomize(Mine(1.0, K))
+    model = private_model()
+    model.declare("its weights were trained on these", made_of=[noisy])
+    claim = "its author's claim, not this library's: Mine has the epsilon of 1 that it states"
+    assert claim in model.guarantee().assumptions
+    assert model.guarantee().epsilon == 1.0
+    assert np.shape(features()) == (100, D)

@@ -1,0 +1,83 @@
+"""What the tests of the vault share."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.vault import PrivateLabels
+
+LABELS = np.random.default_rng(31).integers(0, 5, 200)
+
+
+@pytest.fixture
+def labels():
+    return LABELS.copy()
+
+
+@pytest.fixture
+def make(labels):
+    """Makes a vault of 200 labels of 5 classes; keywords replace the arguments."""
+
+    def vault(epsilon=1.0, delta=0.0, **arguments):
+        arguments = {"labels": labels, "num_classes": 5, **arguments}
+        return PrivateLabels(budget=PrivacyBudget(epsilon, delta), **arguments)
+
+    return vault
+
+
+@pytest.fixture
+def response():
+    """Randomized response over the five classes at this epsilon."""
+    return lambda epsilon=1.0: RandomizedResponse(epsilon, 5)
+
+
+@pytest.fixture
+def no_new_randomness(monkeypatch):
+    """From its call on, any use of the operating system's random bits is an error."""
+
+    def forbid():
+        def refuse(size):
+            raise AssertionError(f"{size} random bytes were drawn")
+
+        monkeypatch.setattr(os, "urandom", refuse)
+
+    return forbid
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The path of a store that does not exist yet."""
+    return tmp_path / "new" / "store"
+
+
+@pytest.fixture
+def priors():
+    """A prior for each of the 200 labels."""
+    return np.random.default_rng(51).dirichlet(np.ones(5), 200)
+
+
+@pytest.fixture
+def three_draws(response, priors):
+    """Asks a vault for three draws: epsilon 1 and 0.5 on the first 80 labels, 1.5 on the rest."""
+    part, rest = np.arange(0, 80), np.arange(80, 200)
+
+    def ask(vault):
+        return [
+            vault.randomize(response(1.0), part),
+            vault.randomize(RRWithPrior(1.5, 5), rest, priors[rest], key="stage-2"),
+            vault.randomize(RRTopK(0.5, 5, 2), part[::-1], priors[0]),
+        ]
+
+    return ask
+
+
+@pytest.fixture
+def filled(make, store, three_draws):
+    """A store of these three draws: (vault, draws)."""
+    vault = make(epsilon=2.0, store=store)
+    return vault, three_draws(vault)

@@ -1,0 +1,240 @@
+"""What draws cost: parallel over examples, sequential on one, refused before drawing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, Charge, compose_charges
+from tf_labeldp.mechanisms import RRWithPrior
+
+UNIFORM = np.full(5, 0.2)
+
+
+def test_nothing_drawn_costs_nothing(make):
+    vault = make()
+    assert vault.guarantee().epsilon == 0.0 and vault.guarantee().is_private
+
+
+def test_disjoint_examples_compose_in_parallel(make, response):
+    vault = make(epsilon=1.0)
+    for part in np.array_split(np.random.default_rng(1).permutation(200), 4):
+        assert vault.randomize(response(1.0), part).values.shape == (50,)
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_the_same_examples_compose_in_sequence(make, response):
+    vault = make(epsilon=1.0)
+    for uses in range(1, 11):  # ten times 0.1 is within 1.0, whatever floats say
+        vault.randomize(response(0.1))
+        assert vault.guarantee().epsilon == pytest.approx(0.1 * uses, abs=1e-12)
+    with pytest.raises(BudgetExceededError):
+        vault.randomize(response(1e-6))
+
+
+def test_just_over_the_budget_is_refused(make, response):
+    with pytest.raises(BudgetExceededError):
+        make(epsilon=1.0).randomize(response(1.0 + 1e-6))
+
+
+def test_overlap_is_charged_on_the_overlap_alone(make, response):
+    vault = make(epsilon=2.0)
+    vault.randomize(response(1.0), np.arange(0, 120))
+    vault.randomize(response(0.75), np.arange(100, 200))
+    assert vault.guarantee().epsilon == 1.75
+    vault.randomize(response(1.25), np.arange(120, 200))  # 2.0 there
+    assert vault.guarantee().epsilon == 2.0
+    with pytest.raises(
+        BudgetExceededError, match=r"have spent epsilon=1.75: together epsilon=2.25"
+    ):
+        vault.randomize(response(0.5), [5, 110])
+    vault.randomize(response(0.5), [5])
+    assert vault.guarantee().epsilon == 2.0
+
+
+def test_a_refused_draw_draws_and_charges_nothing(make, response, no_new_randomness, monkeypatch):
+    vault = make(epsilon=1.0)
+    first = vault.randomize(response(0.75))
+    no_new_randomness()
+    mechanism = response(0.5)
+    monkeypatch.setattr(
+        type(mechanism), "randomize", lambda *_, **__: pytest.fail("the labels were opened")
+    )
+    before = vault.guarantee()
+    message = r"RandomizedResponse \(epsilon=0.5, .*would be charged.*over the budget.*Nothing"
+    for _ in range(2):
+        with pytest.raises(BudgetExceededError, match=message):
+            vault.randomize(mechanism, key="late")
+    assert vault.guarantee() == before
+    assert not vault.has_draw("late")
+    assert first.values.shape == (200,)
+
+
+def test_bad_priors_charge_nothing(make, response):
+    vault = make(epsilon=1.0)
+    with pytest.raises(ValueError, match="must sum to one"):
+        vault.randomize(RRWithPrior(1.0, 5), priors=np.zeros(5))
+    with pytest.raises(ValueError, match="needs priors"):
+        vault.randomize(RRWithPrior(1.0, 5))
+    assert vault.guarantee().epsilon == 0.0
+    assert vault.randomize(response(1.0)).values.shape == (200,)
+
+
+def test_a_delta_buys_more_uses(make, response):
+    strict = make(epsilon=2.0)
+    relaxed = make(epsilon=2.0, delta=1e-2)
+    for _ in range(10):
+        strict.randomize(response(0.2))
+    with pytest.raises(BudgetExceededError):
+        strict.randomize(response(0.2))
+    with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/n = 0.005"):
+        for _ in range(18):
+            relaxed.randomize(response(0.2))
+    stated = relaxed.guarantee()
+    expected = compose_charges([Charge.of(response(0.2))] * 18, 1e-2)
+    assert (stated.epsilon, stated.delta) == (expected.epsilon, 1e-2)
+    assert 0.0 < stated.epsilon < 2.0
+    assert expected.assumptions[0] in stated.assumptions
+
+
+def test_the_statement_names_what_any_example_rests_on(make, response):
+    """The most charged example needs no assumption here, but the others' smaller sums do."""
+    vault = make(epsilon=2.0, delta=1e-2)
+    with pytest.warns(UserWarning, match="not below 1/n"):
+        for _ in range(14):
+            vault.randomize(response(0.2), np.arange(100))
+    vault.randomize(response(1.9), np.arange(100, 200))
+    stated = vault.guarantee()
+    assert (stated.epsilon, stated.delta) == (1.9, 1e-2)
+    assert any("fixed in advance" in text for text in stated.assumptions)
+
+
+def test_a_named_draw_is_given_again_for_nothing(make, response, no_new_randomness):
+    vault = make(epsilon=1.0)
+    first = vault.randomize(response(1.0), key="stage-1")
+    assert vault.has_draw("stage-1") and not vault.has_draw("stage-2")
+    no_new_randomness()
+    again = vault.randomize(response(1.0), key="stage-1")
+    np.testing.assert_array_equal(again.values, first.values)
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_unnamed_draws_are_new_each_time(make, response):
+    vault = make(epsilon=2.0)
+    one, other = vault.randomize(response(1.0)), vault.randomize(response(1.0))
+    assert np.any(one.values != other.values)  # equal with probability below 0.3^200
+    assert vault.guarantee().epsilon == 2.0
+
+
+def test_indices_in_any_form(make, labels, response):
+    mask = labels == labels[0]
+    chosen = np.flatnonzero(mask)
+    huge = response(60.0)  # the noise is gone, so that the examples can be told
+    for form in (mask, chosen, chosen.tolist(), chosen.astype("uint16"), chosen[::-1]):
+        vault = make(epsilon=60.0)
+        noisy = vault.randomize(huge, form)
+        np.testing.assert_array_equal(noisy.values, labels[np.asarray(form)])
+        wanted = np.flatnonzero(form) if form is mask else np.asarray(form)
+        np.testing.assert_array_equal(noisy.indices, wanted)
+        rest = vault.randomize(huge, ~mask)  # these have cost nothing
+        assert rest.values.size == 200 - chosen.size
+    assert make().randomize(huge, []).values.shape == (0,)
+    np.testing.assert_array_equal(make(epsilon=60.0).randomize(huge).values, labels)
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([3, 4, 3], "name an example more than once"),
+        ([-1], r"must lie in 0..199, got values from -1 to -1"),
+        ([200], r"must lie in 0..199"),
+        ([0.0], "must be integers of shape .* got dtype float64"),
+        ([True, False], r"boolean mask of shape \(200,\), got dtype bool and shape \(2,\)"),
+        ([[1, 2]], r"got dtype int64 and shape \(1, 2\)"),
+        (3, r"got dtype int64 and shape \(\)"),
+    ],
+)
+def test_bad_indices(make, response, indices, message):
+    vault = make()
+    with pytest.raises(ValueError, match=message):
+        vault.randomize(response(), indices)
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_other_mechanisms_are_refused(make, response):
+    from tf_labeldp.mechanisms import RandomizedResponse
+
+    with pytest.raises(ValueError, match="mechanism has num_classes=4, the labels have 5"):
+        make().randomize(RandomizedResponse(1.0, 4))
+    with pytest.raises(TypeError, match=r"must be a tf_labeldp mechanism.*, got float"):
+        make().randomize(1.0)
+
+
+def test_priors_follow_the_indices(make, labels):
+    order = np.random.default_rng(2).permutation(200)[:150]
+    priors = np.full((150, 5), 0.1)
+    priors[np.arange(150), labels[order]] = 0.6
+    noisy = make(epsilon=60.0).randomize(RRWithPrior(60.0, 5), order, priors)
+    np.testing.assert_array_equal(noisy.values, labels[order])
+    np.testing.assert_array_equal(noisy.indices, order)
+    np.testing.assert_array_equal(noisy.priors, priors)
+
+
+@pytest.fixture
+def slow_draws(monkeypatch, response):
+    """Draws that give other threads time to come between the check and the charge."""
+    mechanism = type(response())
+
+    def slowly(self, *arguments, draw=mechanism.randomize, **keywords):
+        time.sleep(0.02)
+        return draw(self, *arguments, **keywords)
+
+    monkeypatch.setattr(mechanism, "randomize", slowly)
+
+
+def test_threads_do_not_overspend(make, response, slow_draws):
+    vault, start = make(epsilon=1.0), threading.Barrier(8)
+    drawn, refused = [], []
+
+    def draw():
+        start.wait()
+        try:
+            drawn.append(vault.randomize(response(0.5)))
+        except BudgetExceededError:
+            refused.append(1)
+
+    threads = [threading.Thread(target=draw) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(drawn), len(refused)) == (2, 6)
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_threads_that_ask_for_one_name_share_one_draw(make, response, slow_draws):
+    vault, start, drawn = make(epsilon=1.0), threading.Barrier(6), []
+
+    def draw():
+        start.wait()
+        drawn.append(vault.randomize(response(1.0), key="shared").values)
+
+    threads = [threading.Thread(target=draw) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(drawn) == 6
+    assert all(np.array_equal(one, drawn[0]) for one in drawn)
+
+
+def test_checking_the_budget_draws_and_charges_nothing(make, response, no_new_randomness):
+    vault = make(epsilon=1.0)
+    no_new_randomness()
+    vault.check_budget(response(1.0))
+    with pytest.raises(BudgetExceededError, match="Nothing was drawn"):
+        vault.check_budget(response(1.1), [3])
+    assert vault.guarantee().epsilon == 0.0

@@ -1,0 +1,194 @@
+"""Class values of any kind, and runs that can be repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWithPrior
+from tf_labeldp.vault import PrivateLabels
+
+HUGE = 60.0  # epsilon at which the noise is gone
+
+KINDS = {
+    "strings": ["cat", "dog", "eel"],
+    "tuples": [("a", 1), ("a", 2), ("b", 1)],
+    "integers": [30, 10, 20],
+    "booleans": [False, True],
+    "mixed": [1, "1", None],
+    "bytes": [b"x", b"y"],
+    "frozensets": [frozenset({1}), frozenset()],
+    "floats": [0.5, -2.0],
+}
+
+
+class Tensor:
+    """Stands in for a tensor of any framework: all that is used is ``numpy()``."""
+
+    def __init__(self, values):
+        self._values = np.asarray(values)
+
+    def numpy(self):
+        return self._values
+
+
+def vault_of(labels, **arguments):
+    return PrivateLabels(labels, budget=PrivacyBudget(HUGE), **arguments)
+
+
+def noiseless(vault):
+    return vault.randomize(RandomizedResponse(HUGE, vault.num_classes)).values
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_of_any_kind(kind):
+    classes = KINDS[kind]
+    codes = np.random.default_rng(41).integers(0, len(classes), 30)
+    labels = [classes[code] for code in codes]
+    vault = vault_of(labels, classes=classes)
+    assert (vault.num_classes, vault.classes) == (len(classes), tuple(classes))
+    noisy = noiseless(vault)
+    np.testing.assert_array_equal(noisy, codes)
+    decoded = vault.decode(noisy)
+    again = vault_of(labels, classes=classes).randomize(RandomizedResponse(HUGE, len(classes)))
+    assert vault.decode(again).tolist() == decoded.tolist()  # noisy labels as they are
+    assert decoded.shape == (30,)
+    assert decoded.tolist() == labels
+    assert [type(one) for one in decoded.tolist()] == [type(one) for one in labels]
+
+
+@pytest.mark.parametrize("kind", ["strings", "integers", "booleans", "floats", "bytes"])
+def test_classes_of_numpy_arrays_and_tensors(kind):
+    classes = KINDS[kind]
+    codes = np.random.default_rng(42).integers(0, len(classes), 30)
+    array = np.asarray(classes)[codes]
+    for labels in (array, array.astype(object), Tensor(array), tuple(array.tolist())):
+        np.testing.assert_array_equal(noiseless(vault_of(labels, classes=classes)), codes)
+    # Classes given as an array are Python values, so that repr and stores do not depend on NumPy.
+    given = vault_of(array, classes=np.asarray(classes))
+    assert given.classes == tuple(classes)
+    assert {type(one) for one in given.classes} == {type(classes[0])}
+
+
+def test_codes_without_classes():
+    for labels in ([0, 2, 1], (0, 2, 1), np.array([0, 2, 1], np.uint8), Tensor([0, 2, 1])):
+        vault = vault_of(labels, num_classes=3)
+        assert noiseless(vault).tolist() == [0, 2, 1]
+        assert vault.classes == (0, 1, 2)
+        assert vault.decode([2, 0]).tolist() == [2, 0]
+
+
+def test_tensorflow_tensors():
+    tf = pytest.importorskip("tensorflow")
+    assert noiseless(vault_of(tf.constant([0, 2, 1]), num_classes=3)).tolist() == [0, 2, 1]
+    words = tf.constant(["dog", "cat"])
+    assert noiseless(vault_of(words, classes=[b"cat", b"dog"])).tolist() == [1, 0]
+
+
+def test_the_number_of_classes_is_never_counted_from_the_labels():
+    with pytest.raises(ValueError, match=r"num_classes is missing.*rare class"):
+        vault_of([0, 1, 2])
+    assert vault_of(["a"], classes=["a", "b", "c"]).num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"classes": ["a", "b", "a"]}, ValueError, "names a class more than once"),
+        ({"classes": ["a", "b"], "num_classes": 3}, ValueError, "num_classes=3 but classes has 2"),
+        ({"classes": ["a"]}, ValueError, "num_classes must be at least 2, got 1"),
+        ({"num_classes": 2.0}, TypeError, "num_classes must be an integer, got float"),
+        ({"num_classes": 2, "insecure_seed": -1}, ValueError, "insecure_seed must be at least 0"),
+        ({"num_classes": 2, "insecure_seed": 1.0}, TypeError, "insecure_seed must be an integer"),
+        ({"num_classes": 2, "seed": 1}, TypeError, "unexpected keyword argument 'seed'"),
+        ({"num_classes": 2, "rng": 2}, TypeError, "unexpected keyword argument 'rng'"),
+        ({"num_classes": 2, "budget": 1.0}, TypeError, "budget must be a PrivacyBudget, got float"),
+    ],
+)
+def test_contradictory_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        PrivateLabels([], **{"budget": PrivacyBudget(1.0), **arguments})
+
+
+def test_decode_refuses_what_is_no_code():
+    vault = vault_of(["a"], classes=["a", "b"])
+    with pytest.raises(ValueError, match=r"codes must lie in 0..1"):
+        vault.decode([2])
+    with pytest.raises(TypeError, match="codes must be integers"):
+        vault.decode(["a"])
+
+
+def test_no_labels_at_all():
+    vault = vault_of(np.empty(0, int), num_classes=3)
+    assert len(vault) == 0 and noiseless(vault).shape == (0,)
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_a_seed_repeats_the_run(make, response):
+    runs = [make(epsilon=3.0, insecure_seed=seed) for seed in (5, 5, 6)]
+    drawn = [[vault.randomize(response()).values for _ in range(3)] for vault in runs]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.any(np.array(drawn[0]) != np.array(drawn[2]))
+    assert np.any(drawn[0][0] != drawn[0][1])  # each draw has a stream of its own
+
+
+def test_stored_draws_do_not_shift_later_seeded_ones(make, response, tmp_path):
+    whole = make(epsilon=2.0, insecure_seed=5)
+    first, second = whole.randomize(response()).values, whole.randomize(response()).values
+    started = make(epsilon=2.0, insecure_seed=5, store=tmp_path / "s")
+    np.testing.assert_array_equal(started.randomize(response()).values, first)
+    resumed = make(epsilon=2.0, insecure_seed=5, store=tmp_path / "s")
+    np.testing.assert_array_equal(resumed.randomize(response()).values, first)  # read, not drawn
+    np.testing.assert_array_equal(resumed.randomize(response()).values, second)
+
+
+def test_a_seeded_run_says_that_it_is_not_private(make, response, tmp_path):
+    vault = make(epsilon=2.0, store=tmp_path / "s", insecure_seed=3)
+    assert not vault.guarantee().seeded
+    noisy = vault.randomize(response())
+    # Also after opening the store without the seed: that draw stays what it is.
+    opened = make(epsilon=2.0, store=tmp_path / "s")
+    read = opened.randomize(response())
+    for artefact in (vault, noisy, opened, read):
+        stated = artefact.guarantee()
+        assert stated.seeded and not stated.is_private
+        assert "NOT PRIVATE: seeded" in str(stated)
+        assert "random generator is secure" not in str(stated)
+
+
+def test_an_unseeded_run_names_its_assumptions(make, response):
+    vault = make()
+    noisy = vault.randomize(response())
+    for stated in (vault.guarantee(), noisy.guarantee()):
+        assert stated.is_private and stated.relation == "replace_label"
+        assert "the label of one training example" in str(stated)
+        for text in ("features are public", "uses counted here", "random generator is secure"):
+            assert text in str(stated)
+
+
+def test_priors_of_unknown_origin_are_an_assumption(make, response):
+    """An array does not say how it was made; priors that were released from here do."""
+    text = "priors, clusters and features that were given for a use were made without these labels"
+    vault = make(epsilon=3.0)
+    assert text not in str(vault.randomize(response(0.5)).guarantee())
+    released = vault.release(HistogramMechanism(0.5, 5)).priors()
+    told = vault.randomize(RRWithPrior(0.5, 5), priors=released)
+    assert text not in str(vault.guarantee())
+    assert told.guarantee().epsilon == 1.0 and vault.guarantee().epsilon == 1.5
+    given = vault.randomize(RRWithPrior(0.5, 5), priors=np.asarray(released))
+    assert text in str(given.guarantee()) and given.guarantee().epsilon == 0.5
+    assert text in str(vault.guarantee()) and vault.guarantee().epsilon == 2.0
+
+
+@pytest.mark.parametrize("source", [np.random.RandomState(1), np.random.default_rng(1)])
+def test_a_generator_is_no_seed(make, source):
+    with pytest.raises(TypeError, match="insecure_seed must be an integer, got"):
+        make(insecure_seed=source)
+
+
+def test_texts_of_a_tensor_are_bytes(make):
+    texts = np.array([b"yes", b"no", b"yes"], dtype=object)
+    vault = make(labels=texts, num_classes=None, classes=["no", "yes"], epsilon=60.0)
+    noisy = vault.randomize(RandomizedResponse(60.0, 2))
+    assert vault.decode(noisy).tolist() == ["yes", "no", "yes"]

@@ -1,0 +1,70 @@
+"""Stores on file systems without hard links."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import filelock
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.vault import LabelStoreError
+from tf_labeldp.vault._store import publish
+
+
+@pytest.fixture
+def no_hard_links(monkeypatch):
+    def refuse(*unused):
+        raise OSError(errno.EOPNOTSUPP, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_draws_are_stored_and_read_again(tmp_path):
+    mechanism = ldp.RandomizedResponse(1.0, 3)
+    budget = ldp.PrivacyBudget(epsilon=1.0)
+    y = np.arange(30) % 3
+    noisy = ldp.PrivateLabels(y, 3, budget=budget, store=tmp_path / "s").randomize(mechanism)
+    again = ldp.PrivateLabels(y, 3, budget=budget, store=tmp_path / "s").randomize(mechanism)
+    np.testing.assert_array_equal(noisy.values, again.values)
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_an_existing_file_is_never_replaced(tmp_path):
+    publish(tmp_path / "draw", b"first")
+    with pytest.raises(FileExistsError):
+        publish(tmp_path / "draw", b"second")
+    assert (tmp_path / "draw").read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["draw"]
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def refuse(*unused, **also_unused):
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_two_writers_without_locks_do_not_both_hand_out(make, response, store, monkeypatch):
+    """The slower one finds the record taken: it hands out nothing, and is charged nothing."""
+    one, other = make(epsilon=1.0, store=store), make(epsilon=1.0, store=store)
+    begun, kept, draw = [], [], ldp.RandomizedResponse.randomize
+
+    def be_overtaken(self, *arguments, **keywords):
+        if not begun:
+            begun.append(True)
+            kept.append(one.randomize(response(1.0), key="a"))
+        return draw(self, *arguments, **keywords)
+
+    monkeypatch.setattr(ldp.RandomizedResponse, "randomize", be_overtaken)
+    with pytest.raises(LabelStoreError, match=r"Another process has written draw 0.*Nothing was"):
+        other.randomize(response(1.0), key="b")
+    assert len(list((store / "draws").iterdir())) == 1
+    assert other.guarantee().epsilon == 1.0 and not other.has_draw("b")  # it sees the one of `one`
+    again = make(epsilon=1.0, store=store).randomize(response(1.0), key="a")
+    np.testing.assert_array_equal(again.values, kept[0].values)

@@ -1,0 +1,305 @@
+"""Algorithm 3 of ghazi2023: what it spends, what it hands out, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.estimation import histogram_prior
+from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RROnBins, optimal_bins
+from tf_labeldp.vault import LabelRandomizer, LabelStoreError, PrivateLabels
+
+AMOUNTS = np.random.default_rng(6).gamma(1.0, 80.0, 5000).clip(0.0, 400.0)
+
+
+def make(labels=AMOUNTS, epsilon=1.0, **arguments):
+    arguments = {"low": 0.0, "high": 400.0, **arguments}
+    return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
+
+
+def spent_on_prior(made):
+    return sum(receipt.charge.epsilon for receipt in made.priors.receipts)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 8.0])
+def test_theorem_6_prior_and_draw_together_are_epsilon(epsilon):
+    vault = make(epsilon=epsilon)
+    made = vault.randomize(LabelRandomizer(epsilon))
+    assert vault.guarantee().epsilon == pytest.approx(epsilon, rel=1e-12)
+    assert made.guarantee() == vault.guarantee()  # of the prior too, without which there is no draw
+    assert [one.kind for one in made.receipts] == ["release", "draw"]
+    assert made.mechanism.epsilon + spent_on_prior(made) == pytest.approx(epsilon, rel=1e-12)
+    assert set(made.values) <= set(made.mechanism.outputs)
+    # From the other side: each of the two costs something, and a vault with less refuses.
+    assert 0.0 < spent_on_prior(made) < epsilon
+    assert made.priors.guarantee().epsilon == spent_on_prior(made)
+    short = make(epsilon=epsilon * (1.0 - 1e-6))
+    with pytest.raises(BudgetExceededError):
+        short.randomize(LabelRandomizer(epsilon))
+    assert short.guarantee().epsilon == 0.0 and short.receipts == ()
+
+
+def test_theorem_6_is_tight_on_the_worst_pair():
+    """Two values, ten known labels of each: the ratio of (histogram, draw) reaches e^epsilon."""
+    values, prior_epsilon, rest, known = (0.0, 1.0), 0.4, 1.1, 10
+    ratio = math.exp(-prior_epsilon / 2.0)
+
+    def log_mass(zeros, ones):  # of the noise that test_histogram.py finds HistogramMechanism has
+        return (abs(zeros) + abs(ones)) * math.log(ratio)
+
+    worst = 0.0
+    for zeros in range(5, 16):
+        for ones in range(5, 16):
+            histogram = log_mass(zeros - known - 1, ones - known) - log_mass(
+                zeros - known, ones - known - 1
+            )
+            prior = histogram_prior(np.array([zeros, ones]))
+            matrix = optimal_bins(values, prior, rest).transition_matrix()
+            worst = max(worst, np.max(np.abs(histogram + np.log(matrix[0] / matrix[1]))))
+    assert worst == pytest.approx(prior_epsilon + rest, abs=1e-12)
+
+
+def test_nothing_is_spent_where_the_two_do_not_fit():
+    vault = make(epsilon=1.0)
+    with pytest.raises(BudgetExceededError, match=r"HistogramMechanism .* and RROnBins"):
+        vault.randomize(LabelRandomizer(1.5, prior_epsilon=0.5))
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_the_split_of_theorem_7():
+    randomizer = LabelRandomizer(1.0, values=tuple(np.linspace(0.0, 400.0, 401)))
+    values, prior_epsilon = randomizer.split(1_000_000, 0.0, 400.0)
+    assert values.size == 401 and prior_epsilon == math.sqrt(401 / 1_000_000)
+
+
+def test_the_split_for_few_labels():
+    """Below n = 4 k / epsilon^2 the grid gets coarser, so that the prior has half at most."""
+    for epsilon, size, spent in (
+        (0.05, 16, 0.025),
+        (0.2, 50, 0.1),
+        (3.0, 64, math.sqrt(64 / 5000)),
+    ):
+        values, prior_epsilon = LabelRandomizer(epsilon).split(5000, 0.0, 400.0)
+        assert values.size == size
+        assert prior_epsilon == pytest.approx(spent)
+    values, prior_epsilon = LabelRandomizer(0.1, whole_numbers=True).split(5000, 0.0, 7.0)
+    assert values.tolist() == list(range(8)) and prior_epsilon == math.sqrt(8 / 5000)
+    assert LabelRandomizer(1.0).split(1, 0.0, 400.0)[1] == 0.5
+
+
+def test_a_split_by_hand():
+    made = make().randomize(LabelRandomizer(1.0, prior_epsilon=0.3, max_values=200))
+    assert spent_on_prior(made) == 0.3 and made.mechanism.epsilon == 0.7
+    assert made.priors.values.size == made.priors.probabilities.size == 200
+
+
+@pytest.mark.parametrize("spent", [1.0, 1.5])
+def test_a_split_with_nothing_left(spent):
+    with pytest.raises(ValueError, match=r"leaves nothing of epsilon=1 for the draw"):
+        LabelRandomizer(1.0, prior_epsilon=spent)
+
+
+def test_a_public_prior_costs_nothing():
+    values = tuple(np.arange(0.0, 401.0, 50.0))
+    prior = tuple(np.full(9, 1 / 9))
+    vault = make(epsilon=0.5)
+    made = vault.randomize(LabelRandomizer(0.5, values=values, prior=prior))
+    assert made.priors.receipts == () and made.mechanism == optimal_bins(values, prior, 0.5)
+    np.testing.assert_array_equal(made.priors.probabilities, prior)
+    np.testing.assert_array_equal(made.priors.values, values)
+    assert vault.guarantee().epsilon == made.guarantee().epsilon == 0.5
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "poisson"])
+def test_bins_are_optimal_for_the_prior_that_was_released(loss):
+    made = make(epsilon=2.0, insecure_seed=1).randomize(LabelRandomizer(2.0, loss))
+    values, prior = made.priors.values, made.priors.probabilities
+    assert made.mechanism == optimal_bins(values, prior, made.mechanism.epsilon, loss)
+    exact = np.bincount(np.searchsorted(values, AMOUNTS).clip(0, values.size - 1))
+    assert np.abs(prior[:5] - exact[:5] / AMOUNTS.size).max() < 0.1
+
+
+def test_noise_is_passed_on():
+    vault = make(insecure_seed=0)
+    vault.randomize(LabelRandomizer(1.0, noise="laplace"), key="x")
+    stored = vault.mechanism("x/prior")
+    assert isinstance(stored, HistogramMechanism) and stored.noise == "laplace"
+
+
+def test_the_error_is_near_that_of_the_known_prior():
+    """Theorem 7 from both sides: near the optimum for the true prior, never below it by chance."""
+    made = make(epsilon=2.0, insecure_seed=4).randomize(LabelRandomizer(2.0))
+    errors = (made.values - AMOUNTS) ** 2
+    cells = np.abs(AMOUNTS[:, np.newaxis] - np.linspace(0, 400, 801)).argmin(axis=1)
+    true = np.bincount(cells, minlength=801) / AMOUNTS.size
+    best = optimal_bins(np.linspace(0, 400, 801), true, 2.0).expected_loss(true)
+    slack = 5.0 * errors.std() / math.sqrt(errors.size)  # 6e-7
+    assert best - slack < errors.mean() < 1.1 * best + slack
+
+
+def test_posterior_means():
+    """For squared error the outputs are posterior means already; for absolute error, medians."""
+    made = make(insecure_seed=4).randomize(LabelRandomizer(1.0))
+    np.testing.assert_allclose(made.posterior(), made.values, rtol=1e-9)
+    made = make(insecure_seed=4).randomize(LabelRandomizer(1.0, "absolute_error"))
+    before, after = (np.mean((noisy - AMOUNTS) ** 2) for noisy in (made.values, made.posterior()))
+    assert after < before
+
+
+def test_killed_between_prior_and_draw(tmp_path, monkeypatch):
+    """A second run reads the prior that was paid for, draws once, and a third reads both."""
+    first = make(store=tmp_path / "s")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.randomize(LabelRandomizer(1.0))
+    monkeypatch.undo()
+    spent = first.guarantee().epsilon
+    assert 0.0 < spent < 1.0
+
+    second = make(store=tmp_path / "s")
+    assert second.guarantee().epsilon == spent
+    made = second.randomize(LabelRandomizer(1.0))
+    assert second.guarantee().epsilon == pytest.approx(1.0)
+    third = make(store=tmp_path / "s")
+    again = third.randomize(LabelRandomizer(1.0))
+    np.testing.assert_array_equal(again.values, made.values)
+    np.testing.assert_array_equal(again.priors.probabilities, made.priors.probabilities)
+    np.testing.assert_array_equal(again.posterior(), made.posterior())
+    assert [one.id for one in again.receipts] == [one.id for one in made.receipts]
+    assert again.guarantee() == made.guarantee()
+    assert third.guarantee().epsilon == pytest.approx(1.0)
+
+
+def test_a_name_of_another_draw_is_refused_before_anything_is_paid():
+    vault = make(epsilon=2.0)
+    vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="x")
+    with pytest.raises(LabelStoreError, match="made with other settings"):
+        vault.randomize(LabelRandomizer(1.0), key="x")
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_a_loss_that_is_refused_is_refused_before_anything_is_paid():
+    vault = make()
+    for loss in (lambda y_hat, y: y_hat + 0 * y, lambda y_hat, y: y_hat - y * np.log(y_hat - 5.0)):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            with pytest.raises(ValueError, match=r"Assumption 4|NaN"):
+                vault.randomize(LabelRandomizer(1.0, loss))
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, monkeypatch):
+    """Bins of the same loss, of which another machine's rounding may pick others."""
+    labels = np.repeat(np.arange(4.0), 500)
+    arguments = {"labels": labels, "epsilon": 50.0, "high": 3.0, "store": tmp_path / "s"}
+    randomizer = LabelRandomizer(50.0, "absolute_error", whole_numbers=True)
+
+    def tied(bins):
+        return lambda values, prior, epsilon, loss: RROnBins(epsilon, values, (0.0, 3.0), bins)
+
+    monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 0, 1, 1)))
+    monkeypatch.setattr(
+        "tf_labeldp.vault._noisy_labels.histogram_prior", lambda _: np.array([0.25] * 4)
+    )
+    made = make(**arguments).randomize(randomizer)
+    monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 1, 1, 1)))
+    with pytest.raises(LabelStoreError, match="not optimal"):
+        make(**arguments).randomize(randomizer)
+    monkeypatch.setattr(
+        "tf_labeldp.vault._noisy_labels.histogram_prior", lambda _: np.array([0.5, 0.0, 0.0, 0.5])
+    )
+    again = make(**arguments).randomize(randomizer)
+    np.testing.assert_array_equal(again.values, made.values)
+
+
+def test_a_stored_draw_survives_another_rounding_of_its_outputs(tmp_path, monkeypatch):
+    made = make(store=tmp_path / "s").randomize(LabelRandomizer(1.0))
+
+    def other_machine(*arguments):
+        found = optimal_bins(*arguments)
+        outputs = tuple(np.nextafter(found.outputs, 0.0))
+        return type(found)(found.epsilon, found.inputs, outputs, found.bin_of_input)
+
+    monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", other_machine)
+    again = make(store=tmp_path / "s").randomize(LabelRandomizer(1.0))
+    assert again.mechanism == made.mechanism
+    np.testing.assert_array_equal(again.values, made.values)
+
+
+def test_a_stored_draw_of_other_settings_is_refused(tmp_path):
+    make(epsilon=2.0, store=tmp_path / "s").randomize(LabelRandomizer(2.0))
+    again = make(epsilon=2.0, store=tmp_path / "s")
+    for other in ({"loss": "absolute_error"}, {"max_values": 20}, {"prior_epsilon": 0.5}):
+        with pytest.raises(LabelStoreError, match="exists and was made with other settings"):
+            again.randomize(LabelRandomizer(2.0, **other))
+    assert again.guarantee().epsilon == pytest.approx(2.0)
+    with pytest.raises(BudgetExceededError):
+        again.randomize(LabelRandomizer(2.0), key="another")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be finite and above zero"),
+        ({"epsilon": 1.0, "max_values": 1}, "max_values must be at least 2"),
+        ({"epsilon": 1.0, "values": (1.0, 0.0)}, "values must be strictly increasing"),
+        ({"epsilon": 1.0, "prior": (0.5, 0.5)}, "needs the values that it belongs to"),
+        (
+            {"epsilon": 1.0, "prior": (0.5, 0.5), "values": (0, 1), "prior_epsilon": 0.1},
+            "without prior_epsilon",
+        ),
+        ({"epsilon": 1.0, "prior": (0.5, 0.6), "values": (0, 1)}, "must sum to one"),
+        ({"epsilon": 1.0, "loss": "mse"}, "loss must be one of"),
+        ({"epsilon": 1.0, "noise": "gauss"}, "noise must be one of"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LabelRandomizer(**arguments)
+
+
+def test_values_that_do_not_cover_the_range():
+    with pytest.raises(ValueError, match="values reach from 0 to 300, the labels from 0 to 400"):
+        make().randomize(LabelRandomizer(1.0, values=(0.0, 300.0)))
+
+
+def test_labels_that_are_classes():
+    vault = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+    with pytest.raises(ValueError, match="LabelRandomizer is for numbers"):
+        vault.randomize(LabelRandomizer(1.0))
+
+
+def test_no_labels():
+    with pytest.raises(ValueError, match="the vault has no labels"):
+        make(np.empty(0)).randomize(LabelRandomizer(1.0))
+
+
+def test_it_draws_from_a_vault_alone_and_for_all_of_it():
+    assert not hasattr(LabelRandomizer(1.0), "randomize")
+    vault = make()
+    for arguments, message in (
+        ({"indices": [0, 1]}, "LabelRandomizer draws for all examples; leave indices=None"),
+        ({"priors": [0.5, 0.5]}, "LabelRandomizer takes no priors; a public prior is its own arg"),
+        ({"clusters": np.zeros(5000, int)}, "LabelRandomizer takes no clusters"),
+        ({"features": np.zeros((5000, 2))}, "LabelRandomizer takes no features"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            vault.randomize(LabelRandomizer(1.0), **arguments)
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_an_epsilon_that_nobody_has():
+    assert LabelRandomizer(1e300).split(100, 0.0, 1.0)[0].size == 64
+
+
+def test_poisson_with_negative_labels_spends_nothing():
+    vault = make(np.array([-1.0, 2.0]), low=-1.0)
+    with pytest.raises(ValueError, match="Poisson loss is for labels of zero or more"):
+        vault.randomize(LabelRandomizer(1.0, "poisson"))
+    assert vault.guarantee().epsilon == 0.0

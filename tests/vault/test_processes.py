@@ -1,0 +1,66 @@
+"""Several processes on one store spend one budget; forks without a store are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.vault import PrivateLabels
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """What six processes were given at the same time: (folder, parent, a list of children)."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    root = tmp_path_factory.mktemp("shared")
+    script = pathlib.Path(__file__).with_name("shared_writers.py")
+    done = subprocess.run(
+        [sys.executable, os.fspath(script), os.fspath(root)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    children = [json.loads(path.read_text()) for path in sorted(root.glob("*.json"))]
+    return root, json.loads(done.stdout), children
+
+
+def test_together_they_spend_the_budget_and_no_more(shared):
+    """0.25 is spent before, and 0.125 fits six times more: of 24 tries, 18 are refused."""
+    _, parent, children = shared
+    assert len(children) == 6
+    assert sum(len(child["drawn"]) for child in children) == 6
+    assert sum(child["refused"] for child in children) == 18
+    assert parent == {"epsilon": 1.0, "uses": 7}
+    assert {child["epsilon"] for child in children if child["refused"]} == {1.0}
+
+
+def test_every_draw_that_was_handed_out_is_in_the_store(shared, response):
+    root, _, children = shared
+    opened = PrivateLabels(np.arange(200) % 5, 5, store=root / "store")
+    assert opened.guarantee().epsilon == 1.0 and opened.remaining() == 0.0
+    keys = set()
+    for child in children:
+        for key, (values, receipt) in child["drawn"].items():
+            noisy = opened.randomize(response(0.125), key=key)
+            assert noisy.values.tolist() == values and noisy.receipts[0].id == receipt
+            keys.add(key)
+        assert opened.randomize(response(0.25), key="shared").values.tolist() == child["shared"]
+    assert {one.key for one in opened.receipts} == keys | {"shared"}
+    with pytest.raises(BudgetExceededError):
+        opened.randomize(response(0.01), [0], key="more")
+
+
+def test_a_fork_of_a_vault_without_a_store_is_refused(shared):
+    for child in shared[2]:
+        assert "this process was forked" in child["alone"]
+        assert "PrivateLabels(..., store=path)" in child["alone"]

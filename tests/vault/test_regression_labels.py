@@ -1,0 +1,411 @@
+"""The vault with numbers in a range: what it takes, refuses, releases and keeps."""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting._receipts import Histories
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    DiscreteLaplaceMechanism,
+    DiscreteStaircaseMechanism,
+    ExponentialMechanism,
+    HistogramMechanism,
+    LaplaceMechanism,
+    RandomizedResponse,
+    RegressionMechanism,
+    RROnBins,
+    StaircaseMechanism,
+    optimal_bins,
+)
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
+
+AMOUNTS = np.round(np.random.default_rng(5).gamma(1.0, 80.0, 300), 2).clip(0.0, 400.0)
+SECRET = 123.456789
+
+
+def make(labels=AMOUNTS, epsilon=1.0, **arguments):
+    arguments = {"low": 0.0, "high": 400.0, **arguments}
+    return PrivateLabels(labels, budget=PrivacyBudget(epsilon), **arguments)
+
+
+def bins(epsilon=1.0, low=0.0, high=400.0):
+    return RROnBins(epsilon, (low, high / 2, high), (high / 4, high / 2), (0, 0, 1))
+
+
+def counts(epsilon=0.5, **arguments):
+    return HistogramMechanism(epsilon, values=(0.0, 100.0, 400.0), **arguments)
+
+
+def test_noisy_numbers_come_out_and_are_charged():
+    vault = make()
+    noisy = vault.randomize(bins())
+    assert noisy.values.dtype == np.float64 and set(noisy.values) <= {100.0, 200.0}
+    assert noisy.guarantee() == vault.guarantee()
+    assert vault.guarantee().epsilon == 1.0 and vault.guarantee().is_private
+    with pytest.raises(BudgetExceededError, match=r"RROnBins \(epsilon=1, delta=0\) would be"):
+        vault.randomize(bins())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "float64"])
+def test_dtypes(dtype):
+    vault = make(np.array([0, 1, 100], dtype), low=0, high=100)
+    assert vault.randomize(LaplaceMechanism(1.0, 0.0, 100.0)).values.shape == (3,)
+
+
+def test_lists_and_tensors():
+    import tensorflow as tf
+
+    for labels in ([1.5, 2, 3], tf.constant([1.5, 2.0, 3.0])):
+        assert len(make(labels)) == 3
+
+
+def test_properties():
+    vault = make()
+    assert vault.label_range == (0.0, 400.0)
+    for ask in (lambda: vault.num_classes, lambda: vault.classes, lambda: vault.decode([0])):
+        with pytest.raises(ValueError, match=r"numbers in \[0, 400\] and have no classes"):
+            ask()
+    assert "low=0, high=400" in repr(vault)
+    classes = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+    assert classes.label_range is None
+
+
+def test_labels_outside_the_range():
+    with pytest.raises(ValueError, match=r"in \[0, 400\], but 2 of 3 do not.*clip") as caught:
+        make([1.0, 400.5, -SECRET])
+    assert "400.5" not in str(caught.value) and "123.4" not in str(caught.value)
+    vault = make([1.0, 1e9, -np.inf], clip=True)
+    sure = RROnBins(50.0, (0.0, 200.0, 400.0), (0.0, 400.0), (0, 0, 1))
+    big = PrivateLabels([1.0, 1e9, -np.inf], low=0, high=400, clip=True, budget=PrivacyBudget(50.0))
+    assert big.randomize(sure).values.tolist() == [0.0, 400.0, 0.0]  # e^-50: no flip in three draws
+    assert len(vault) == 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "error", "message"),
+    [
+        ([1.0], {"low": None}, ValueError, "needs both ends, got low=None, high=400"),
+        ([1.0], {"high": None}, ValueError, "needs both ends"),
+        ([1.0], {"low": 400.0}, ValueError, "low must be below high"),
+        ([1.0], {"high": np.inf}, ValueError, "high must be finite"),
+        ([1.0], {"high": "4"}, TypeError, "high must be a number, got str"),
+        ([1.0], {"num_classes": 3}, ValueError, "both classes and a range"),
+        ([1.0], {"classes": [1, 2]}, ValueError, "both classes and a range"),
+        ([SECRET, np.nan], {}, ValueError, "1 of 2 are NaN"),
+        ([[SECRET]], {}, ValueError, r"shape \(1, 1\)"),
+        ([str(SECRET)], {}, TypeError, "labels must be numbers, got dtype <U"),
+        ([True, False], {}, TypeError, "labels must be numbers, got dtype bool"),
+        ([SECRET + 0j], {}, TypeError, "labels must be numbers"),
+        ([SECRET, None], {}, TypeError, "1 of 2 are None"),
+        ({SECRET}, {}, TypeError, "must be an array or a list, got set"),
+        (np.ma.array([1.0, SECRET], mask=[0, 1]), {}, ValueError, "labels are masked in places"),
+        ([1.0], {"clip": "no"}, TypeError, "clip must be True or False, got str"),
+    ],
+)
+def test_bad_labels_and_ranges(labels, arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make(labels, **arguments)
+    assert "123.4" not in str(caught.value)
+
+
+def test_clip_without_a_range():
+    with pytest.raises(ValueError, match="clip=True is for regression labels"):
+        PrivateLabels([0, 1], num_classes=2, clip=True, budget=PrivacyBudget(1.0))
+    with pytest.raises(ValueError, match=r"num_classes is missing.*low and high for numbers"):
+        PrivateLabels([0.5], budget=PrivacyBudget(1.0))
+
+
+def test_mechanisms_of_another_kind_or_range():
+    vault = make()
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism for numbers, got RandomizedResp"):
+        vault.randomize(RandomizedResponse(1.0, 3))
+    with pytest.raises(ValueError, match=r"labels in \[0, 300\], the labels lie in \[0, 400\]"):
+        vault.randomize(bins(high=300.0))
+    with pytest.raises(ValueError, match=r"labels in \[1, 400\], the labels lie in \[0, 400\]"):
+        vault.randomize(bins(low=1.0))
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism, got HistogramMechanism"):
+        vault.randomize(counts())
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism of many labels, got RROnBins"):
+        vault.release(bins())
+    classes = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+    with pytest.raises(TypeError, match="a tf_labeldp mechanism for classes, got RROnBins"):
+        classes.randomize(bins())
+    assert vault.guarantee().epsilon == classes.guarantee().epsilon == 0.0
+
+
+def test_a_release_is_charged_to_every_example_it_is_made_of():
+    vault = make(epsilon=1.0)
+    noisy = vault.release(counts(0.7), indices=np.arange(100))
+    assert noisy.values.shape == (3,) and vault.guarantee().epsilon == 0.7
+    assert noisy.guarantee().epsilon == 0.7 and noisy.mechanism == counts(0.7)
+    vault.randomize(bins(1.0), indices=np.arange(100, 300))  # parallel composition
+    assert vault.guarantee().epsilon == 1.0
+    with pytest.raises(BudgetExceededError, match="HistogramMechanism"):
+        vault.release(counts(0.7), indices=np.arange(50, 60))
+    vault.release(counts(0.3), indices=np.arange(100))
+    assert vault.guarantee().epsilon == 1.0
+
+
+def test_release_of_the_right_examples():
+    """At epsilon 700 the noise is zero (with probability 1 - 1e-150): exact counts come out."""
+    vault = make([0.0, 0.0, 90.0, 400.0], epsilon=2000.0)
+    assert vault.release(counts(700.0)).values.tolist() == [2, 1, 1]
+    by_group = vault.release(counts(700.0), indices=[3, 0], public_input=[1, 0])
+    assert by_group.values.tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert by_group.groups.tolist() == [1, 0]
+
+
+def test_a_histogram_of_a_vault_makes_priors():
+    vault = make(epsilon=0.5)
+    mechanism = HistogramMechanism(0.5, values=(0.0, 400.0))
+    priors = vault.release(mechanism, key="prior").priors()
+    assert vault.guarantee().epsilon == 0.5 and vault.has_draw("prior")
+    assert priors.values.tolist() == [0.0, 400.0] and priors.groups is None
+    assert np.asarray(priors).shape == (2,) and np.asarray(priors).sum() == pytest.approx(1.0)
+    assert priors.guarantee() == vault.guarantee()
+
+
+def test_a_histogram_by_groups_makes_a_prior_for_each_label():
+    vault, groups = make([0.0, 0.0, 90.0, 400.0], epsilon=700.0), np.array([0, 0, 1, 1])
+    priors = vault.release(counts(700.0), public_input=groups).priors()
+    np.testing.assert_allclose(priors.probabilities, [[1, 0, 0], [0, 0.5, 0.5]], atol=1e-12)
+    np.testing.assert_array_equal(np.asarray(priors), priors.probabilities[groups])
+
+
+def test_several_mechanisms_are_checked_together():
+    vault = make(epsilon=1.0)
+    vault.check_budget([counts(0.4), bins(0.6)])
+    with pytest.raises(
+        BudgetExceededError, match=r"HistogramMechanism .*0\.5.* and RROnBins .*0\.6"
+    ):
+        vault.check_budget([counts(0.5), bins(0.6)])
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_the_store_gives_the_same_draws_again(tmp_path, monkeypatch):
+    first = make(epsilon=2.0, store=tmp_path / "store")
+    draw = first.randomize(bins(1.0), key="draw")
+    histogram = first.release(counts(1.0), public_input=np.arange(300) % 2, key="histogram")
+    again = make(epsilon=2.0, store=tmp_path / "store")
+    assert again.guarantee() == first.guarantee()
+
+    def refuse(size):
+        raise AssertionError("random bits were drawn")
+
+    monkeypatch.setattr("os.urandom", refuse)
+    np.testing.assert_array_equal(again.randomize(bins(1.0), key="draw").values, draw.values)
+    found = again.release(counts(1.0), public_input=np.arange(300) % 2, key="histogram")
+    np.testing.assert_array_equal(found.values, histogram.values)
+    assert found.values.dtype == histogram.values.dtype
+    np.testing.assert_array_equal(found.priors(), histogram.priors())
+    assert [one.id for one in found.receipts] == [one.id for one in histogram.receipts]
+    assert again.mechanism("draw") == bins(1.0) and again.mechanism("histogram") == counts(1.0)
+    with pytest.raises(KeyError, match="there is no draw 'other'; there are"):
+        again.mechanism("other")
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        again.release(counts(0.9), key="histogram")
+
+
+def test_an_unnamed_release_again_needs_the_same_groups(tmp_path):
+    groups = np.arange(300) % 2
+    make(store=tmp_path / "s").release(counts(), public_input=groups)
+    with pytest.raises(LabelStoreError, match="other priors or public input"):
+        make(store=tmp_path / "s").release(counts(), public_input=1 - groups)
+
+
+def test_the_store_of_other_numbers_or_another_range_is_refused(tmp_path):
+    make(store=tmp_path / "store").randomize(bins())
+    other = AMOUNTS.copy()
+    other[7] += 0.001
+    with pytest.raises(LabelStoreError, match="made for other labels"):
+        make(other, store=tmp_path / "store")
+    with pytest.raises(LabelStoreError, match=r"other settings: range differ"):
+        make(high=500.0, store=tmp_path / "store")
+    with pytest.raises(LabelStoreError, match="num_classes, range differ"):
+        PrivateLabels(
+            AMOUNTS.astype(int),
+            num_classes=401,
+            budget=PrivacyBudget(1.0),
+            store=tmp_path / "store",
+        )
+
+
+def test_nothing_in_the_store_is_a_label(tmp_path):
+    vault = make([SECRET] * 20, store=tmp_path / "store")
+    vault.randomize(bins())
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert b"123.45" not in content and np.float64(SECRET).tobytes() not in content
+    header = json.loads((tmp_path / "store" / "header.json").read_text())
+    assert header["range"] == [0.0, 400.0]
+
+
+def test_seeded_draws_say_so():
+    one, two = (make(insecure_seed=3).randomize(bins()) for _ in range(2))
+    np.testing.assert_array_equal(one.values, two.values)
+    vault = make(insecure_seed=3)
+    released = vault.release(counts())
+    for artefact in (one, vault, released):
+        assert artefact.guarantee().seeded and not artefact.guarantee().is_private
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_whether_a_mechanism_fails_says_nothing_of_the_labels(kind):
+    """Every shipped mechanism does the same, errors included, on two sets of other labels."""
+    outcomes = []
+    for labels in ([0, 1, 4, 9], [9, 9, 9, 9]):
+        if kind == "classes":
+            vault = PrivateLabels(labels, num_classes=10, budget=PrivacyBudget(1e6))
+        else:
+            labels = np.array(labels) / 1.7
+            vault = PrivateLabels(labels, low=0, high=9, budget=PrivacyBudget(1e6))
+        seen = []
+        for mechanism in (
+            *(HistogramMechanism(1.0, num_classes=k) for k in (2, 9, 10, 11)),
+            HistogramMechanism(1.0, values=(0.0, 3.0)),
+            RandomizedResponse(1.0, 9),
+            RandomizedResponse(1.0, 10),
+            *(ALIBI(1.0, k) for k in (9, 10)),
+            bins(low=0.0, high=8.0),
+            bins(low=0.0, high=9.0),
+            LaplaceMechanism(1.0, 0.0, 9.0),
+            StaircaseMechanism(1.0, 0.0, 9.0),
+            ExponentialMechanism(1.0, 0.0, 9.0),
+            DiscreteLaplaceMechanism(1.0, 0, 9),
+            DiscreteStaircaseMechanism(1.0, 0, 9),
+            optimal_bins(np.arange(10.0), np.full(10, 0.1), 1.0, unbiased=True),
+        ):
+            for ask in (vault.randomize, vault.release):
+                try:
+                    seen.append(np.shape(ask(mechanism)))
+                except (TypeError, ValueError) as error:
+                    seen.append(str(error))
+        outcomes.append(seen)
+    assert outcomes[0] == outcomes[1]
+    assert sum(isinstance(outcome, tuple) for outcome in outcomes[0]) >= 2
+
+
+class Fragile(RegressionMechanism):
+    """A mechanism of one's own that does not take every label."""
+
+    def __init__(self, epsilon, failure="raises", trouble=SECRET):
+        self.epsilon, self.failure, self.trouble = epsilon, failure, trouble
+
+    def randomize(self, labels, public=None, *, rng=None):
+        noisy = np.zeros(len(labels))
+        if np.any(np.asarray(labels) == self.trouble):
+            if self.failure == "raises":
+                raise ValueError(f"cannot take {self.trouble}")
+            if self.failure == "number":
+                return np.append(noisy, self.trouble)
+            noisy[-1] = np.nan
+        return noisy
+
+    def label_range(self):
+        return (0.0, 400.0)
+
+    def likelihood(self, outputs, labels):
+        return np.ones((len(outputs), len(labels)))
+
+
+@pytest.mark.parametrize("failure", ["raises", "number", "nan"])
+def test_an_error_that_depends_on_the_labels_is_charged_and_not_shown(tmp_path, failure):
+    fragile, store = Fragile(0.25, failure), tmp_path / "store"
+    vault = make([1.0, SECRET], store=store)
+    with pytest.raises(RuntimeError, match=r"Fragile failed on these labels.*charged") as caught:
+        vault.randomize(fragile, key="lost")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert str(SECRET) not in shown.replace("SECRET", "")
+    for charged in (vault, make([1.0, SECRET], store=store)):
+        assert charged.guarantee().epsilon == 0.25 and charged.remaining() == 0.75
+        (receipt,) = charged.receipts
+        assert (receipt.kind, receipt.output_digest, receipt.key) == ("failed", None, "lost")
+        assert charged.history()[0].what.endswith(", which failed")
+        assert not charged.has_draw("lost")
+    with np.load(store / "draws" / "000000.npz") as record:
+        assert set(record.files) == {"meta", "indices"}
+    with pytest.raises(RuntimeError, match="charged"):  # nothing was kept, so it looks again
+        vault.randomize(fragile, key="lost")
+    assert vault.guarantee().epsilon == 0.5
+    assert make([1.0, 2.0]).randomize(fragile).values.tolist() == [0.0, 0.0]
+
+
+def test_an_error_that_comes_for_any_labels_is_shown_and_costs_nothing():
+    """A mechanism of another library is tried on labels of the low end before each use."""
+    vault = make([1.0, SECRET])
+    for trouble in (0.0, 200.0):  # also one that `check_mechanism` tries, and no label is
+        with pytest.raises(ValueError, match=f"cannot take {trouble}"):
+            vault.randomize(Fragile(0.25, trouble=trouble))
+    with pytest.raises(ValueError, match=r"Fragile returned noisy labels with NaN or infinity"):
+        vault.randomize(Fragile(0.25, "nan", trouble=0.0))
+    assert vault.guarantee().epsilon == 0.0 and vault.receipts == ()
+
+
+class Loud(Fragile):
+    """A mechanism that promises more than it keeps."""
+
+    def randomize(self, labels, public=None, *, rng=None):
+        return np.asarray(labels, dtype=np.float64)
+
+
+def test_a_mechanism_that_does_not_keep_its_promise_is_refused_before_it_looks():
+    vault = make([1.0, SECRET])
+    with pytest.raises(ValueError, match=r"Loud does not keep to its epsilon of 0\.25") as caught:
+        vault.randomize(Loud(0.25))
+    assert str(SECRET) not in "".join(traceback.format_exception(caught.value))
+    assert vault.guarantee().epsilon == 0.0 and vault.receipts == ()
+
+
+def interrupt(monkeypatch, *, first):
+    """Interrupts the next charge, before it is made or right after."""
+
+    def interrupted(self, *arguments, add=Histories.add):
+        if not first:
+            add(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Histories, "add", interrupted)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_draw_that_is_interrupted_is_charged_before_it_can_be_asked_for(monkeypatch, first):
+    vault = make(epsilon=2.0)
+    with monkeypatch.context() as patch:
+        interrupt(patch, first=first)
+        with pytest.raises(KeyboardInterrupt):
+            vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
+    assert not vault.has_draw("draw")
+    assert vault.remaining() == (2.0 if first else 1.0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_draw_that_is_interrupted_once_it_is_stored_is_charged(monkeypatch, tmp_path, first):
+    vault = make(epsilon=2.0, store=tmp_path / "store")
+    with monkeypatch.context() as patch:
+        interrupt(patch, first=first)
+        with pytest.raises(KeyboardInterrupt):
+            vault.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
+    assert not vault.has_draw("draw")
+    again = make(epsilon=2.0, store=tmp_path / "store")
+    assert again.has_draw("draw") and again.guarantee().epsilon == 1.0
+    again.randomize(LaplaceMechanism(1.0, 0.0, 400.0), key="draw")
+    assert again.guarantee().epsilon == 1.0
+
+
+def test_float32_labels_at_the_ends_of_the_range():
+    vault = make(np.float32([0.1, 0.7]), low=0.1, high=0.7)
+    noisy = vault.randomize(LaplaceMechanism(1.0, 0.1, 0.7)).values
+    assert noisy.min() >= 0.1 and noisy.max() <= 0.7
+    with pytest.raises(ValueError, match=r"1 of 2 do not"):
+        make(np.float32([0.1, 0.70001]), low=0.1, high=0.7)
+    # As float32, 0.7 is below the double and 1.1 above it: both labels miss the range by a bit.
+    vault = make(np.float32([0.7, 1.1]), low=0.7, high=1.1)
+    assert float(np.float32(0.7)) < 0.7 and float(np.float32(1.1)) > 1.1
+    assert vault.randomize(LaplaceMechanism(1.0, 0.7, 1.1)).values.shape == (2,)

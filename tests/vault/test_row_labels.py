@@ -1,0 +1,184 @@
+"""Rows of several binary labels: each label is drawn by itself, the whole row is the unit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, compose_charges
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    HistogramMechanism,
+    LaplaceMechanism,
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+)
+from tf_labeldp.vault import (
+    ClusterRandomizedResponse,
+    LabelRandomizer,
+    LabelStoreError,
+    PrivateLabels,
+)
+
+L = 3
+ROWS = np.random.default_rng(8).integers(0, 2, (100, L))
+SECRET = 987654
+
+
+def make(rows=ROWS, epsilon=3.0, delta=0.0, num_labels=L, **arguments):
+    budget = PrivacyBudget(epsilon, delta)
+    return PrivateLabels(rows, num_labels=num_labels, budget=budget, **arguments)
+
+
+def response(epsilon=1.0):
+    return RandomizedResponse(epsilon, 2)
+
+
+def test_a_row_is_charged_for_each_of_its_labels():
+    vault = make(epsilon=3.0)
+    vault.check_budget(response(1.0))
+    with pytest.raises(BudgetExceededError, match=r"epsilon=3\.0003.*over the budget epsilon=3"):
+        vault.randomize(response(1.0001))
+    noisy = vault.randomize(response(1.0))
+    for stated in (vault.guarantee(), noisy.guarantee()):
+        assert stated.epsilon == 3.0
+        assert stated.unit == "the whole row of labels of one training example"
+    with pytest.raises(BudgetExceededError):
+        vault.randomize(response(1e-6), [7])
+
+
+def test_rows_of_disjoint_examples_compose_in_parallel():
+    vault = make(epsilon=3.0)
+    for part in (np.arange(50), np.arange(50, 100)):
+        assert vault.randomize(response(1.0), part).values.shape == (50, L)
+    assert vault.guarantee().epsilon == 3.0
+
+
+def test_the_event_of_a_row_is_that_of_all_its_draws():
+    """A delta composes the labels of one row like so many uses of one label."""
+    one = make(np.zeros((1000, 40), int), 60.0, 1e-4, num_labels=40)
+    one.randomize(response(0.1))
+    composed = compose_charges([Charge.of(response(0.1))] * 40, 1e-4).epsilon
+    assert one.guarantee().epsilon == pytest.approx(composed, rel=1e-9)
+    assert 0.1 < composed < 0.7 * 40 * 0.1
+
+
+@pytest.mark.parametrize("kind", [np.asarray, list, lambda rows: rows.astype(bool), np.float32])
+def test_rows_come_out_in_place(kind):
+    noisy = make(kind(ROWS), epsilon=180.0).randomize(response(60.0), [5, 2, 99])
+    assert noisy.values.dtype == np.int64
+    np.testing.assert_array_equal(noisy.values, ROWS[[5, 2, 99]])  # at 60 the noise is gone
+    np.testing.assert_array_equal(noisy.indices, [5, 2, 99])
+
+
+def test_each_label_is_drawn_by_the_channel_and_by_itself():
+    from scipy import stats
+
+    rows = np.tile([[0, 1, 1]], (20_000, 1))
+    noisy = make(rows, insecure_seed=4).randomize(response(1.0)).values
+    flipped = noisy != rows
+    rate = response(1.0).transition_matrix()[0, 1]
+    for column in flipped.T:
+        assert stats.binomtest(int(column.sum()), 20_000, rate).pvalue > 1e-6
+        assert stats.binomtest(int(column.sum()), 20_000, 1.1 * rate).pvalue < 1e-6
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        together = int(np.sum(flipped[:, one] & flipped[:, other]))
+        assert stats.binomtest(together, 20_000, rate**2).pvalue > 1e-6
+        assert stats.binomtest(together, 20_000, rate).pvalue < 1e-6
+
+
+def test_targets_are_those_of_each_label():
+    noisy = make().randomize(response(1.0))
+    matrix = response(1.0).transition_matrix()
+    for prior in (None, 0.2, np.array([0.1, 0.5, 0.9]), np.full(ROWS.shape, 0.3)):
+        share = np.broadcast_to(0.5 if prior is None else prior, ROWS.shape)
+        ones = matrix[1, noisy.values] * share
+        zeros = matrix[0, noisy.values] * (1.0 - share)
+        np.testing.assert_allclose(noisy.posterior(prior), ones / (ones + zeros), rtol=1e-12)
+    unbiased = (noisy.values - matrix[0, 1]) / (matrix[1, 1] - matrix[0, 1])
+    np.testing.assert_allclose(noisy.debiased(), unbiased, rtol=1e-9)
+    batches = noisy.to_dataset(ROWS, "posterior").batch(50)
+    np.testing.assert_allclose(np.concatenate([y for _, y in batches]), noisy.posterior(), 1e-6)
+
+
+def test_the_store_gives_rows_again(tmp_path, monkeypatch):
+    first = make(store=tmp_path / "s").randomize(response(), key="a")
+
+    def refuse(size):
+        raise AssertionError("random bits were drawn")
+
+    again = PrivateLabels(ROWS, num_labels=L, store=tmp_path / "s")
+    monkeypatch.setattr("os.urandom", refuse)
+    found = again.randomize(response(), key="a")
+    np.testing.assert_array_equal(found.values, first.values)
+    assert found.values.dtype == np.int64 and again.guarantee().epsilon == 3.0
+    monkeypatch.undo()
+    other = ROWS.copy()
+    other[7, 1] ^= 1
+    for rows, length, message in (
+        (other, L, "made for other labels"),
+        (ROWS[:, :2], 2, "other settings: labels_in_row differ"),
+    ):
+        with pytest.raises(LabelStoreError, match=message):
+            PrivateLabels(rows, num_labels=length, store=tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        RandomizedResponse(1.0, 3),
+        RRTopK(1.0, 2, 1),
+        RRWithPrior(1.0, 2),
+        LaplaceMechanism(1.0, 0.0, 1.0),
+        ALIBI(1.0, 2),
+        ClusterRandomizedResponse.for_epsilon(1.0, 2),
+        LabelRandomizer(1.0),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_other_mechanisms_are_refused(mechanism):
+    vault = make()
+    clusters = {"clusters": np.zeros(100, int)} if "Cluster" in type(mechanism).__name__ else {}
+    with pytest.raises((TypeError, ValueError)):
+        vault.randomize(mechanism, **clusters)
+    assert vault.guarantee().epsilon == 0.0 and vault.receipts == ()
+
+
+def test_a_histogram_of_rows_is_refused():
+    vault = make()
+    with pytest.raises(ValueError, match=r"has num_labels=None, the rows have 3 labels"):
+        vault.release(HistogramMechanism(1.0, 2))
+    assert vault.guarantee().epsilon == 0.0
+
+
+def test_properties():
+    vault = make()
+    assert (vault.num_labels, vault.unit, len(vault), vault.label_range) == (L, "row", 100, None)
+    assert "num_labels=3" in repr(vault) and "n=100" in repr(vault)
+    for ask in (lambda: vault.num_classes, lambda: vault.classes, lambda: vault.decode([0])):
+        with pytest.raises(ValueError, match=r"rows of 3 zeros and ones and have no classes"):
+            ask()
+    assert PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0)).num_labels is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments", "error", "message"),
+    [
+        ([0, 1, 1], {}, ValueError, r"shape \(n, 3\).*got \(3,\)"),
+        (ROWS[:, :2], {}, ValueError, r"got \(100, 2\).*number of columns"),
+        ([[0, 1, SECRET]], {}, ValueError, "zeros and ones, but 1 of 3 are not"),
+        ([[0, 1, 0.5]], {}, ValueError, "1 of 3 are not"),
+        ([[0, np.nan, 1.0]], {}, ValueError, "1 of 3 are not"),
+        ([["0", "1", str(SECRET)]], {}, TypeError, "zeros and ones, got dtype <U"),
+        (np.ma.array([[0, 1, SECRET]], mask=[[0, 0, 1]]), {}, ValueError, "masked in places"),
+        (ROWS, {"num_labels": 0}, ValueError, "num_labels must be at least 1"),
+        (ROWS, {"num_labels": 3.0}, TypeError, "num_labels must be an integer"),
+        (ROWS, {"num_classes": 2}, ValueError, "together with classes or a range"),
+        (ROWS, {"low": 0.0, "high": 1.0}, ValueError, "together with classes or a range"),
+    ],
+)
+def test_bad_rows_are_refused_and_not_shown(rows, arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make(rows, **arguments)
+    assert str(SECRET) not in str(caught.value)

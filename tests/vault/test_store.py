@@ -1,0 +1,349 @@
+"""The store: the same draws and charges after opening it again, and refusal of all else."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import stat
+import types
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, _receipts
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
+
+PART, REST = np.arange(0, 80), np.arange(80, 200)  # as in the draws of the fixture `filled`
+
+
+def test_opening_it_again_gives_the_same_draws_and_charges(
+    make, store, filled, no_new_randomness, three_draws
+):
+    vault, draws = filled
+    opened = make(epsilon=2.0, store=store)
+    assert opened.guarantee() == vault.guarantee()
+    assert opened.guarantee().epsilon == 1.5
+    no_new_randomness()
+    for expected, found in zip(draws, three_draws(opened), strict=True):
+        np.testing.assert_array_equal(found.values, expected.values)
+        np.testing.assert_array_equal(found.indices, expected.indices)
+        assert found.values.dtype == np.int64
+        assert found.mechanism == expected.mechanism
+        assert [one.id for one in found.receipts] == [one.id for one in expected.receipts]
+        assert found.guarantee() == expected.guarantee()
+        if expected.priors is not None:
+            np.testing.assert_array_equal(found.priors, expected.priors)
+            np.testing.assert_array_equal(found.posterior(), expected.posterior())
+    assert opened.guarantee() == vault.guarantee()
+    assert [one.to_json() for one in opened.receipts] == [one.to_json() for one in vault.receipts]
+    assert opened.history() == vault.history() and opened.label_set.name == vault.label_set.name
+    assert opened.has_draw("stage-2")
+    assert os.fspath(opened.store_path) == os.fspath(store)
+
+
+def test_charges_of_the_store_count_against_the_budget(make, response, store, filled):
+    opened = make(epsilon=2.0, store=store)
+    with pytest.raises(BudgetExceededError):
+        opened.randomize(response(0.6), [0], key="more")
+    opened.randomize(response(0.5), [0], key="more")
+    assert opened.guarantee().epsilon == 2.0
+    assert make(epsilon=2.0, store=store).guarantee().epsilon == 2.0
+
+
+def test_draws_go_on_where_the_store_ends(make, response, store, filled, three_draws):
+    opened = make(epsilon=2.0, store=store)
+    three_draws(opened)
+    fourth = opened.randomize(response(0.5), REST)
+    reopened = make(epsilon=2.0, store=store)
+    three_draws(reopened)
+    again = reopened.randomize(response(0.5), REST)
+    np.testing.assert_array_equal(again.values, fourth.values)
+
+
+def test_class_values_survive(make, store):
+    classes, labels = ["a", ("b", 2), 3], [3, "a", ("b", 2)]
+    first = make(labels=labels, num_classes=None, classes=classes, store=store)
+    drawn = first.randomize(RandomizedResponse(1.0, 3))
+    second = make(labels=labels, num_classes=None, classes=classes, store=store)
+    again = second.randomize(RandomizedResponse(1.0, 3))
+    assert again.values.tolist() == drawn.values.tolist()
+    assert second.decode(again).tolist() == first.decode(drawn).tolist()
+    with pytest.raises(LabelStoreError, match="made with other settings: classes differ"):
+        make(labels=labels, num_classes=None, classes=classes[::-1], store=store)
+
+
+OTHERS = {
+    "one value": lambda y: {"labels": np.where(np.arange(200) == 7, (y + 1) % 5, y)},
+    "order": lambda y: {"labels": y[::-1]},
+    "number": lambda y: {"labels": y[:-1]},
+    "classes": lambda y: {"num_classes": 6},
+    "names": lambda y: {"classes": range(5), "num_classes": None},
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_store_of_other_labels_or_settings(make, labels, store, filled, case):
+    message = {
+        "one value": "was made for other labels .*Give the labels it was made for",
+        "order": "was made for other labels",
+        "number": r"other settings: num_labels differ .*'num_labels': 200.*199",
+        "classes": "other settings: num_classes differ",
+        "names": "other settings: classes differ",
+    }[case]
+    with pytest.raises(LabelStoreError, match=message):
+        make(epsilon=2.0, store=store, **OTHERS[case](labels))
+    make(epsilon=2.0, store=store)  # the refusal has changed nothing
+
+
+def unbudgeted(labels, store, **arguments):
+    return PrivateLabels(labels, 5, store=store, **arguments)
+
+
+def test_the_store_keeps_the_budget(labels, make, store, filled):
+    for epsilon, delta in ((1.0, 0.0), (1.5, 0.0), (2.0 + 1e-9, 0.0), (3.0, 0.0), (2.0, 1e-3)):
+        message = rf"keeps the budget epsilon=2, delta=0, and {PrivacyBudget(epsilon, delta)} was"
+        with pytest.raises(LabelStoreError, match=message):
+            make(epsilon=epsilon, delta=delta, store=store)
+    opened = unbudgeted(labels, store)
+    assert opened.budget == PrivacyBudget(2.0) and opened.guarantee().epsilon == 1.5
+    with pytest.raises(BudgetExceededError):
+        opened.randomize(RandomizedResponse(0.6, 5), [0], key="more")
+    with pytest.raises(TypeError, match="budget must be a PrivacyBudget, got float"):
+        unbudgeted(labels, store, budget=2.0)
+
+
+def test_a_new_store_needs_a_budget(labels, make, response, store):
+    with pytest.raises(ValueError, match="budget is missing, and there is no store in"):
+        unbudgeted(labels, store)
+    with pytest.raises(TypeError, match="budget must be a PrivacyBudget, got NoneType"):
+        unbudgeted(labels, None)
+    make(epsilon=1.0, store=store).randomize(response(1.0))  # the refusal has left no store
+    assert unbudgeted(labels, store).guarantee().epsilon == 1.0
+
+
+def test_a_raised_budget_is_kept_with_its_reason(labels, make, response, store, filled):
+    vault, other = filled[0], make(epsilon=2.0, store=store)
+    vault.raise_budget(PrivacyBudget(3.0, 1e-3), reason=" a second study was approved ")
+    for opened in (vault, other, unbudgeted(labels, store)):
+        line = opened.history()[-1]  # read first: another process learns of it by looking
+        assert line.what == "budget raised to epsilon=3, delta=0.001: a second study was approved"
+        assert (line.examples, line.epsilon, line.key) == (0, 0.0, "")
+        assert opened.budget == PrivacyBudget(3.0, 1e-3)
+        assert opened.guarantee().epsilon == 1.5
+    for epsilon in (2.0, 4.0):
+        with pytest.raises(LabelStoreError, match=r"keeps the budget epsilon=3, delta=0\.001"):
+            make(epsilon=epsilon, store=store)
+    other.randomize(response(1.5), [0], key="more")
+    assert make(epsilon=3.0, delta=1e-3, store=store).guarantee().epsilon == 3.0
+
+
+def test_the_history_says_who_raised_the_budget(labels, make, store):
+    make(store=store, actor="anna").raise_budget(PrivacyBudget(2.0), reason="approved")
+    assert unbudgeted(labels, store, actor="ben").history()[0].actor == "anna"
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason", "error", "message"),
+    [
+        (PrivacyBudget(1.9), "less", ValueError, r"can only be raised: it is epsilon=2, delta=0"),
+        (PrivacyBudget(2.0), "the same", ValueError, "can only be raised"),
+        (3.0, "a number", TypeError, "budget must be a PrivacyBudget, got float"),
+        (PrivacyBudget(3.0), " ", TypeError, "reason must say why"),
+        (PrivacyBudget(3.0), None, TypeError, "reason must say why"),
+    ],
+)
+def test_a_budget_that_is_not_raised_changes_nothing(
+    make, store, filled, budget, reason, error, message
+):
+    before = sorted(store.rglob("*"))
+    with pytest.raises(error, match=message):
+        filled[0].raise_budget(budget, reason=reason)
+    assert sorted(store.rglob("*")) == before
+    assert make(epsilon=2.0, store=store).budget == filled[0].budget == PrivacyBudget(2.0)
+
+
+def test_a_delta_is_raised_alone_but_neither_goes_down_for_the_other(make, store):
+    vault = make(epsilon=2.0, delta=1e-3, store=store)
+    for budget in (PrivacyBudget(3.0, 1e-4), PrivacyBudget(1.0, 2e-3)):
+        with pytest.raises(ValueError, match="can only be raised"):
+            vault.raise_budget(budget, reason="a trade")
+    vault.raise_budget(PrivacyBudget(2.0, 2e-3), reason="more delta")
+    assert make(epsilon=2.0, delta=2e-3, store=store).budget == PrivacyBudget(2.0, 2e-3)
+
+
+def test_the_names_of_unnamed_draws_are_taken(make, response, store):
+    with pytest.raises(ValueError, match="key must not start with 'unnamed-'"):
+        make(store=store).randomize(response(), key="unnamed-0")
+
+
+def test_home_folder_is_expanded(make, response, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make(store="~/labels").randomize(response())
+    assert (tmp_path / "labels" / "draws" / "000000.npz").exists()
+
+
+def test_an_unnamed_draw_with_other_settings(make, response, store, filled, priors):
+    cases = [
+        ("mechanism", (response(0.5), PART)),
+        ("mechanism", (RRTopK(1.0, 5, 5), PART, priors[0])),
+        ("indices", (response(1.0), REST)),
+        ("indices", (response(1.0), PART[::-1])),
+        ("priors", (RRWithPrior(1.0, 5), PART, priors[PART])),
+    ]
+    for what, arguments in cases:
+        opened = make(epsilon=2.0, store=store)
+        with pytest.raises(LabelStoreError, match=rf"made with other .*{what}.*a key of its own"):
+            opened.randomize(*arguments)
+        assert opened.guarantee().epsilon == 1.5
+    opened = make(epsilon=2.0, store=store)
+    opened.randomize(response(1.0), PART)
+    opened.randomize(RRWithPrior(1.5, 5), REST, priors[REST], key="stage-2")
+    with pytest.raises(LabelStoreError, match="made with other priors"):
+        opened.randomize(RRTopK(0.5, 5, 2), PART[::-1], priors[1])
+
+
+def test_a_named_draw_stays_whatever_the_priors_are_now(make, store, filled, no_new_randomness):
+    """A retrained model never gives quite the same priors; the draw is made already."""
+    opened = make(epsilon=2.0, store=store)
+    no_new_randomness()
+    other = np.full(5, 0.2)
+    found = opened.randomize(RRWithPrior(1.5, 5), REST, other, key="stage-2")
+    np.testing.assert_array_equal(found.values, filled[1][1].values)
+    np.testing.assert_array_equal(found.priors, filled[1][1].priors)  # with which it was drawn
+    for mechanism, indices in ((RRWithPrior(1.6, 5), REST), (RRWithPrior(1.5, 5), REST[1:])):
+        with pytest.raises(LabelStoreError, match="draw 'stage-2' exists and was made with other"):
+            opened.randomize(mechanism, indices, other, key="stage-2")
+
+
+def test_two_vaults_share_one_store(make, response, store):
+    one, other = make(epsilon=1.0, store=store), make(epsilon=1.0, store=store)
+    kept = one.randomize(response(0.75), key="kept")
+    assert other.guarantee() == one.guarantee() and other.guarantee().epsilon == 0.75
+    assert other.has_draw("kept") and other.remaining() == one.remaining() == 0.25
+    assert other.mechanism("kept") == response(0.75) and other.history() == one.history()
+    message = r"have spent epsilon=0\.75: together epsilon=1\.5"
+    with pytest.raises(BudgetExceededError, match=message):
+        other.randomize(response(0.75), key="mine")
+    np.testing.assert_array_equal(other.randomize(response(0.75), key="kept").values, kept.values)
+    last = other.randomize(response(0.25), key="mine")
+    np.testing.assert_array_equal(one.randomize(response(0.25), key="mine").values, last.values)
+    assert one.guarantee().epsilon == other.guarantee().epsilon == 1.0
+    assert sorted(path.name for path in (store / "draws").iterdir()) == ["000000.npz", "000001.npz"]
+
+
+def test_two_makers_of_one_store(make, store, monkeypatch):
+    def be_overtaken(*arguments, link=os.link):
+        link(*arguments)  # the other process's file is there first
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", be_overtaken)
+    with pytest.raises(LabelStoreError, match="Another process is making the store"):
+        make(store=store)
+
+
+def test_an_empty_folder_becomes_a_store(make, response, tmp_path):
+    drawn = make(store=tmp_path).randomize(response())
+    again = make(store=str(tmp_path)).randomize(response())
+    np.testing.assert_array_equal(again.values, drawn.values)
+
+
+def test_the_true_labels_are_in_no_file(make, response, store):
+    pattern = np.random.default_rng(53).integers(0, 5, 200)
+    vault = make(labels=pattern, store=store, epsilon=3.0)
+    for part in (None, PART, REST):
+        vault.randomize(response(1.0), part)
+    drawn = [vault.randomize(response(0.5), [3])]
+    files = [path for path in store.rglob("*") if path.is_file()]
+    assert {path.relative_to(store).as_posix() for path in files} == {
+        "header.json",
+        "PRIVATE-fingerprint",
+        ".lock",
+        *(f"draws/{number:06d}.npz" for number in range(4)),
+        *(f"charges/{number:06d}" for number in range(4)),
+    }
+    assert len(drawn) == 1
+    content = b"".join(path.read_bytes() for path in files)
+    for dtype in ("u1", "<u2", "<i4", "<i8", ">i8", "<f4", "<f8"):
+        for start in range(0, 200, 20):  # no stretch of twenty labels, in any encoding
+            assert pattern[start : start + 20].astype(dtype).tobytes() not in content
+    for separator in ("", ",", ", ", " ", "\n"):
+        text = separator.join(map(str, pattern[:20].tolist()))
+        assert text.encode() not in content
+    # The search works: with almost no noise the draw itself is such a stretch.
+    loud = make(labels=pattern, store=store.with_name("loud"), epsilon=60.0)
+    loud.randomize(response(60.0))
+    stored = (store.with_name("loud") / "draws" / "000000.npz").read_bytes()
+    assert pattern[:20].astype("u1").tobytes() in stored
+
+
+def test_the_fingerprint_is_salted(make, store):
+    make(store=store)
+    make(store=store.with_name("twin"))
+    texts = {(s / "PRIVATE-fingerprint").read_text() for s in (store, store.with_name("twin"))}
+    assert len(texts) == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_the_store_is_for_its_owner_alone(make, response, store):
+    make(store=store).randomize(response())
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    files = [path for path in store.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+class BiasedResponse(RandomizedResponse):
+    """A mechanism of a user's own, whose argument is no field of a dataclass."""
+
+    def __init__(self, epsilon, num_classes, favourite=0):
+        super().__init__(epsilon, num_classes)
+        object.__setattr__(self, "favourite", favourite)
+
+    def get_config(self):
+        return {**super().get_config(), "favourite": self.favourite}
+
+
+def test_every_argument_of_a_stored_mechanism_is_compared(make, store):
+    vault = make(store=store)
+    drawn = vault.randomize(BiasedResponse(0.5, 5, 1), key="mine")
+    again = vault.randomize(BiasedResponse(0.5, 5, 1), key="mine")
+    np.testing.assert_array_equal(again.values, drawn.values)
+    assert again.guarantee().epsilon == 0.5
+    assert "its author's claim, not this library's: BiasedResponse" in str(again.guarantee())
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
+
+
+def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(make, store):
+    """A draw of an earlier version stays the draw of the same mechanism."""
+    vault = make(store=store)
+    drawn = vault.randomize(BiasedResponse(0.5, 5), key="mine")
+    del vault._stored["mine"].mechanism["config"]["favourite"]
+    again = vault.randomize(BiasedResponse(0.5, 5), key="mine")
+    np.testing.assert_array_equal(again.values, drawn.values)
+    with pytest.raises(LabelStoreError, match="made with other mechanism"):
+        vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
+
+
+def test_a_clock_that_goes_backwards_changes_no_order(make, response, store, monkeypatch):
+    """Uses follow each other by number; what time it was is told, and counts for nothing."""
+    labels = make(epsilon=2.0, store=store)
+    times = ["2026-03-29T02:59:00", "2026-03-29T02:01:00", "1970-01-01T00:00:00"]
+
+    clock = iter(times)
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromisoformat(next(clock)).replace(tzinfo=tz)
+
+    patched = types.SimpleNamespace(datetime=Clock, timezone=datetime.timezone)
+    monkeypatch.setattr(_receipts, "datetime", patched)
+    for number, epsilon in enumerate((0.25, 0.5, 0.75)):
+        labels.randomize(response(epsilon), key=f"draw-{number}")
+    for known in (labels, make(epsilon=2.0, store=store)):
+        history = known.history()
+        assert [use.time[:19] for use in history] == times
+        assert [use.key for use in history] == ["draw-0", "draw-1", "draw-2"]
+        assert [use.epsilon_so_far for use in history] == [0.25, 0.75, 1.5]
+        assert known.remaining() == pytest.approx(0.5)

@@ -1,0 +1,229 @@
+"""Stores that are damaged, incomplete or no stores at all are refused with a clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from tf_labeldp.accounting import Receipt
+from tf_labeldp.vault import LabelStoreError, PrivateLabels
+
+
+def edit(path):
+    """Writes other noisy labels into a draw, in a file that is whole."""
+    with np.load(path) as content:
+        arrays = dict(content)
+    arrays["values"] = arrays["values"][::-1]
+    np.savez(path, **arrays)
+
+
+def rewrite(path, change):
+    """Changes the text of a record, its arrays and digest as they were."""
+    with np.load(path) as content:
+        arrays = dict(content)
+    meta = json.loads(arrays["meta"].tobytes())
+    change(meta)
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    np.savez(path, **arrays)
+
+
+def test_a_damaged_draw_is_refused_byte_by_byte(make, store, filled, three_draws):
+    """Any flipped byte is found, or it changes nothing that was drawn or charged."""
+    path = store / "draws" / "000001.npz"
+    whole, refused = path.read_bytes(), 0
+    stated = filled[0].guarantee()
+    places = np.random.default_rng(52).choice(len(whole), 150, replace=False)
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            opened = make(epsilon=2.0, store=store)
+        except LabelStoreError as error:
+            refused += "is damaged. A draw that cannot be read is still a charge" in str(error)
+            continue
+        assert opened.guarantee() == stated
+        found = three_draws(opened)[1]
+        np.testing.assert_array_equal(found.values, filled[1][1].values)
+        np.testing.assert_array_equal(found.indices, filled[1][1].indices)
+        np.testing.assert_array_equal(found.priors, filled[1][1].priors)
+    assert refused > 0.7 * len(places)
+
+
+DAMAGE = {
+    "cut": lambda s: (s / "draws/000002.npz").write_bytes(
+        (s / "draws/000002.npz").read_bytes()[:-9]
+    ),
+    "empty": lambda s: (s / "draws/000000.npz").write_bytes(b""),
+    "edited": lambda s: edit(s / "draws/000001.npz"),
+    "swapped": lambda s: shutil.copy(s / "draws/000001.npz", s / "draws/000002.npz"),
+    "charge": lambda s: (s / "charges/000001").write_text("0" * 64),
+    "header": lambda s: (s / "header.json").write_text('{"format": 2, '),
+    "header list": lambda s: (s / "header.json").write_text("[]"),
+    "fingerprint": lambda s: (s / "PRIVATE-fingerprint").write_bytes(b"\xff\xfe"),
+    "salt": lambda s: (s / "PRIVATE-fingerprint").write_text('{"salt": "zz", "digest": "a"}'),
+    "no salt": lambda s: (s / "PRIVATE-fingerprint").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_refused(make, store, filled, case):
+    DAMAGE[case](store)
+    with pytest.raises(LabelStoreError, match=r"is damaged\..*Restore the folder from a backup"):
+        make(epsilon=2.0, store=store)
+
+
+def test_missing_files_are_refused(make, store, filled):
+    copies = {name: store.with_name(name) for name in ("draw", "fingerprint", "header", "format")}
+    for copy in copies.values():
+        shutil.copytree(store, copy)
+    (copies["draw"] / "draws" / "000001.npz").unlink()
+    with pytest.raises(LabelStoreError, match=r"lacks a draw: found draws \[0, 2\].*forgotten"):
+        make(epsilon=2.0, store=copies["draw"])
+    (copies["fingerprint"] / "PRIVATE-fingerprint").unlink()
+    with pytest.raises(LabelStoreError, match="PRIVATE-fingerprint is missing"):
+        make(epsilon=2.0, store=copies["fingerprint"])
+    (copies["header"] / "header.json").unlink()
+    with pytest.raises(LabelStoreError, match=r"is not a label store \(no header.json\)"):
+        make(epsilon=2.0, store=copies["header"])
+    header = json.loads((copies["format"] / "header.json").read_text())
+    (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 3}))
+    with pytest.raises(LabelStoreError, match=r"has format 3, and tf-labeldp .* reads formats 1"):
+        make(epsilon=2.0, store=copies["format"])
+
+
+def test_a_record_of_a_newer_version_is_refused(make, store, filled):
+    change = {"format": 3, "version": "9.1"}
+    rewrite(store / "draws" / "000001.npz", lambda meta: meta.update(change))
+    message = r"000001\.npz has format 3, written by tf-labeldp 9\.1; .*Install the newer version"
+    with pytest.raises(LabelStoreError, match=message):
+        make(epsilon=2.0, store=store)
+
+
+def test_a_renamed_draw_is_refused(make, store, filled):
+    (store / "draws/000002.npz").rename(store / "draws/000003.npz")
+    with pytest.raises(LabelStoreError, match=r"lacks a draw: .*a backup"):
+        make(epsilon=2.0, store=store)
+
+
+@pytest.mark.parametrize("lost", ["draws/000002.npz", "draws", "charges/000000"])
+def test_what_was_charged_last_is_missed_too(make, store, filled, lost):
+    path = store / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(LabelStoreError, match=r"lacks a draw: .*is a charge forgotten"):
+        make(epsilon=2.0, store=store)
+
+
+def test_a_draw_that_was_not_yet_handed_out_is_taken_up(make, store, filled):
+    charge = store / "charges" / "000002"
+    content = charge.read_bytes()
+    charge.unlink()  # as a kill right after the draw's file leaves it
+    assert make(epsilon=2.0, store=store).guarantee().epsilon == 1.5
+    assert charge.read_bytes() == content
+
+
+def cheaper_mechanism(meta):
+    meta["mechanism"]["config"]["epsilon"] /= 10
+
+
+def cheaper_receipt(meta):
+    receipt = Receipt.from_json(meta["receipt"])
+    charge = dataclasses.replace(receipt.charge, epsilon=receipt.charge.epsilon / 10)
+    meta["receipt"] = dataclasses.replace(receipt, charge=charge).to_json()  # with its own digest
+
+
+def fewer_examples(meta):
+    receipt = Receipt.from_json(meta["receipt"])
+    meta["receipt"] = dataclasses.replace(receipt, examples=np.array([80])).to_json()
+
+
+def no_receipt(meta):
+    meta["receipt"] = None
+
+
+@pytest.mark.parametrize("cheat", [cheaper_mechanism, cheaper_receipt, fewer_examples, no_receipt])
+def test_a_draw_that_claims_to_have_cost_less_is_refused(make, store, filled, cheat):
+    rewrite(store / "draws" / "000001.npz", cheat)
+    with pytest.raises(LabelStoreError, match=r"000001\.npz is damaged"):
+        make(epsilon=2.0, store=store)
+
+
+def test_a_receipt_that_was_edited_is_refused(make, store, filled):
+    def edit_receipt(meta):
+        meta["receipt"]["charge"]["epsilon"] /= 10
+
+    rewrite(store / "draws" / "000001.npz", edit_receipt)
+    with pytest.raises(LabelStoreError, match=r"000001\.npz is damaged"):
+        make(epsilon=2.0, store=store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"budget": [9.0, 0.0]}, {"people": "others"}, {"label_set": "0" * 32}, {"digest": None}],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_header_that_was_edited_is_refused(make, labels, store, filled, change):
+    path = store / "header.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(LabelStoreError, match=r"header\.json was edited or is damaged"):
+        PrivateLabels(labels, 5, store=store)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "made anew"])
+def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response, store, how):
+    vault = make(epsilon=2.0, store=store)
+    vault.randomize(response(0.5))
+    if how == "moved":
+        store.rename(store.with_name("elsewhere"))
+    else:
+        shutil.rmtree(store)
+    if how == "made anew":
+        make(epsilon=2.0, store=store)
+    with pytest.raises(LabelStoreError, match="moved, removed or made anew"):
+        vault.randomize(response(0.5))
+    if how == "made anew":
+        assert make(epsilon=2.0, store=store).guarantee().epsilon == 0.0
+    else:
+        assert not store.exists()
+
+
+def test_damage_that_comes_while_a_vault_is_open_is_refused(make, response, store, filled):
+    vault, last = filled[0], store / "draws" / "000003.npz"
+    make(epsilon=2.0, store=store).randomize(response(0.5), np.arange(80), key="another's")
+    whole = last.read_bytes()
+    edit(last)
+    for ask in (vault.guarantee, vault.remaining, lambda: vault.randomize(response(0.1), [90])):
+        with pytest.raises(LabelStoreError, match=r"000003\.npz is damaged"):
+            ask()
+    assert len(list((store / "draws").iterdir())) == 4
+    last.write_bytes(whole)
+    assert vault.guarantee().epsilon == 2.0
+
+
+def test_a_folder_that_is_no_store(make, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(LabelStoreError, match=r"is not a label store.*new or empty folder"):
+        make(store=tmp_path)
+    with pytest.raises(LabelStoreError, match="is not a label store"):
+        make(store=tmp_path / "thesis.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_full_disk_hands_out_and_charges_nothing(make, response, store, monkeypatch):
+    vault = make(epsilon=1.0, store=store)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            vault.randomize(response(1.0))
+    assert vault.guarantee().epsilon == 0.0
+    assert list((store / "draws").iterdir()) == []
+    drawn = vault.randomize(response(1.0))
+    again = make(epsilon=1.0, store=store).randomize(response(1.0))
+    np.testing.assert_array_equal(again.values, drawn.values)

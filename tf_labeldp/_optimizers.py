@@ -1,0 +1,271 @@
+"""Watches the Keras optimizers of this process: which weights they trained, and how often.
+
+A model that was trained in the clear says so only through its optimizer, and that is gone as soon
+as the model is compiled anew. So every optimizer is noted when it is built, and what it trained
+when it ends. This changes nothing in how it trains. Keras is watched from the moment that it and
+this library are both loaded; optimizers that exist by then are looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import importlib.abc
+import importlib.util
+import math
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+class Watched:
+    """What is known of one optimizer.
+
+    Attributes:
+        name: of its class.
+        accounted: how many of its steps were on noisy labels or noisy gradients with receipts.
+        was_applied: whether it took steps; one that was only read from a checkpoint did not.
+        noted: at how many steps the others were noticed, and what was noted of them then.
+        trained: the variables.
+        start: digests of their values before the first step.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.name = type(optimizer).__name__
+        self.accounted: float = 0
+        self.was_applied = False
+        self.noted: tuple[int, Any] = (0, None)
+        # Of one around another, the inner one takes the steps, and is looked at by itself.
+        self._is_around = hasattr(optimizer, "inner_optimizer")
+        self._iterations: Any = None
+        self.trained: list[Any] = []
+        self.start: list[bytes] = []
+        self.seen_at = 0
+
+    def build(self, optimizer: Any) -> None:
+        """Notes what the optimizer trains."""
+        self._iterations = optimizer.iterations
+        self.trained = list(getattr(optimizer, "_trainable_variables", None) or [])
+        with contextlib.suppress(Exception), _eagerly():  # within fit, a graph is being built
+            self.start = [] if self.steps else weight_digests(self.trained)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has taken."""
+        return 0 if self._iterations is None else int(self._iterations.numpy())
+
+    @property
+    def steps_in_the_clear(self) -> int:
+        """How many steps it has taken, if some of them have no receipt; else 0."""
+        steps = self.steps if self.was_applied and not self._is_around else 0
+        return steps if steps > self.accounted else 0
+
+
+class Ended:
+    """What an optimizer that is gone had trained without a receipt."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.name, self.steps = watched.name, watched.steps
+        self.digests = set(weight_digests(watched.trained)) - set(watched.start)
+        self.variables = [weakref.ref(variable) for variable in watched.trained]
+
+
+_WATCHED: dict[int, tuple[weakref.ref[Any], Watched]] = {}
+_ENDED: list[Ended | Watched] = []
+
+
+def watch() -> None:
+    """Begins to watch, if Keras has been loaded since."""
+    keras: Any = sys.modules.get("keras")
+    kind = getattr(getattr(keras, "optimizers", None), "Optimizer", None)
+    if kind is None:
+        return
+    [base] = [one for one in kind.__mro__ if "build" in vars(one)][-1:]
+    if hasattr(base.build, "_is_watched"):
+        return
+    build, load = base.build, base.load_own_variables
+
+    @functools.wraps(build)
+    def watched_build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = build(self, *args, **kwargs)
+        _of(self).build(self)
+        for one in type(self).__mro__:
+            if "apply" in vars(one) and not hasattr(vars(one)["apply"], "_is_watched"):
+                _watch_apply(one)
+                _of(self).was_applied = True  # it may be within its own `apply` at this moment
+        return result
+
+    @functools.wraps(load)
+    def watched_load(self: Any, store: Any) -> Any:
+        known = _of(getattr(self, "inner_optimizer", self))
+        _end(known)  # its steps are about to be set to those of the file
+        unlimited = known.accounted == math.inf
+        result = load(self, store)
+        known.accounted = math.inf if unlimited else known.steps
+        return result
+
+    watched_build._is_watched = True  # type: ignore[attr-defined]
+    base.build, base.load_own_variables = watched_build, watched_load
+    _watch_apply(base)
+    for owner, name in ((keras.Model, "save"), (keras.Model, "save_weights")):
+        _watch_copies(owner, name)
+    _watch_copies(keras.layers.Layer, "get_weights")
+    kinds, models = _subclasses(kind), _subclasses(keras.Model)
+    alive = [one for one in gc.get_objects() if type(one) in kinds or type(one) in models]
+    loaded = {id(one.optimizer) for one in alive if type(one) in models and _was_never_fitted(one)}
+    for one in alive:
+        if type(one) in kinds and getattr(one, "built", False):
+            _of(one).was_applied = id(one) not in loaded
+
+
+def account_for(optimizer: Any, steps: float | None = None) -> None:
+    """Notes that an optimizer's first so many steps have receipts; None for those so far."""
+    watch()
+    known = _of(getattr(optimizer, "inner_optimizer", optimizer))
+    known.accounted = known.steps if steps is None else steps
+
+
+def in_the_clear() -> Iterator[tuple[Any, Watched]]:
+    """Yields the optimizers that there are and that took steps without a receipt."""
+    watch()
+    for reference, known in list(_WATCHED.values()):
+        optimizer = reference()
+        if optimizer is not None and known.steps_in_the_clear:
+            yield optimizer, known
+
+
+def ended_in_the_clear() -> list[Ended]:
+    """Returns those that are gone; each once."""
+    found = []
+    while _ENDED:
+        one = _ENDED.pop()
+        if isinstance(one, Ended):
+            found.append(one)
+        elif one.steps_in_the_clear:
+            found.append(Ended(one))
+    return found
+
+
+def weight_digests(variables: Iterable[Any]) -> list[bytes]:
+    """Returns a digest of the values of each variable that is no constant.
+
+    Zeros and ones are those of any fresh layer, and tell nothing of where they come from.
+    """
+    import numpy as np
+
+    digests = []
+    for variable in variables:
+        values = np.asarray(variable.numpy())
+        if values.dtype.kind in "fV" and values.size:  # V: bfloat16
+            content = np.ascontiguousarray(values, dtype=np.float32)
+            if not np.any(content != content.flat[0]):
+                continue
+            digest = hashlib.blake2b(repr(content.shape).encode(), digest_size=16)
+            digest.update(content.data)
+            digests.append(digest.digest())
+    return digests
+
+
+def _eagerly() -> Any:
+    """Returns a context in which TensorFlow's variables have values."""
+    tensorflow: Any = sys.modules.get("tensorflow")
+    return contextlib.nullcontext() if tensorflow is None else tensorflow.init_scope()
+
+
+def _of(optimizer: Any) -> Watched:
+    """Returns what is known of an optimizer, by its identity: some can't be hashed."""
+    if id(optimizer) not in _WATCHED:
+        known = Watched(optimizer)
+        _WATCHED[id(optimizer)] = (weakref.ref(optimizer), known)
+        weakref.finalize(optimizer, _forget, id(optimizer)).atexit = False
+        if getattr(optimizer, "built", False):
+            known.build(optimizer)
+    return _WATCHED[id(optimizer)][1]
+
+
+def _forget(number: int) -> None:
+    _, known = _WATCHED.pop(number)
+    _end(known)
+
+
+def _watch_apply(kind: type) -> None:
+    """Notes that optimizers of a class take steps, when they do."""
+    apply: Any = vars(kind)["apply"]
+
+    @functools.wraps(apply)
+    def watched_apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _of(self).was_applied = True
+        return apply(self, *args, **kwargs)
+
+    watched_apply._is_watched = True  # type: ignore[attr-defined]
+    kind.apply = watched_apply  # type: ignore[attr-defined]
+
+
+def _watch_copies(owner: Any, name: str) -> None:
+    """Notes what has been trained in the clear so far before weights are written or handed out."""
+    copy = getattr(owner, name)
+
+    @functools.wraps(copy)
+    def watched_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for _, known in list(_WATCHED.values()):
+            _end(known)
+        return copy(self, *args, **kwargs)
+
+    setattr(owner, name, watched_copy)
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    """Begins to watch as soon as Keras has been imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Finds Keras as it would be found, and nothing else."""
+        if name != "keras":
+            return None
+        with contextlib.suppress(ValueError):  # another thread was faster
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_watch(module: Any) -> None:
+                execute(module)
+                watch()
+
+            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+def _end(known: Watched) -> None:
+    """Notes what an optimizer has trained in the clear, before that can't be told any more."""
+    try:
+        steps = known.steps_in_the_clear
+        if steps and steps not in (known.noted[0], known.seen_at):
+            known.seen_at = steps
+            _ENDED.append(Ended(known))
+    except Exception:
+        _ENDED.append(known)
+
+
+def _was_never_fitted(model: Any) -> bool:
+    """Returns whether a compiled model came from a file and took no step in this process."""
+    compiled = getattr(model, "optimizer", None) is not None
+    return compiled and model.train_function is None and getattr(model, "history", None) is None
+
+
+def _subclasses(kind: type) -> set[type]:
+    """Returns a class with all that derive from it."""
+    found, waiting = {kind}, [kind]
+    while waiting:
+        new: set[type] = set(waiting.pop().__subclasses__()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+if "keras" in sys.modules:
+    watch()
+else:
+    sys.meta_path.insert(0, _AtImport())

@@ -1,0 +1,322 @@
+"""What noisy labels and their priors say of the true labels: Bayes' rule by mechanism."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    ClassificationMechanism,
+    LabelMechanism,
+    PriorMechanism,
+    PriorResampling,
+    Priors,
+    RegressionMechanism,
+    checked_mechanism,
+    top_k_members,
+)
+from tf_labeldp.mechanisms._prior_resampling import prior_units
+
+_CHUNK_CELLS = 1 << 20
+"""Likelihoods that are held at a time."""
+
+
+def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) -> np.ndarray:
+    """Returns what each noisy label says of its true label; ``NoisyLabels.posterior`` calls it.
+
+    * Classes: ``P(true class | noisy label, prior)``, the best soft targets that the draw allows,
+      if the priors are right: the noisy label and the prior, each with the weight that it deserves.
+      Where the priors are wrong, a model that is trained on them learns part of what is wrong;
+      ``debiased`` targets are free of that, and far noisier. For a mechanism that draws with
+      priors, they must be those of the draw, since they decide the channel. A label that no class
+      of positive prior can have produced says nothing: there the posterior is the prior.
+    * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``. The noise has the density f,
+      so class i has the likelihood ``f(x - e_i)``: up to a factor that all classes share,
+      ``exp((|x_i| - |x_i - 1|) / b)`` for Laplace noise of scale b, and ``exp(x_i / sigma^2)`` for
+      Gaussian noise. (Published code has ``x_i / sigma``, which is Bayes' rule at sigma 1 only.)
+    * Numbers: ``E[true label | noisy label]``. Of all functions of the noisy label it has the least
+      expected squared error to the true label, if the prior is right. This makes it the best guess
+      of the *label*, not the best *target*: the guesses are shrunk towards the mean of the prior,
+      and so are the predictions of a model that is trained on them, the more so the smaller
+      epsilon. Where the scale of the predictions matters and examples abound, use ``debiased``
+      labels. The outputs of ``optimal_bins`` for squared error are posterior means already, under
+      the prior that it was given.
+
+    Privacy: post-processing of noisy labels; nothing is charged, if the priors are public or were
+    released.
+
+    Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; for
+    numbers, denoising after the mechanism, an open direction of section 6 of ``ghazi2023``.
+
+    Args:
+        mechanism: the mechanism that drew the labels.
+        noisy_labels: its output, (n,) or, of ``ALIBI``, (n, K).
+        priors: for classes probabilities (K,) or (n, K), or ``Priors``; None for uniform ones, if
+            the mechanism draws without. For numbers ``Priors`` with their ``values``.
+
+    Returns:
+        ``float64`` (n, K) with rows that sum to one; for numbers (n,), between the smallest and the
+        largest of the priors' values. The memory needed beside it is bounded.
+
+    Raises:
+        TypeError: a mechanism of another kind, or labels of a wrong type.
+        ValueError: labels or priors out of range, missing or of a wrong shape; a mechanism whose
+            channel depends on the prior in a way that is not known here; or, for numbers, noisy
+            labels that no value of positive probability can have produced.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse, RROnBins
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
+        >>> posterior(mechanism, [2], [0.6, 0.3, 0.1]).round(3).tolist()
+        [[0.512, 0.256, 0.232]]
+        >>> bins = RROnBins(1.0, inputs=(0.0, 1.0), outputs=(0.0, 1.0), bin_of_input=(0, 1))
+        >>> posterior(bins, [0.0, 1.0], Priors([0.5, 0.5], values=[0.0, 1.0])).round(4).tolist()
+        [0.2689, 0.7311]
+    """
+    return _posterior_by_kind(mechanism, noisy_labels, priors)
+
+
+@functools.singledispatch
+def _posterior_by_kind(mechanism: Any, noisy_labels: Any, priors: Any) -> np.ndarray:
+    checked_mechanism(mechanism, LabelMechanism)
+    raise TypeError(
+        f"the posterior of labels drawn by {type(mechanism).__name__} is not known here. Use the "
+        "noisy labels as they are, or their debiased targets."
+    )
+
+
+@_posterior_by_kind.register
+def _of_classes(
+    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any = None
+) -> np.ndarray:
+    num_classes = mechanism.num_classes
+    if mechanism.uses_priors and not isinstance(mechanism, (PriorMechanism, PriorResampling)):
+        raise ValueError(
+            f"the channel of {type(mechanism).__name__} by prior is not known here. Use one of "
+            "RandomizedResponse, RRTopK, RRWithPrior and PriorResampling."
+        )
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
+    if priors is None:
+        if mechanism.uses_priors:
+            raise ValueError(
+                f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of "
+                f"shape ({num_classes},) or ({noisy.size}, {num_classes})."
+            )
+        priors = np.full(num_classes, 1.0 / num_classes)
+    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
+    channel = None if mechanism.uses_priors else mechanism.transition_matrix()
+    found = np.empty((noisy.size, num_classes))
+    step = max(1, _CHUNK_CELLS // num_classes)
+    for start in range(0, noisy.size, step):
+        chunk = slice(start, start + step)
+        prior = rows if rows.shape[0] == 1 else rows[chunk]
+        if isinstance(mechanism, PriorMechanism):
+            weights = _top_k_likelihood(mechanism, noisy[chunk], prior)
+        elif isinstance(mechanism, PriorResampling):
+            weights = _resampling_likelihood(mechanism, noisy[chunk], prior)
+        else:
+            weights = channel[:, noisy[chunk]].T  # type: ignore[index]
+        weights = weights * prior
+        evidence = weights.sum(axis=1, keepdims=True)
+        told = evidence > 0.0
+        with np.errstate(invalid="ignore"):
+            weights = np.where(told, weights / evidence, prior)
+        found[chunk] = weights / weights.sum(axis=1, keepdims=True)
+    return found
+
+
+def _top_k_likelihood(
+    mechanism: PriorMechanism, noisy: np.ndarray, prior: np.ndarray
+) -> np.ndarray:
+    """Returns ``P[noisy_i | class]`` of RRTop-k (Algorithm 1, ``ghazi2021``), (m, K).
+
+    Args:
+        mechanism: decides the size of the set for each prior.
+        noisy: noisy labels (m,).
+        prior: (m, K), or (1, K) for all.
+    """
+    k = np.reshape(mechanism.set_sizes(prior), (-1, 1))
+    members = top_k_members(prior, k)
+    shrink = math.exp(-mechanism.epsilon)
+    kept = 1.0 / (1.0 + (k - 1) * shrink)
+    likelihood = np.where(members, shrink * kept, 1.0 / k)  # of an output within the set
+    likelihood = np.broadcast_to(likelihood, (noisy.size, prior.shape[1])).copy()
+    every = np.arange(noisy.size)
+    likelihood[every, noisy] = np.broadcast_to(kept[:, 0], noisy.shape)
+    within = np.broadcast_to(members, likelihood.shape)[every, noisy]
+    return likelihood * within[:, np.newaxis]
+
+
+def _resampling_likelihood(
+    mechanism: PriorResampling, noisy: np.ndarray, prior: np.ndarray
+) -> np.ndarray:
+    """Returns ``P[noisy_i | class]`` of Algorithm 1 of ``esfandiari2022``, (m, K).
+
+    Args:
+        mechanism: decides lambda for each prior.
+        noisy: noisy labels (m,).
+        prior: (m, K), or (1, K) for all.
+    """
+    resampled = mechanism.resampling_probabilities(prior)
+    every = np.arange(noisy.size)
+    drawn = prior_units(prior) / 2.0**53  # the prior as it is drawn from
+    rows = np.broadcast_to(drawn, (noisy.size, prior.shape[1]))
+    likelihood = np.repeat((resampled * rows[every, noisy])[:, np.newaxis], rows.shape[1], axis=1)
+    likelihood[every, noisy] += np.broadcast_to(1.0 - resampled, noisy.shape)
+    return likelihood
+
+
+@_posterior_by_kind.register
+def _of_numbers(
+    mechanism: RegressionMechanism, noisy_labels: Any, priors: Any = None
+) -> np.ndarray:
+    values, probabilities = number_priors(priors)
+    noisy = _validate.real_vector("noisy_labels", noisy_labels)
+    if not np.all(np.isfinite(noisy)):
+        bad = int(np.count_nonzero(~np.isfinite(noisy)))
+        raise ValueError(f"noisy_labels must be finite, but {bad} of {noisy.size} are infinite.")
+    outputs, place = np.unique(noisy, return_inverse=True)
+    means = np.empty(outputs.size)
+    step = max(1, _CHUNK_CELLS // values.size)
+    impossible = np.zeros(outputs.size, dtype=bool)
+    for start in range(0, outputs.size, step):
+        chunk = slice(start, start + step)
+        weights = mechanism.likelihood(outputs[chunk], values) * probabilities
+        total = weights.sum(axis=1)
+        impossible[chunk] = ~(total > 0.0)
+        with np.errstate(invalid="ignore"):
+            means[chunk] = (weights @ values) / total
+    if np.any(impossible):
+        count = int(np.count_nonzero(impossible[place]))
+        raise ValueError(
+            f"{count} of {noisy.size} noisy labels can't come from {type(mechanism).__name__} and "
+            "these values. Pass the very mechanism that drew them, and values that cover its "
+            "label_range()."
+        )
+    # Rounding may carry a mean of nearly equal values beyond them.
+    return np.clip(means, values[0], values[-1])[place]
+
+
+def number_priors(priors: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values (k,) and probabilities (k,) of a prior of numbers, or raises."""
+    if not isinstance(priors, Priors) or priors.values is None:
+        raise ValueError(
+            "labels that are numbers need priors with their values, got "
+            f"{'none' if priors is None else type(priors).__name__}. Give "
+            "mechanisms.Priors(probabilities, values=values)."
+        )
+    values = _validate.increasing_numbers("values", priors.values)
+    if np.ndim(priors.probabilities) != 1:
+        raise ValueError(
+            f"probabilities must have shape ({values.size},), one prior for all labels, got "
+            f"{np.shape(priors.probabilities)}. Labels with priors of their own: one call for each."
+        )
+    return values, _validate.prior_rows("probabilities", priors, None, values.size)[0]
+
+
+@_posterior_by_kind.register
+def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any = None) -> np.ndarray:
+    num_classes = mechanism.num_classes
+    rows = _finite_rows("noisy_labels", noisy_labels)
+    if rows.shape[1] != num_classes:
+        raise ValueError(
+            f"noisy_labels must have shape (n, {num_classes}), got {rows.shape}: the rows that "
+            "this mechanism released."
+        )
+    if priors is None:
+        priors = np.full(num_classes, 1.0 / num_classes)
+    weights = _validate.prior_rows("priors", priors, rows.shape[0], num_classes)
+    found = np.empty(rows.shape)
+    step = max(1, _CHUNK_CELLS // num_classes)
+    for start in range(0, rows.shape[0], step):
+        chunk = slice(start, start + step)
+        prior = weights if weights.shape[0] == 1 else weights[chunk]
+        noisy = rows[chunk].astype(np.float64)
+        found[chunk] = _softmax(_log_likelihood(mechanism, noisy, prior), prior)
+    return found
+
+
+def project_onto_simplex(values: Any) -> np.ndarray:
+    """Returns the nearest probabilities to each row, in Euclidean distance.
+
+    Soft targets from ``ALIBI`` that need neither the law of the noise nor a prior: the
+    "MinProjection" mode of the published code. ``posterior`` uses what is known, and is the
+    better target as a rule.
+
+    Privacy: post-processing of noisy rows; nothing is charged.
+
+    Source: by sorting, Wang and Carreira-Perpinan 2013, "Projection onto the probability simplex".
+
+    Args:
+        values: finite numbers (n, K).
+
+    Returns:
+        ``float64`` (n, K); rows sum to one, and no entry is negative.
+
+    Raises:
+        TypeError: not integers or floats.
+        ValueError: not of shape (n, K), or not finite.
+
+    Example:
+        >>> project_onto_simplex([[0.9, -0.2, 0.4], [3.0, 0.0, 0.0]]).round(2).tolist()
+        [[0.75, 0.0, 0.25], [1.0, 0.0, 0.0]]
+    """
+    rows = _finite_rows("values", values)
+    nearest = np.empty(rows.shape)
+    step = max(1, _CHUNK_CELLS // rows.shape[1])
+    counts = np.arange(1, rows.shape[1] + 1)
+    for start in range(0, rows.shape[0], step):
+        chunk = rows[start : start + step].astype(np.float64)
+        # Entries more than one below the largest are zero in the answer, so they may move up to
+        # there: sums then run over numbers of the size of the answer.
+        with np.errstate(over="ignore"):
+            chunk = np.maximum(chunk - chunk.max(axis=1, keepdims=True), -2.0)
+        ordered = -np.sort(-chunk, axis=1)
+        excess = np.cumsum(ordered, axis=1) - 1.0
+        support = np.count_nonzero(ordered * counts > excess, axis=1)[:, np.newaxis]
+        threshold = np.take_along_axis(excess, support - 1, axis=1) / support
+        nearest[start : start + step] = np.maximum(chunk - threshold, 0.0)
+    return nearest
+
+
+def _finite_rows(name: str, values: Any) -> np.ndarray:
+    """Returns numbers as they are (n, K), or raises."""
+    rows = np.asarray(values)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise ValueError(f"{name} must have shape (n, K), one row a label, got {rows.shape}.")
+    if rows.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be numbers, got dtype {rows.dtype}.")
+    wrong = int(np.count_nonzero(~np.isfinite(rows)))
+    if wrong:
+        raise ValueError(
+            f"{name} must be finite, but {wrong} of {rows.size} entries are NaN or infinite. Pass "
+            "what the mechanism released."
+        )
+    return rows
+
+
+def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Returns log f(x - e_i), up to a constant in each row, ``float64`` (m, K).
+
+    For Gaussian noise at most 0, the most that a class of positive prior has. Where the prior is
+    zero it may be wrong: it is not used there.
+    """
+    if mechanism.noise == "laplace":
+        # |x| - |x - 1|, without the difference of two large numbers.
+        return (2.0 * np.clip(noisy, 0.0, 1.0) - 1.0) / mechanism.scale
+    largest = np.where(prior > 0.0, noisy, -np.inf).max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        return np.minimum(noisy - largest, 0.0) / mechanism.scale**2
+
+
+def _softmax(scores: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Returns rows proportional to ``prior * exp(scores)``, (m, K)."""
+    with np.errstate(divide="ignore"):
+        scores = np.where(prior > 0.0, scores + np.log(prior), -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)

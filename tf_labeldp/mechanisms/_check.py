@@ -1,0 +1,321 @@
+"""Holds a mechanism against what it claims: its channel, its draws, its epsilon."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Charge
+from tf_labeldp.mechanisms._base import (
+    AggregateMechanism,
+    ClassificationMechanism,
+    LabelMechanism,
+    Mechanism,
+    RegressionMechanism,
+    checked_mechanism,
+    checked_output,
+    has_own_event,
+)
+
+_FALSE_ALARM = 1e-9
+"""The probability that draws of a sound mechanism are refused, at most."""
+_TOLERANCE = 1e-9
+_MOST_LABELS = 8
+"""Of the classes, that are drawn from."""
+_MOST_COLUMNS = 64
+"""Of a statistic, that are looked at one by one."""
+_QUANTILES = np.linspace(0.01, 0.99, 50)
+_LARGEST_EPSILON = 700.0
+"""Beyond, e^epsilon is no double, and any ratio that a double can show is within it."""
+_DELTAS = (0.003, 0.03, 0.3)
+"""At which an event is held against the channel."""
+_LEAST = 1e-290
+"""Likelihoods below lose digits (subnormal doubles)."""
+
+
+def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: Any = None) -> None:
+    """Raises unless what a mechanism says of itself agrees with what it does on made-up labels.
+
+    A vault runs it at the first use of a mechanism that is not of this library. What is checked:
+
+    * the channel: rows of probabilities, no two of which differ by more than ``epsilon`` and
+      ``delta`` allow; for numbers the worst log-ratio of ``likelihood``;
+    * the draws: shape, dtype and range, and that they come as the channel says (binomial tests of
+      each output for each label), or, where there is no channel, that no set of outputs that was
+      found on one half of the draws is more than ``e^epsilon`` times as likely on the other half
+      for one label as for another (Clopper-Pearson bounds; Jagielski et al. 2020);
+    * for a noisy statistic, the same for two data sets that differ in one label;
+    * an event of its own (``dp_event``): it must not promise more than the channel keeps.
+
+    A sound mechanism is refused with probability 1e-9 at most. It is a check and no proof: a
+    violation of less than the draws resolve, or one on other inputs, is not found.
+
+    Args:
+        mechanism: any mechanism.
+        draws: labels that are drawn for, at least 1,000.
+        public_input: for a noisy statistic, what it is made of beside the labels, a row for each. A
+            statistic that can't do without is not drawn from without; a vault gives its own.
+
+    Raises:
+        TypeError: not a mechanism.
+        ValueError: what the mechanism does is not what it says.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> check_mechanism(RandomizedResponse(epsilon=1.0, num_classes=3))
+        >>> class Honest(RandomizedResponse):
+        ...     def randomize(self, labels, priors=None, *, rng=None):
+        ...         return labels
+        >>> check_mechanism(Honest(1.0, 3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: Honest does not draw as its transition_matrix says: ...
+    """
+    checked_mechanism(mechanism, Mechanism)
+    draws = _validate.integer_at_least("draws", draws, 1000)
+    _validate.positive_finite(f"{type(mechanism).__name__}.epsilon", mechanism.epsilon)
+    _validate.probability_below_one(f"{type(mechanism).__name__}.delta", mechanism.delta)
+    if isinstance(mechanism, ClassificationMechanism):
+        _check_classes(mechanism, draws)
+        if has_own_event(mechanism):
+            _check_event(mechanism)
+    elif isinstance(mechanism, RegressionMechanism):
+        _check_numbers(mechanism, draws)
+    elif isinstance(mechanism, LabelMechanism):
+        _check_any(mechanism, draws)
+    elif isinstance(mechanism, AggregateMechanism):
+        _check_statistic(mechanism, draws, public_input)
+
+
+def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
+    num_classes = _validate.integer_at_least("num_classes", mechanism.num_classes, 2)
+    ends, rng = np.array([0, num_classes - 1]), np.random.default_rng()
+    others = rng.permutation(np.arange(1, num_classes - 1))[: _MOST_LABELS - 2]
+    chosen = np.concatenate([ends, others])
+    channels = _channels(mechanism, num_classes)
+    level = _FALSE_ALARM / (2 * num_classes * chosen.size * len(channels))
+    for prior, channel in channels:
+        _check_channel(mechanism, channel, num_classes)
+        labels = np.random.default_rng().permutation(np.repeat(chosen, draws // chosen.size))
+        noisy = _drawn(mechanism, labels, prior)
+        for label in chosen:
+            counts = np.bincount(noisy[labels == label], minlength=num_classes)
+            _check_counts(mechanism, counts, channel[label], level)
+
+
+def _check_event(mechanism: ClassificationMechanism) -> None:
+    """Raises if the event promises less than the channel shows."""
+    name, event = type(mechanism).__name__, mechanism.dp_event()
+    for delta in _DELTAS:
+        most = Charge.of_event(event, delta).epsilon
+        for _, channel in _channels(mechanism, mechanism.num_classes):
+            grown = math.exp(min(most, _LARGEST_EPSILON)) * channel
+            needed = max(float(np.maximum(row - grown, 0.0).sum(axis=1).max()) for row in channel)
+            if needed > delta + 1e-3:
+                raise ValueError(
+                    f"the dp_event of {name} promises epsilon={most:.6g} at delta={delta:g}, where "
+                    f"its channel needs delta={needed:.6g}. Leave dp_event out, for the event of "
+                    "its epsilon."
+                )
+
+
+def _channels(mechanism: ClassificationMechanism, num_classes: int) -> list[Any]:
+    """Returns some priors with their channels; (None, channel) for a mechanism without priors."""
+    if not mechanism.uses_priors:
+        return [(None, np.asarray(mechanism.transition_matrix(), dtype=np.float64))]
+    falling = 0.5 ** np.minimum(np.arange(num_classes), 30)
+    uniform = np.full(num_classes, 1.0 / num_classes)
+    mixed = 0.9 * uniform + 0.1 * falling / falling.sum()
+    found, refusal = [], None
+    for prior in (uniform, mixed, falling / falling.sum()):
+        try:
+            channel = np.asarray(mechanism.transition_matrix(prior), dtype=np.float64)
+            found.append((prior, channel))
+        except ValueError as error:  # a mechanism may refuse priors that it is not for
+            refusal = error
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
+def _check_channel(mechanism: Mechanism, channel: np.ndarray, num_classes: int) -> None:
+    name = type(mechanism).__name__
+    if channel.shape != (num_classes, num_classes):
+        raise ValueError(
+            f"{name}.transition_matrix must have shape ({num_classes}, {num_classes}), P[output | "
+            f"input], got {channel.shape}."
+        )
+    sums = channel.sum(axis=1)
+    if not np.all(channel >= 0.0) or np.abs(sums - 1.0).max() > _TOLERANCE:
+        raise ValueError(
+            f"the rows of {name}.transition_matrix must be probabilities that sum to one, got sums "
+            f"from {sums.min():.9g} to {sums.max():.9g}. Compute them in float64."
+        )
+    grown = math.exp(min(mechanism.epsilon, _LARGEST_EPSILON)) * (1.0 + _TOLERANCE)
+    if mechanism.delta == 0.0:
+        worst, most = _worst_ratio(channel), mechanism.epsilon + _TOLERANCE
+        if worst > most and mechanism.epsilon < _LARGEST_EPSILON:
+            raise ValueError(
+                f"the channel of {name} has a worst log-ratio of {worst:.6g}, more than its "
+                f"epsilon of {mechanism.epsilon:.6g}. State the larger epsilon, or add noise."
+            )
+        return
+    delta = max(float(np.maximum(row - grown * channel, 0.0).sum(axis=1).max()) for row in channel)
+    if delta > mechanism.delta + _TOLERANCE:
+        raise ValueError(
+            f"the channel of {name} needs delta={delta:.6g} at its epsilon of "
+            f"{mechanism.epsilon:.6g}, more than its delta of {mechanism.delta:.6g}. State the "
+            "larger delta, or add noise."
+        )
+
+
+def _worst_ratio(table: np.ndarray) -> float:
+    """Returns the largest log-ratio of two entries of a column of a table (inputs, outputs)."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(table[:, table.max(axis=0) > _LEAST])
+    return float((logs.max(axis=0) - logs.min(axis=0)).max())
+
+
+def _check_counts(
+    mechanism: Mechanism, counts: np.ndarray, expected: np.ndarray, level: float
+) -> None:
+    from scipy import stats
+
+    size = int(counts.sum())
+    tails = np.minimum(
+        stats.binom.cdf(counts, size, expected), stats.binom.sf(counts - 1, size, expected)
+    )
+    if tails.min() < level:
+        place = int(np.argmin(tails))
+        raise ValueError(
+            f"{type(mechanism).__name__} does not draw as its transition_matrix says: an output of "
+            f"probability {expected[place]:.4g} came in a share of {counts[place] / size:.4g} of "
+            f"{size} draws. Mend one of the two."
+        )
+
+
+def _check_numbers(mechanism: RegressionMechanism, draws: int) -> None:
+    low, high = mechanism.label_range()
+    labels = np.append(np.linspace(low, high, 3), np.random.default_rng().uniform(low, high))
+    outputs = [_drawn(mechanism, np.full(draws // 4, label)) for label in labels]
+    everywhere = np.concatenate(outputs)
+    table = np.asarray(mechanism.likelihood(everywhere, labels), dtype=np.float64).T
+    worst = _worst_ratio(table)
+    exact = mechanism.delta == 0.0 and mechanism.epsilon < _LARGEST_EPSILON
+    if exact and worst > mechanism.epsilon + _TOLERANCE:
+        raise ValueError(
+            f"the likelihood of {type(mechanism).__name__} has a worst log-ratio of {worst:.6g}, "
+            f"more than its epsilon of {mechanism.epsilon:.6g}. State the larger epsilon, or add "
+            "noise."
+        )
+    _check_ratios(mechanism, [one[:, np.newaxis] for one in outputs])
+
+
+def _check_any(mechanism: LabelMechanism, draws: int) -> None:
+    classes = getattr(mechanism, "num_classes", None)
+    if classes is None or mechanism.public_input == "features":
+        return  # which labels and which features it takes is not known
+    any_label = int(np.random.default_rng().integers(classes))
+    labels = sorted({0, any_label, classes - 1})
+    ends = [_drawn(mechanism, np.full(draws // 2, label)) for label in labels]
+    _check_ratios(mechanism, [end.reshape(len(end), -1) for end in ends])
+
+
+def _drawn(mechanism: LabelMechanism, labels: np.ndarray, prior: Any = None) -> np.ndarray:
+    """Returns checked draws; all labels are in one cluster, if there are clusters."""
+    clusters = mechanism.public_input == "clusters"
+    public = np.zeros(labels.size, dtype=np.int64) if clusters else prior
+    return mechanism.check_output(mechanism.randomize(labels, public), labels.size)
+
+
+def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: Any) -> None:
+    label_range, rows = mechanism.label_range(), getattr(mechanism, "num_labels", None)
+    if mechanism.num_classes is None and label_range is None and rows is None:
+        return
+    two = np.random.default_rng().permutation(int(mechanism.num_classes or 2))[:2]
+    ends: Any = label_range or two.tolist()
+    size = 3 if public_input is None else len(public_input)
+    if not size:
+        return
+    shape = (size,) if rows is None else (size, rows)
+    same = np.full(shape, ends[0])
+    other = np.concatenate([np.full(shape, ends[1])[:1], same[1:]])
+    repeats = max(50, min(draws // 20, 20_000_000 // size))
+
+    def released(labels: np.ndarray) -> np.ndarray:
+        made = mechanism.release(labels, public_input)
+        return np.ravel(checked_output(mechanism, made, None, "biuf"))
+
+    try:
+        mechanism.release(same, public_input)
+    except (TypeError, ValueError):
+        if public_input is None:  # it can't do without one
+            return
+        raise
+    drawn = [
+        np.stack([released(labels) for _ in range(repeats)]).astype(np.float64)
+        for labels in (same, other)
+    ]
+    _check_ratios(mechanism, drawn)
+
+
+def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
+    """Raises if a set of outputs is too much likelier for one label than for another.
+
+    Args:
+        mechanism: that is checked.
+        outputs: draws for each label, (m, d).
+    """
+    level = _FALSE_ALARM / (2 * len(outputs) ** 2)
+    for first, second in itertools.permutations(outputs, 2):
+        half = len(first) // 2
+        score = _best_score(first[:half], second[:half])
+        hits = [int(np.count_nonzero(score(one[half:]))) for one in (first, second)]
+        sizes = [len(one) - half for one in (first, second)]
+        least, most = _at_least(hits[0], sizes[0], level), _at_most(hits[1], sizes[1], level)
+        if least > math.exp(min(mechanism.epsilon, _LARGEST_EPSILON)) * most + mechanism.delta:
+            raise ValueError(
+                f"{type(mechanism).__name__} does not keep to its epsilon of "
+                f"{mechanism.epsilon:.4g}: a set of outputs has probability {least:.4g} or "
+                f"more for one label, and {most:.4g} or less for another. Add noise."
+            )
+
+
+def _best_score(first: np.ndarray, second: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a test for outputs of the first label that has the largest sure ratio on these draws.
+
+    Half-lines are tried along each column, and along the difference of the means.
+    """
+    directions = np.eye(first.shape[1])[:_MOST_COLUMNS]
+    directions = np.vstack([directions, first.mean(axis=0) - second.mean(axis=0)])
+    best, chosen = -math.inf, (directions[0], math.inf)
+    for direction in np.vstack([directions, -directions]):
+        mine, other = first @ direction, second @ direction
+        for value in np.unique(np.quantile(np.concatenate([mine, other]), _QUANTILES)):
+            hits = int(np.count_nonzero(mine > value)), int(np.count_nonzero(other > value))
+            least = _at_least(hits[0], mine.size, 0.01)
+            if least <= 0.0:
+                continue
+            ratio = math.log(least) - math.log(_at_most(hits[1], other.size, 0.01))
+            if ratio > best:
+                best, chosen = ratio, (direction, value)
+    return lambda outputs: outputs @ chosen[0] > chosen[1]
+
+
+def _at_least(hits: int, size: int, level: float) -> float:
+    """Returns a lower confidence bound on a probability (Clopper and Pearson 1934)."""
+    from scipy import special
+
+    return float(special.betaincinv(hits, size - hits + 1, level)) if hits else 0.0
+
+
+def _at_most(hits: int, size: int, level: float) -> float:
+    """Returns an upper confidence bound on a probability."""
+    from scipy import special
+
+    return float(special.betaincinv(hits + 1, size - hits, 1.0 - level)) if hits < size else 1.0

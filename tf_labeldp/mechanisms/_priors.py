@@ -1,0 +1,81 @@
+"""Priors: what is believed of labels before they are drawn, and what it was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Priors:
+    """Probabilities of labels, with the receipts of the releases that they were made of.
+
+    Use them like an array: ``numpy.asarray(priors)`` has a row for each label. Give them to
+    ``PrivateLabels.randomize(..., priors=)`` as they are, and the noisy labels carry their receipts
+    on. An array of probabilities carries none: the statement then names the assumption that it was
+    made without the labels.
+
+    Attributes:
+        probabilities: (K,) for all labels; (n, K), a row for each; or, with ``groups``, (C, K).
+        groups: which row is that of each label, integers (n,) in 0..C-1; None without groups.
+        values: for labels that are numbers, those that the probabilities are of, (K,); else None.
+        receipts: of the releases; empty for public knowledge.
+
+    Example:
+        >>> priors = Priors(np.array([[0.9, 0.1], [0.2, 0.8]]), groups=np.array([0, 1, 1]))
+        >>> np.asarray(priors).shape
+        (3, 2)
+    """
+
+    probabilities: np.ndarray
+    groups: np.ndarray | None = None
+    values: np.ndarray | None = None
+    receipts: tuple[Receipt, ...] = ()
+
+    @classmethod
+    def of(cls, given: Any) -> Priors:
+        """Returns priors that a caller gave: as they are, or of an array of public knowledge."""
+        return given if isinstance(given, cls) else cls(np.asarray(given, dtype=np.float64))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the probabilities (K,), or (n, K) with a row for each label."""
+        rows = np.asarray(self.probabilities, dtype=np.float64 if dtype is None else dtype)
+        if self.groups is not None:
+            return rows[self.groups]
+        return rows.copy() if copy else rows
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of the releases that these priors were made of."""
+        return compose_receipts(self.receipts, delta)
+
+    def digest(self) -> str:
+        """Returns what a vault knows these priors by."""
+        arrays = [self.probabilities] if self.groups is None else [self.probabilities, self.groups]
+        found = hashlib.sha256()
+        for array, dtype in zip(arrays, ("<f8", "<i8"), strict=False):
+            plain = np.ascontiguousarray(array, dtype=dtype)
+            found.update(f"{plain.dtype.str}{plain.shape}".encode())
+            found.update(plain.tobytes())
+        return found.hexdigest()
+
+    def checked_groups(self, size: int) -> np.ndarray | None:
+        """Returns the groups as ``int64`` (n,), or None without any; raises if they do not fit."""
+        if self.groups is None:
+            return None
+        groups, count = np.asarray(self.groups), np.atleast_2d(self.probabilities).shape[0]
+        if groups.shape != (size,) or groups.dtype.kind not in "iu":
+            raise ValueError(
+                f"the groups of priors must be integers of shape ({size},), one a label, got dtype "
+                f"{groups.dtype} and shape {groups.shape}."
+            )
+        if size and not 0 <= int(groups.min()) <= int(groups.max()) < count:
+            raise ValueError(
+                f"the groups of priors must lie in 0..{count - 1}, a row of the priors for each, "
+                f"got values from {int(groups.min())} to {int(groups.max())}."
+            )
+        return groups.astype(np.int64)

@@ -1,0 +1,431 @@
+"""Cluster-based randomized response: labels resampled within public clusters of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Receipt
+from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.mechanisms import (
+    HistogramMechanism,
+    Mechanism,
+    PriorResampling,
+    Priors,
+    cluster_distributions,
+)
+from tf_labeldp.mechanisms._cluster_distributions import checked_threshold
+from tf_labeldp.mechanisms._prior_resampling import (
+    checked_bias_correction,
+    checked_resampling_probability,
+)
+from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._noisy_labels import NoisyLabels, Randomizer
+
+if TYPE_CHECKING:
+    from tf_labeldp.vault._private_labels import PrivateLabels
+
+_DRAW_EPSILONS = (1.0, 1.75, 3.75)
+_THRESHOLDS = (0.1, 0.4, 0.9)
+"""Of 1/K, by default, at these epsilons of the draw; in between, and constant beyond.
+
+With little epsilon nearly all labels are resampled, and should come from sharp distributions. With
+more of it labels are worth keeping, and those that are not are best spread over all classes: noise
+that is alike everywhere leaves the likeliest class the likeliest. Where one turns into the other
+depends on the purity of the clusters (``tests/benchmarks``).
+"""
+_MOST_FOR_COUNTS = 0.25
+"""Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
+_MOST_CELLS = 1 << 31
+"""Of the table of counts: 16 GiB; cluster numbers beyond are hashes or ids, not numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterRandomizedResponse(Randomizer):
+    """Randomized response that replaces a label by one from its cluster's own distribution.
+
+    Two mechanisms, each charged on its own: noisy counts of the labels of each cluster, which
+    ``cluster_distributions`` makes distributions of, and a draw by ``PriorResampling``. Examples
+    with alike labels in a cluster keep labels that are worth something, however often they are
+    replaced. ``labels.randomize(mechanism, clusters=...)`` draws; train on ``posterior()`` of the
+    noisy labels, or on their ``debiased()`` weights, which is the paper's loss.
+
+    Guarantee:
+        (epsilon, 0)-label-DP for the replacement of one label, counts and draw together, if the
+        clusters do not depend on the labels; cluster sizes are public. The draw costs
+        ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, which is promised and charged
+        before the distributions are known. What this very draw lost, with the least entry of the
+        released distributions in place of tau, may be less: a privacy odometer (Rogers et al.
+        2016), which statements of the noisy labels give as a remark. The counts cost
+        2 / sigma, not the 1 / sigma of Theorem 1: a changed label takes 1 / n_c from one frequency
+        of its cluster and adds it to another, and each of the two independent Laplace(sigma / n_c)
+        variables gives a factor of up to e^(1 / sigma).
+
+    Source: ``esfandiari2022``, Algorithm 1. Noise Laplace(sigma) on counts is Laplace(sigma / n_c)
+    on frequencies.
+
+    Attributes:
+        num_classes: K, at least 2.
+        threshold: tau, the least entry of a distribution, in (0, 1/K].
+        noise_scale: sigma, above zero. Infinity uses no label for the distributions: they are
+            uniform, which needs ``threshold=1/K``, and cost nothing.
+        resampling_probability: lambda, in (0, 1], for every cluster. With 1 the noisy labels are
+            drawn from the released distributions alone, and cost nothing more.
+        draw_epsilon: instead of lambda, what the draw costs: each cluster takes the smallest lambda
+            that its released distribution allows. Exactly one of the two is given.
+        bias_correction: beta, in [0, 1), for the corrected loss; None is lambda, which makes it
+            unbiased. Smaller ones trade bias for variance; 0 takes noisy labels as they are.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: an argument out of range, or arguments that contradict each other.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels
+        >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, num_classes=3)
+        >>> clusters = np.repeat([0, 1], 500)
+        >>> labels = PrivateLabels(clusters + 1, 3, budget=PrivacyBudget(1.0), insecure_seed=0)
+        >>> noisy = labels.randomize(mechanism, clusters=clusters)
+        >>> noisy.priors.probabilities.round(2).tolist()
+        [[0.03, 0.93, 0.03], [0.03, 0.03, 0.93]]
+        >>> mechanism.epsilon, noisy.values.shape
+        (1.0, (1000,))
+    """
+
+    public_input = "clusters"
+
+    num_classes: int
+    threshold: float
+    noise_scale: float
+    resampling_probability: float | None = None
+    draw_epsilon: float | None = None
+    bias_correction: float | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the ranges, and that the draw has a finite price."""
+        classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
+        tau = checked_threshold(self.threshold, classes)
+        if tau <= 0.0:
+            raise ValueError(
+                "threshold must be above zero, got 0: a class of probability zero would show that "
+                "a label was kept."
+            )
+        sigma = _checked_noise_scale(self.noise_scale)
+        if math.isinf(sigma) and tau < 1.0 / classes:
+            raise ValueError(
+                f"noise_scale=inf makes the distributions uniform, so threshold must be 1/K = "
+                f"{1.0 / classes:.6g}, got {tau:.6g}. Use ClusterRandomizedResponse.uniform."
+            )
+        if (self.resampling_probability is None) == (self.draw_epsilon is None):
+            raise ValueError(
+                "give exactly one of resampling_probability (one lambda for all clusters) and "
+                "draw_epsilon (the smallest lambda of each), got "
+                f"resampling_probability={self.resampling_probability}, "
+                f"draw_epsilon={self.draw_epsilon}."
+            )
+        checked: dict[str, Any] = {"num_classes": classes, "threshold": tau, "noise_scale": sigma}
+        if self.resampling_probability is not None:
+            given = checked_resampling_probability(self.resampling_probability)
+            checked["resampling_probability"] = given
+        if self.draw_epsilon is not None:
+            checked["draw_epsilon"] = _validate.positive_finite("draw_epsilon", self.draw_epsilon)
+        beta = self.bias_correction
+        beta = checked.get("resampling_probability") if beta is None else beta
+        if beta is not None:
+            beta = checked_bias_correction(beta)
+        if self.bias_correction is not None:
+            checked["bias_correction"] = beta
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.draw is None and self.histogram is None:
+            raise ValueError(
+                "with noise_scale=inf and resampling_probability=1 no label is used at all, and "
+                "nothing can be learnt. Lower one of them."
+            )
+
+    @classmethod
+    def uniform(cls, epsilon: float, num_classes: int) -> ClusterRandomizedResponse:
+        """Returns plain randomized response: tau = 1/K, lambda = beta = K / (K - 1 + e^epsilon).
+
+        Source: ``esfandiari2022``, Corollary 1, "UniformRR".
+
+        Example:
+            >>> mechanism = ClusterRandomizedResponse.uniform(epsilon=1.0, num_classes=3)
+            >>> mechanism.transition_matrix([1 / 3] * 3)[0].round(4).tolist()
+            [0.5761, 0.2119, 0.2119]
+        """
+        classes = _validate.integer_at_least("num_classes", num_classes, 2)
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        # The smallest lambda of the uniform distribution is just that one.
+        return cls(classes, 1.0 / classes, math.inf, draw_epsilon=epsilon)
+
+    @classmethod
+    def from_heterogeneity(
+        cls, epsilon: float, num_classes: int, heterogeneity: float
+    ) -> ClusterRandomizedResponse:
+        """Returns the setting that suits clusters of a known heterogeneity phi.
+
+        It has tau = phi, beta = 0, ``lambda = 1 / (1 + (e^epsilon - 1) phi)`` and sigma =
+        1 / epsilon. The whole costs *three times* ``epsilon``: twice for the counts, once for the
+        draw. Use ``for_epsilon`` to keep to a budget.
+
+        Source: ``esfandiari2022``, Corollary 2, "ClusterRR", which states O(epsilon).
+
+        Args:
+            epsilon: finite and above zero.
+            num_classes: K.
+            heterogeneity: phi, public knowledge, in (0, 1/K].
+
+        Example:
+            >>> mechanism = ClusterRandomizedResponse.from_heterogeneity(0.5, 10, 0.05)
+            >>> round(mechanism.epsilon, 12)
+            1.5
+        """
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        phi = checked_threshold(heterogeneity, num_classes)
+        shrink = math.exp(-epsilon)
+        resampled = shrink / (shrink - math.expm1(-epsilon) * phi)
+        return cls(num_classes, phi, 1.0 / epsilon, resampled, bias_correction=0.0)
+
+    @classmethod
+    def for_epsilon(
+        cls,
+        epsilon: float,
+        num_classes: int,
+        *,
+        threshold: float | None = None,
+        distribution_share: float | None = None,
+        bias_correction: float | None = 0.0,
+    ) -> ClusterRandomizedResponse:
+        """Returns a setting that costs ``epsilon`` in all; each cluster takes its smallest lambda.
+
+        Args:
+            epsilon: the whole, finite and above zero.
+            num_classes: K.
+            threshold: tau, in (0, 1/K]. A small one lets distributions come near to those of pure
+                clusters, a large one lets more labels be kept. None for a tenth of 1/K where the
+                draw has an epsilon of at most 1, rising to nine tenths where it has 3.75.
+            distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
+                rest. None for half of epsilon, but for an epsilon of 0.25 at most, which is enough
+                for clusters of some hundred examples.
+            bias_correction: as for the class. By default 0: where distributions are good, the bias
+                of resampling from them is small, and undoing it costs much variance.
+
+        Example:
+            >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, 10, distribution_share=0.25)
+            >>> mechanism.noise_scale, mechanism.draw_epsilon, mechanism.epsilon
+            (8.0, 0.75, 1.0)
+        """
+        epsilon = _validate.positive_finite("epsilon", epsilon)
+        classes = _validate.integer_at_least("num_classes", num_classes, 2)
+        if distribution_share is None:
+            counts = min(0.5 * epsilon, _MOST_FOR_COUNTS)
+        else:
+            share = _validate.positive_finite("distribution_share", distribution_share)
+            if share >= 1.0:
+                raise ValueError(
+                    f"distribution_share must be in (0, 1), got {share:g}: the draw needs a part "
+                    "too."
+                )
+            counts = share * epsilon
+        if threshold is None:
+            threshold = float(np.interp(epsilon - counts, _DRAW_EPSILONS, _THRESHOLDS)) / classes
+        return cls(
+            classes,
+            threshold,
+            2.0 / counts,
+            draw_epsilon=epsilon - counts,
+            bias_correction=bias_correction,
+        )
+
+    @property
+    def histogram(self) -> HistogramMechanism | None:
+        """The mechanism of the counts, at epsilon 2 / sigma; None where sigma is infinite."""
+        if math.isinf(self.noise_scale):
+            return None
+        return HistogramMechanism(2.0 / self.noise_scale, self.num_classes, noise="laplace")
+
+    @property
+    def draw(self) -> PriorResampling | None:
+        """The mechanism of the draw, at its highest price; None where lambda is 1."""
+        if self.draw_epsilon is not None:
+            return PriorResampling(self.draw_epsilon, self.num_classes, None, self.threshold)
+        probability = self.resampling_probability or 1.0
+        if probability == 1.0:
+            return None
+        epsilon = math.log1p((1.0 - probability) / probability / self.threshold)
+        if not (math.isfinite(epsilon) and epsilon > 0.0):
+            raise ValueError(
+                f"resampling_probability={probability:g} and threshold={self.threshold:g} give the "
+                f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose lambda "
+                "farther from 0 or 1."
+            )
+        return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
+
+    @property
+    def distribution_epsilon(self) -> float:
+        """What the counts cost: 2 / sigma, or zero."""
+        return 0.0 if self.histogram is None else self.histogram.epsilon
+
+    @property
+    def epsilon(self) -> float:  # type: ignore[override]
+        """The promise, known before any label is used."""
+        return self.distribution_epsilon + (0.0 if self.draw is None else self.draw.epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns every constructor argument; ``noise_scale`` may be infinite."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ClusterRandomizedResponse:
+        """Returns the mechanism that ``get_config`` described."""
+        return cls(**config)
+
+    def transition_matrix(self, distribution: Any) -> np.ndarray:
+        """Returns ``P[noisy label | label]`` in a cluster with this distribution.
+
+        Args:
+            distribution: of the cluster, as released, (K,).
+
+        Returns:
+            ``float64`` (K, K), row-stochastic.
+
+        Raises:
+            ValueError: not a distribution, or one with an entry below the threshold.
+        """
+        return (self.draw or self._sampler).transition_matrix(distribution)
+
+    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+        """Returns the mechanisms of the counts and of the draw, at its highest price."""
+        return [part for part in (self.histogram, self.draw) if part is not None]
+
+    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+        """Releases the distributions, and draws; ``PrivateLabels.randomize`` calls it.
+
+        Args:
+            labels: the vault, of K classes.
+            key: a name for the two draws, ``key/distributions`` and ``key``; None for
+                ``"cluster-rr"``. With a name used before, the stored results come back and nothing
+                is charged.
+            public: ``clusters``, the cluster of each example, integers (n,) in 0..C-1 or
+                ``estimation.Clusters``, made without labels.
+
+        Returns:
+            Noisy labels, whose ``priors`` have the released distributions (C, K) and the clusters.
+
+        Raises:
+            BudgetExceededError: release and draw together would pass the budget; nothing was drawn.
+            LabelStoreError: the stored draws of this name were made with other settings.
+            TypeError: clusters that are not integers.
+            ValueError: clusters out of range or of a wrong shape, or missing, or no labels; another
+                number of classes; nothing was charged.
+        """
+        if set(public) != {"clusters"}:
+            raise ValueError(
+                "ClusterRandomizedResponse needs clusters=, the cluster of each example, and takes "
+                f"nothing else; got {' and '.join(sorted(public)) or 'nothing'}."
+            )
+        if labels.num_classes != self.num_classes:
+            raise ValueError(
+                f"the mechanism has num_classes={self.num_classes}, the labels have "
+                f"{labels.num_classes}. Make the mechanism with the labels' number of classes."
+            )
+        key = "cluster-rr" if key is None else key
+        came_along = receipts_of(public["clusters"])
+        clusters = _checked_clusters(public["clusters"], len(labels), self.num_classes)
+        sizes = np.bincount(clusters)
+        distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
+        receipts: tuple[Receipt, ...] = ()
+        if self.histogram is not None:
+            name = f"{key}/distributions"
+            if not labels.has_draw(name):
+                drawn = self.draw is None or labels.has_draw(key)
+                planned = [self.histogram] if drawn else self.parts(labels)
+                labels.check_budget(planned, receipts=came_along)
+                labels.adopt(came_along)
+            counts = labels.release(self.histogram, public_input=clusters, key=name)
+            distributions = cluster_distributions(counts.values, sizes, self.threshold)
+            receipts = counts.receipts
+        elif not labels.has_draw(key):
+            labels.adopt(came_along)
+        receipts = merge_receipts(came_along, receipts)
+        priors = Priors(distributions, clusters, receipts=receipts)
+        if self.draw is None:
+            # A generator that depends on what was released alone, so that runs repeat.
+            content = key.encode() + distributions.tobytes()
+            rng = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest(), "big"))
+            values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
+            every = np.arange(len(labels))
+            return NoisyLabels(values, every, self._sampler, priors, receipts, self.bias_correction)
+        noisy = labels.randomize(self._stored_or(self.draw, labels, key), priors=priors, key=key)
+        return dataclasses.replace(
+            noisy,
+            priors=priors,
+            receipts=merge_receipts(receipts, noisy.receipts),
+            bias_correction=self.bias_correction,
+            remarks=self._remarks(float(distributions[sizes > 0].min())),
+        )
+
+    def _stored_or(self, draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
+        """Returns the stored mechanism if it is this one, of a price that was rounded otherwise."""
+        if labels.has_draw(key):
+            stored = labels.mechanism(key)
+            if isinstance(stored, PriorResampling):
+                same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw
+                if same and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9):
+                    return stored
+        return draw
+
+    def _remarks(self, least: float) -> tuple[str, ...]:
+        """Returns what this very draw lost, where that is less than was promised."""
+        if self.resampling_probability is None or least <= self.threshold:
+            return ()
+        odds = (1.0 - self.resampling_probability) / self.resampling_probability
+        lost = self.distribution_epsilon + math.log1p(odds / least)
+        return (
+            f"the promise is epsilon={self.epsilon:.6g}, made before the draw; for the "
+            f"distributions that came out, this very draw lost {lost:.6g} at most (a privacy "
+            "odometer, Rogers et al. 2016)",
+        )
+
+    @property
+    def _sampler(self) -> PriorResampling:
+        """Draws from a distribution whatever the label is, and so costs nothing at any epsilon."""
+        return PriorResampling(1.0, self.num_classes, 1.0, self.threshold)
+
+
+def _checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
+    """Returns public cluster numbers as ``int64`` (n,), or raises."""
+    array = np.asarray(getattr(clusters, "assignments", clusters))
+    if size == 0:
+        raise ValueError("there are no labels to randomize.")
+    if array.shape != (size,):
+        raise ValueError(
+            f"clusters must have shape ({size},), the cluster of each label, got {array.shape}."
+        )
+    numbers = _validate.group_numbers("clusters", array)
+    if int(array.max()) >= _MOST_CELLS // num_classes:
+        raise ValueError(
+            f"clusters must be numbered 0..C-1, got {int(array.max())}: a table of so many rows "
+            "would not fit. Number them with np.unique(clusters, return_inverse=True)[1]."
+        )
+    return numbers
+
+
+def _checked_noise_scale(value: Any) -> float:
+    """Returns sigma as a float, or raises if it is not above zero; it may be infinite."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"noise_scale must be a number above zero, got {type(value).__name__}.")
+    sigma = float(value)
+    if not sigma > 0.0 or math.isinf(2.0 / sigma):
+        raise ValueError(
+            f"noise_scale must be above zero, got {sigma:g}. Noise Laplace(sigma) on the counts "
+            "costs epsilon 2 / sigma; math.inf uses no labels for the distributions."
+        )
+    return sigma

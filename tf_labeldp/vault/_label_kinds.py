@@ -1,0 +1,441 @@
+"""What the labels of a vault are: classes, numbers, or rows of several binary labels."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import Charge
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    ClassificationMechanism,
+    LabelMechanism,
+    Mechanism,
+    RegressionMechanism,
+    checked_mechanism,
+)
+from tf_labeldp.vault._store import array_digest
+
+
+class LabelKind(abc.ABC):
+    """How labels of one kind are read, kept, and handed out."""
+
+    unit: str = "label"
+    """What a statement protects: see ``accounting.Receipt``."""
+
+    @abc.abstractmethod
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns a private copy of the labels as the mechanisms take them, (n,) or (n, L)."""
+
+    @abc.abstractmethod
+    def header(self) -> dict[str, Any]:
+        """Returns what a store says of its labels: public knowledge."""
+
+    @abc.abstractmethod
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises if the mechanism is not for these labels."""
+
+    @abc.abstractmethod
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises if a mechanism of many labels is not for these."""
+
+    @abc.abstractmethod
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns labels that could be in a vault and say nothing of those that are, (size,)."""
+
+    def charge(self, mechanism: Mechanism) -> Charge:
+        """Returns what one use of a mechanism on these labels costs each unit."""
+        return Charge.of(mechanism)
+
+    def randomize(
+        self,
+        mechanism: LabelMechanism,
+        labels: np.ndarray,
+        public: Any,
+        rng: np.random.Generator | None,
+    ) -> np.ndarray:
+        """Returns checked noisy labels (m, ...) of labels as kept."""
+        return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
+
+    @abc.abstractmethod
+    def decode(self, codes: Any) -> np.ndarray:
+        """Returns the class values of class codes."""
+
+    @property
+    @abc.abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes K."""
+
+    @property
+    @abc.abstractmethod
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes."""
+
+    @property
+    def label_range(self) -> tuple[float, float] | None:
+        """The range of numbers, or None."""
+        return None
+
+    @property
+    def num_labels(self) -> int | None:
+        """The number of labels in a row, or None for single labels."""
+        return None
+
+    names: tuple[Hashable, ...] | None = None
+    """The values that class codes stand for, where they are not the codes themselves."""
+
+
+def label_kind(
+    num_classes: int | None,
+    classes: Sequence[Hashable] | None,
+    low: float | None,
+    high: float | None,
+    clip: bool,
+    num_labels: int | None,
+) -> LabelKind:
+    """Returns the kind of labels that a vault's arguments describe."""
+    if num_labels is not None:
+        if num_classes is not None or classes is not None or low is not None or high is not None:
+            raise ValueError(
+                "num_labels is for rows of zeros and ones, and was given together with classes or "
+                "a range. Give one of num_classes, classes, low and high, and num_labels."
+            )
+        return RowLabels(_validate.integer_at_least("num_labels", num_labels, 1))
+    if low is None and high is None:
+        if clip:
+            raise ValueError("clip=True is for regression labels; give their range low and high.")
+        return ClassLabels.of(num_classes, classes)
+    if num_classes is not None or classes is not None:
+        raise ValueError(
+            "both classes and a range (low, high) were given; give num_classes or classes for "
+            "classification, low and high for regression."
+        )
+    if low is None or high is None:
+        raise ValueError(
+            f"the range needs both ends, got low={low}, high={high}. They are public knowledge and "
+            "are not taken from the labels."
+        )
+    low, high = _validate.number_range(low, high)
+    return NumericLabels(low, high, _validate.boolean("clip", clip))
+
+
+@dataclasses.dataclass(frozen=True)
+class NumericLabels(LabelKind):
+    """Numbers in a public range, kept as ``float64``."""
+
+    low: float
+    high: float
+    clip: bool
+
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns ``float64`` labels (n,) in the range, clipped to it if asked for."""
+        array = _as_array(labels)
+        if self.clip:
+            return np.clip(_validate.real_vector("labels", array), self.low, self.high)
+        return _validate.numbers_in_range("labels", array, self.low, self.high)
+
+    def header(self) -> dict[str, Any]:
+        """Returns the range."""
+        return {"num_classes": None, "classes": None, "range": [self.low, self.high]}
+
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises if the mechanism is for classes, or for another range."""
+        self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
+
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises if the mechanism is for classes, or for another range."""
+        if mechanism.num_classes is not None or mechanism.num_labels is not None:
+            kind = (
+                f"{mechanism.num_classes} classes"
+                if mechanism.num_labels is None
+                else f"rows of {mechanism.num_labels} labels"
+            )
+            raise ValueError(
+                f"the mechanism is for {kind}, the labels are numbers in "
+                f"[{self.low:g}, {self.high:g}]. Give it the values to count at, for example "
+                "values=rounding_grid(low, high, max_values).values."
+            )
+        self._check_range(mechanism.label_range())
+
+    def _check_range(self, found: tuple[float, float] | None) -> None:
+        # Whether a mechanism of a narrower range refuses would tell of the labels.
+        if found is not None and (found[0] > self.low or found[1] < self.high):
+            raise ValueError(
+                f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
+                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
+            )
+
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns the low end of the range."""
+        return np.full(size, self.low)
+
+    def decode(self, codes: Any) -> np.ndarray:
+        """Raises: there are no codes."""
+        self._no_classes()
+
+    @property
+    def num_classes(self) -> int:
+        """Raises: there are no classes."""
+        self._no_classes()
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """Raises: there are no classes."""
+        self._no_classes()
+
+    @property
+    def label_range(self) -> tuple[float, float]:
+        """The range."""
+        return (self.low, self.high)
+
+    def _no_classes(self) -> NoReturn:
+        raise ValueError(
+            f"these labels are numbers in [{self.low:g}, {self.high:g}] and have no classes. Use a "
+            "regression mechanism, or make PrivateLabels with num_classes for classification."
+        )
+
+    def __str__(self) -> str:
+        """Returns the range."""
+        return f"low={self.low:g}, high={self.high:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassLabels(LabelKind):
+    """Classes 0..K-1, or values that stand for them, kept as ``int64`` codes."""
+
+    number: int
+    names: tuple[Hashable, ...] | None = None
+
+    @classmethod
+    def of(cls, num_classes: int | None, classes: Sequence[Hashable] | None) -> ClassLabels:
+        """Returns the kind for a number of classes, or for a list of class values."""
+        names = None if classes is None else _checked_classes(classes, num_classes)
+        number = num_classes if names is None else len(names)
+        if number is None:
+            raise ValueError(
+                "num_classes is missing. It is not counted from the labels, since that would "
+                "reveal whether a rare class occurs; give num_classes or classes, or low and high "
+                "for numbers."
+            )
+        return cls(_validate.integer_at_least("num_classes", number, 2), names)
+
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns the labels as codes ``int64`` (n,)."""
+        return _codes(labels, self.number, self.names)
+
+    def header(self) -> dict[str, Any]:
+        """Returns the number of classes and a digest of their values."""
+        names = None if self.names is None else array_digest(np.array(repr(self.names)))
+        return {"num_classes": self.number, "classes": names}
+
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises if the mechanism is for numbers, or for another number of classes."""
+        found = getattr(mechanism, "num_classes", None)
+        if found is None:
+            checked_mechanism(mechanism, ClassificationMechanism)
+        self._check_number(found)
+
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises if the mechanism is for numbers, or for another number of classes."""
+        self._check_number(mechanism.num_classes)
+
+    def _check_number(self, found: int | None) -> None:
+        if found != self.number:
+            raise ValueError(
+                f"the mechanism has num_classes={'numbers' if found is None else found}, the "
+                f"labels have {self.number}. Make the mechanism with the labels' number of classes."
+            )
+
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns the first class."""
+        return np.zeros(size, dtype=np.int64)
+
+    def decode(self, codes: Any) -> np.ndarray:
+        """Returns the class values of codes (m,)."""
+        codes = _validate.class_indices("codes", codes, self.number)
+        return class_array(self.classes)[codes]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes K."""
+        return self.number
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes."""
+        return self.names if self.names is not None else tuple(range(self.number))
+
+    def __str__(self) -> str:
+        """Returns the number of classes."""
+        return f"num_classes={self.number}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLabels(LabelKind):
+    """Rows of L zeros and ones, kept as ``int64`` (n, L); the unit of privacy is the whole row."""
+
+    length: int
+
+    unit = "row"
+
+    def encode(self, labels: Any) -> np.ndarray:
+        """Returns the rows as ``int64`` (n, L)."""
+        rows = np.asarray(_as_array(labels))
+        if rows.ndim != 2 or rows.shape[1] != self.length:
+            raise ValueError(
+                f"labels must have shape (n, {self.length}), a row of zeros and ones for each "
+                f"example, got {rows.shape}. Give num_labels the number of columns."
+            )
+        if rows.dtype.kind not in "biuf":
+            raise TypeError(f"labels must be zeros and ones, got dtype {rows.dtype}.")
+        wrong = int(np.count_nonzero((rows != 0) & (rows != 1)))
+        if wrong:
+            raise ValueError(
+                f"labels must be zeros and ones, but {wrong} of {rows.size} are not. Give classes "
+                "one column each."
+            )
+        return rows.astype(np.int64)
+
+    def header(self) -> dict[str, Any]:
+        """Returns the number of labels in a row."""
+        return {"num_classes": None, "classes": None, "labels_in_row": self.length}
+
+    def check(self, mechanism: LabelMechanism) -> None:
+        """Raises unless the mechanism is for two classes, without priors."""
+        found = checked_mechanism(mechanism, ClassificationMechanism)
+        if found.num_classes != 2 or found.uses_priors:
+            raise ValueError(
+                f"{mechanism!r} can't draw rows of labels: each label of a row is drawn by itself, "
+                "between 0 and 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
+                f"{self.length} times."
+            )
+
+    def check_release(self, mechanism: AggregateMechanism) -> None:
+        """Raises unless the mechanism is for rows of this length."""
+        if mechanism.num_labels != self.length:
+            raise ValueError(
+                f"the mechanism has num_labels={mechanism.num_labels}, the rows have "
+                f"{self.length} labels. Make the mechanism for rows of that many labels."
+            )
+
+    def charge(self, mechanism: Mechanism) -> Charge:
+        """Returns the charge of a release, or of one draw for each label of the row."""
+        one = Charge.of(mechanism)
+        if isinstance(mechanism, AggregateMechanism):
+            return one
+        import dp_accounting
+
+        event = dp_accounting.SelfComposedDpEvent(one.event, self.length)
+        return Charge(self.length * one.epsilon, self.length * one.delta, event, one.assumptions)
+
+    def randomize(
+        self,
+        mechanism: LabelMechanism,
+        labels: np.ndarray,
+        public: Any,
+        rng: np.random.Generator | None,
+    ) -> np.ndarray:
+        """Returns rows in which each label was drawn by itself, ``int64`` (m, L)."""
+        noisy = super().randomize(mechanism, labels.reshape(-1), public, rng)
+        return noisy.reshape(labels.shape)
+
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns rows of zeros."""
+        return np.zeros((size, self.length), dtype=np.int64)
+
+    def decode(self, codes: Any) -> np.ndarray:
+        """Raises: there are no codes."""
+        self._no_classes()
+
+    @property
+    def num_classes(self) -> int:
+        """Raises: there are no classes."""
+        self._no_classes()
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """Raises: there are no classes."""
+        self._no_classes()
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels in a row."""
+        return self.length
+
+    def _no_classes(self) -> NoReturn:
+        raise ValueError(
+            f"these labels are rows of {self.length} zeros and ones and have no classes. Make "
+            "PrivateLabels with num_classes for one class an example."
+        )
+
+    def __str__(self) -> str:
+        """Returns the number of labels in a row."""
+        return f"num_labels={self.length}"
+
+
+def _as_array(labels: Any) -> Any:
+    """Returns a tensor of any framework as an array; anything else as it is."""
+    if np.ma.is_masked(labels):
+        raise ValueError(
+            "labels are masked in places, and below a mask there is no label. Leave those examples "
+            "out, or fill them in, by a rule that does not look at labels."
+        )
+    return labels.numpy() if hasattr(labels, "numpy") else labels
+
+
+def _checked_classes(classes: Sequence[Hashable], num_classes: int | None) -> tuple[Hashable, ...]:
+    # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints them.
+    names = tuple(name.item() if isinstance(name, np.generic) else name for name in classes)
+    if len(set(names)) != len(names):
+        raise ValueError("classes names a class more than once; name each once.")
+    if num_classes is not None and num_classes != len(names):
+        raise ValueError(
+            f"num_classes={num_classes} but classes has {len(names)} entries; leave out "
+            "num_classes."
+        )
+    return names
+
+
+def _object_array(values: Sequence[Any]) -> np.ndarray:
+    """Returns the values as they are, one a cell: tuples stay whole, numbers stay numbers."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
+    """Returns the classes as NumPy holds them best without changing any of them."""
+    if len({type(name) for name in classes}) == 1 and not isinstance(classes[0], tuple):
+        array = np.asarray(classes)
+        same_kind = array.dtype.kind != "f" or isinstance(classes[0], (float, np.floating))
+        if same_kind and array.tolist() == list(classes):
+            return array
+    return _object_array(classes)
+
+
+def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) -> np.ndarray:
+    """Returns a private copy of the labels as codes 0..K-1."""
+    labels = _as_array(labels)
+    if classes is None:
+        return _validate.class_indices("labels", labels, num_classes)
+    array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
+    lookup: dict[Hashable, int] = {value: code for code, value in enumerate(classes)}
+    for name in [name for name in classes if isinstance(name, str)]:
+        lookup.setdefault(name.encode(), lookup[name])  # a tensor of texts holds bytes
+    if array.dtype.kind == "O":  # not sortable in general, so looked up one by one
+        codes = np.fromiter((lookup.get(v, -1) for v in array), np.int64, array.size)
+    else:
+        values, inverse = np.unique(array, return_inverse=True)
+        codes = np.array([lookup.get(v, -1) for v in values.tolist()], np.int64)[inverse]
+    unknown = int(np.count_nonzero(codes < 0))
+    if unknown:
+        raise ValueError(
+            f"{unknown} of {array.size} labels are not among the {num_classes} classes given. Add "
+            "the missing classes to classes=, or check the labels' type and spelling."
+        )
+    return codes

@@ -1,0 +1,244 @@
+"""Algorithm 3 of ``ghazi2023``: the prior is released privately, then bins are made and drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.estimation import rounding_grid
+from tf_labeldp.mechanisms import HistogramMechanism, Mechanism, Priors, RROnBins, optimal_bins
+from tf_labeldp.mechanisms._losses import check_domain, checked_loss
+from tf_labeldp.mechanisms._segment_costs import segment_costs
+from tf_labeldp.vault._noisy_labels import NoisyLabels, Randomizer
+from tf_labeldp.vault._store import DrawSettingsError
+
+if TYPE_CHECKING:
+    from tf_labeldp.vault._private_labels import PrivateLabels
+
+_FEWEST_VALUES = 16
+"""Fewer values would say too little of where the labels lie, however much budget that saves."""
+_LARGEST = 1e6
+"""Upper bound on epsilon; avoids overflow when squared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelRandomizer(Randomizer):
+    """Turns private numeric labels into one message: a private prior, and noisy labels made by it.
+
+    Guarantee:
+        (epsilon, 0)-label-DP for the replacement of one label, prior and draw together
+        (``ghazi2023``, Theorem 6): the noisy histogram costs ``prior_epsilon``, the draw the rest,
+        and both are charged to the vault, which refuses before either if they do not fit.
+
+    Source: ``ghazi2023``, Algorithm 3, with the split of Theorem 7: ``prior_epsilon = sqrt(k / n)``
+    for k values and n labels. The theorem needs ``n > k / epsilon^2``, and is of use where n is
+    well above. So the prior costs ``epsilon / 2`` at most: below ``n = 4 k / epsilon^2`` the grid
+    gets coarser, down to 16 values.
+
+    Attributes:
+        epsilon: the whole, finite and above zero.
+        loss: what the bins are optimal for, as for ``optimal_bins``. Take the loss of training.
+        prior_epsilon: the part for the prior, below epsilon; None for the rule above.
+        max_values: the largest number of values that are told apart (``rounding_grid``). More of
+            them round less and spend more on the prior; ``tests/benchmarks`` compares 16 to 1,024.
+        whole_numbers: whether the labels are counts or other whole numbers, so that nothing between
+            them needs to be told apart.
+        values: the values themselves, from the low end of the labels' range to the high one; None
+            for a grid.
+        prior: known public probabilities of ``values``; then the whole epsilon goes to the draw.
+        noise: of the histogram, ``"discrete_laplace"`` or ``"laplace"``.
+
+    Raises:
+        ValueError: nothing is left for the draw, or the arguments contradict each other.
+
+    Example:
+        >>> from tf_labeldp.accounting import PrivacyBudget
+        >>> from tf_labeldp.vault import PrivateLabels
+        >>> weeks = PrivateLabels([52, 40, 13] * 99, low=0, high=52, budget=PrivacyBudget(2.0))
+        >>> noisy = weeks.randomize(LabelRandomizer(epsilon=2.0))
+        >>> noisy.values.shape, noisy.posterior().shape, noisy.guarantee().epsilon
+        ((297,), (297,), 2.0)
+    """
+
+    epsilon: float
+    loss: Any = "squared_error"
+    prior_epsilon: float | None = None
+    max_values: int = 64
+    whole_numbers: bool = False
+    values: tuple[float, ...] | None = None
+    prior: tuple[float, ...] | None = None
+    noise: str = "discrete_laplace"
+
+    def __post_init__(self) -> None:
+        """Checks the arguments."""
+        _validate.positive_finite("epsilon", self.epsilon)
+        checked_loss(self.loss)
+        HistogramMechanism(self.epsilon, num_classes=2, noise=self.noise)  # checks the noise
+        _validate.integer_at_least("max_values", self.max_values, 2)
+        if self.prior_epsilon is not None:
+            spent = _validate.positive_finite("prior_epsilon", self.prior_epsilon)
+            if spent >= self.epsilon:
+                raise ValueError(
+                    f"prior_epsilon={spent:g} leaves nothing of epsilon={self.epsilon:g} for the "
+                    "draw. Give the prior less, or leave prior_epsilon out."
+                )
+        if self.values is not None:
+            values = _validate.increasing_numbers("values", self.values)
+            object.__setattr__(self, "values", tuple(values.tolist()))
+        if self.prior is not None:
+            if self.values is None or self.prior_epsilon is not None:
+                raise ValueError(
+                    "a public prior needs the values that it belongs to, and costs nothing: give "
+                    "prior and values, without prior_epsilon."
+                )
+            prior = _validate.prior_rows("prior", self.prior, None, len(self.values))[0]
+            object.__setattr__(self, "prior", tuple(prior.tolist()))
+
+    def split(self, num_labels: int, low: float, high: float) -> tuple[np.ndarray, float]:
+        """Returns the values that are told apart, and the epsilon of their prior.
+
+        Args:
+            num_labels: n.
+            low: the smallest possible label.
+            high: the largest possible label.
+
+        Returns:
+            Values (k,), and ``prior_epsilon`` (zero for a public prior).
+
+        Raises:
+            ValueError: the values do not reach from ``low`` to ``high``.
+        """
+        num_labels = _validate.integer_at_least("num_labels", num_labels, 1)
+        most = min(self.epsilon / 2.0, _LARGEST)
+        if self.values is not None:
+            values = np.asarray(self.values)
+            if values[0] > low or values[-1] < high:
+                raise ValueError(
+                    f"values reach from {values[0]:g} to {values[-1]:g}, the labels from {low:g} "
+                    f"to {high:g}. Give values that cover the range."
+                )
+        else:
+            size = self.max_values
+            if self.prior_epsilon is None:
+                size = min(size, max(_FEWEST_VALUES, int(num_labels * most**2)))
+            grid = rounding_grid(low, high, size, whole_numbers=self.whole_numbers)
+            values = np.asarray(grid.values)
+        if self.prior is not None:
+            return values, 0.0
+        if self.prior_epsilon is not None:
+            return values, float(self.prior_epsilon)
+        return values, min(math.sqrt(values.size / num_labels), most)
+
+    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+        """Returns the mechanism of the prior, and one of the price of the draw."""
+        values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
+        ends = (values[0], values[-1])
+        # A draw of this price, whatever its bins will be.
+        draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
+        if self.prior is not None:
+            return [draw]
+        return [self._histogram(values, prior_epsilon), draw]
+
+    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+        """Releases the prior, finds the bins, and draws; ``PrivateLabels.randomize`` calls it.
+
+        Args:
+            labels: the vault, made with ``low`` and ``high``.
+            key: a name for the two draws, ``key/prior`` and ``key``; None for
+                ``"label-randomizer"``. With a name used before, the stored results come back and
+                nothing is charged.
+            public: none.
+
+        Raises:
+            BudgetExceededError: prior and draw together would pass the budget; nothing was drawn.
+            LabelStoreError: the stored draws of this name were made with other settings.
+            ValueError: the vault holds classes, or is empty, or the loss is refused, or a public
+                input was given.
+        """
+        if public:
+            raise ValueError(
+                f"LabelRandomizer takes no {' and no '.join(public)}; a public prior is its own "
+                "argument: LabelRandomizer(epsilon, values=..., prior=...)."
+            )
+        key = "label-randomizer" if key is None else key
+        label_range = _checked_range(labels)
+        check_domain(self.loss, label_range[0])
+        values, prior_epsilon = self.split(len(labels), *label_range)
+        rest = self.epsilon - prior_epsilon
+        if callable(self.loss):  # one that is refused is so for any prior, before any is paid for
+            segment_costs(self.loss, values, np.full(values.size, 1.0 / values.size), rest)
+        stored = _stored_bins(labels, key, values, rest)
+        if self.prior is not None:
+            prior = Priors(np.asarray(self.prior), values=values)
+        else:
+            prior_key = f"{key}/prior"
+            histogram = self._histogram(values, prior_epsilon)
+            if not labels.has_draw(prior_key):
+                labels.check_budget([histogram] if stored is not None else self.parts(labels))
+            prior = labels.release(histogram, key=prior_key).priors()
+        mechanism = optimal_bins(values, prior.probabilities, rest, self.loss)
+        if stored is not None:
+            self._check_as_good(stored, mechanism, prior.probabilities, key)
+            mechanism = stored
+        noisy = labels.randomize(mechanism, key=key)
+        return dataclasses.replace(
+            noisy, priors=prior, receipts=merge_receipts(prior.receipts, noisy.receipts)
+        )
+
+    def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
+        return HistogramMechanism(epsilon, values=tuple(values.tolist()), noise=self.noise)
+
+    def _check_as_good(self, stored: RROnBins, made: RROnBins, prior: np.ndarray, key: str) -> None:
+        """Raises unless the bins of the stored draw are as good as those that are made now.
+
+        Another machine may round another way and choose other bins among equally good ones; labels
+        that were drawn stay as they are.
+        """
+        losses = [one.expected_loss(prior, self.loss) for one in (stored, made)]
+        if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
+            raise DrawSettingsError(
+                f"draw {key!r} exists and was made with other settings, since it is not optimal "
+                f"for loss={self.loss!r} (stored: {stored!r}; asked: {made!r}). Ask with the "
+                "settings of the stored draw, or give another key."
+            )
+
+
+def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
+    """Returns the range of a vault of numbers, or raises."""
+    if not len(labels):
+        raise ValueError("the vault has no labels; there is nothing to randomize.")
+    if labels.label_range is None:
+        raise ValueError(
+            "LabelRandomizer is for numbers, these labels are classes. Use RandomizedResponse or "
+            "RRWithPrior, or make PrivateLabels with low and high."
+        )
+    return labels.label_range
+
+
+def _stored_bins(
+    labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
+) -> RROnBins | None:
+    """Returns the mechanism of the draw of this name, or None if there is none.
+
+    Raises:
+        DrawSettingsError: it is of another kind, epsilon or values.
+    """
+    if not labels.has_draw(key):
+        return None
+    stored = labels.mechanism(key)
+    if (
+        isinstance(stored, RROnBins)
+        and math.isclose(stored.epsilon, epsilon, rel_tol=1e-9)
+        and stored.inputs == tuple(values.tolist())
+    ):
+        return stored
+    raise DrawSettingsError(
+        f"draw {key!r} exists and was made with other settings (stored: {stored!r}; asked: epsilon="
+        f"{epsilon:g} on {values.size} values). Ask with the settings of the stored draw, or give "
+        "another key."
+    )

@@ -1,0 +1,496 @@
+"""What leaves a vault: noisy labels and noisy statistics, with the receipts of what they cost."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import io
+import json
+import os
+import pathlib
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp._version import __version__
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Receipt,
+    ReceiptError,
+    compose_receipts,
+)
+from tf_labeldp.estimation import debiased, histogram_prior, posterior
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    HistogramMechanism,
+    LabelMechanism,
+    Mechanism,
+    Priors,
+    deserialize,
+    serialize,
+)
+from tf_labeldp.vault._label_kinds import class_array
+from tf_labeldp.vault._store import array_digest, publish
+
+if TYPE_CHECKING:
+    from tf_labeldp.vault._private_labels import PrivateLabels
+
+FORMAT = 1
+STATEMENT_SUFFIX = ".privacy.json"
+"""Of the statement beside a table of noisy labels."""
+_CSV_BLOCK = 1 << 26
+"""Bytes of a table that are parsed at a time; a cell may be as long."""
+_TARGETS = ("values", "posterior", "debiased")
+_JSON, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
+_NO_RECEIPT = (
+    "nothing is promised: these noisy labels carry no receipt. PrivateLabels.randomize draws noisy "
+    "labels that do"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisyStatistic:
+    """A noisy statistic of private labels: what ``PrivateLabels.release`` returns.
+
+    Use it like an array: ``numpy.asarray(statistic)`` is ``values``. All of it may be published.
+
+    Attributes:
+        values: the statistic, as the mechanism gives it.
+        mechanism: that made it.
+        groups: which group each label was counted in, integers (n,), for a histogram by groups.
+        receipts: of what it cost.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels
+        >>> labels = PrivateLabels([0, 2, 1] * 99, num_classes=3, budget=PrivacyBudget(1.0))
+        >>> counts = labels.release(HistogramMechanism(epsilon=0.5, num_classes=3))
+        >>> counts.values.shape, np.asarray(counts.priors()).shape, counts.guarantee().epsilon
+        ((3,), (3,), 0.5)
+    """
+
+    values: np.ndarray
+    mechanism: AggregateMechanism
+    groups: np.ndarray | None = None
+    receipts: tuple[Receipt, ...] = ()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the values."""
+        return np.array(self.values, dtype=dtype)
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of this release alone."""
+        return compose_receipts(self.receipts, delta)
+
+    def priors(self) -> Priors:
+        """Returns the shares of the classes, or of the values, as priors that carry the receipt.
+
+        By groups, the prior of each label is that of its group: the priors by cluster of
+        ``ghazi2021``, Algorithm 4.
+
+        Raises:
+            TypeError: the statistic is no histogram.
+        """
+        if not isinstance(self.mechanism, HistogramMechanism):
+            raise TypeError(
+                f"priors are made of histograms, and this is a {type(self.mechanism).__name__}. "
+                "Release a HistogramMechanism."
+            )
+        cells = self.mechanism.values
+        return Priors(
+            histogram_prior(self.values),
+            self.groups,
+            None if cells is None else np.asarray(cells),
+            self.receipts,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisyLabels:
+    """Noisy labels, and all that can be made of them: what ``PrivateLabels.randomize`` returns.
+
+    Use it like an array: ``numpy.asarray(noisy)`` is ``values``. All of it may be published beside
+    the features. What follows from it costs nothing more: targets, data sets, models.
+
+    Attributes:
+        values: what was drawn, one entry for each of ``indices``: class codes ``int64`` (m,),
+            numbers ``float64`` (m,), rows of zeros and ones ``int64`` (m, L), or noisy one-hot rows
+            ``float32`` (m, K) of ``ALIBI``.
+        indices: the examples that they are of, ``int64`` (m,).
+        mechanism: that drew them.
+        priors: the priors that they were drawn with, a row for each of ``indices`` or one for all;
+            for numbers, the prior that the mechanism was made for. None if there are none.
+        receipts: of what they cost, with that of their priors.
+        bias_correction: beta of ``debiased``, for labels that were resampled within clusters.
+        remarks: what is known of this very draw beyond the promise.
+        assumptions: what the statement rests on beside its receipts.
+        classes: the class values in the order of their codes, where they are not the codes
+            themselves.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 2, 1, 1], num_classes=3, budget=PrivacyBudget(1.0))
+        >>> noisy = labels.randomize(RandomizedResponse(1.0, 3))
+        >>> noisy.posterior().shape, noisy.debiased().shape, noisy.guarantee().epsilon
+        ((4, 3), (4, 3), 1.0)
+    """
+
+    values: np.ndarray
+    indices: np.ndarray
+    mechanism: LabelMechanism
+    priors: Priors | None = None
+    receipts: tuple[Receipt, ...] = ()
+    bias_correction: float | None = None
+    remarks: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    classes: tuple[Hashable, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Keeps copies that can't be written to."""
+        for name in ("values", "indices"):
+            array = np.array(getattr(self, name))
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        if self.indices.shape != self.values.shape[:1]:
+            raise ValueError(
+                f"values and indices must have the same length, got shapes {self.values.shape} "
+                f"and {self.indices.shape}."
+            )
+
+    def __len__(self) -> int:
+        """Returns the number of noisy labels m."""
+        return len(self.values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the values."""
+        return np.array(self.values, dtype=dtype)
+
+    def posterior(self, priors: Any = None) -> np.ndarray:
+        """Returns what each noisy label says of its true label, by Bayes' rule.
+
+        For classes soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
+        for numbers the posterior means (m,); for rows of labels the probability of each one, (m,
+        L). ``estimation.posterior`` says what they are and when to use them.
+
+        Args:
+            priors: instead of those of the draw, where the mechanism draws without: probabilities
+                (K,) or (m, K); ``mechanisms.Priors`` with values for numbers; None for those of the
+                draw, or uniform ones.
+
+        Raises:
+            TypeError: a mechanism whose posterior is not known.
+            ValueError: numbers without priors, or priors of a wrong shape.
+        """
+        if priors is None:
+            priors = self.priors
+        if not self._is_rows_of_labels:
+            return posterior(self.mechanism, self.values, priors)
+        if priors is not None:
+            one = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
+            priors = np.stack([1.0 - one, one], axis=1)
+        both = posterior(self.mechanism, self.values.reshape(-1), priors)
+        return both[:, 1].reshape(self.values.shape)
+
+    def debiased(self, *, bias_correction: float | None = None) -> np.ndarray:
+        """Returns targets whose loss is unbiased for the true labels.
+
+        For classes signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``; for
+        numbers unbiased numbers (m,); for rows of labels unbiased numbers (m, L).
+        ``estimation.debiased`` says what they are and when to use them.
+
+        Args:
+            bias_correction: beta, in [0, 1), for labels that were resampled within clusters; None
+                for that of the mechanism.
+
+        Raises:
+            TypeError: a mechanism whose bias is not known.
+            ValueError: noisy labels that say nothing of the true ones, or numbers without priors.
+        """
+        beta = self.bias_correction if bias_correction is None else bias_correction
+        if not self._is_rows_of_labels:
+            return debiased(self.mechanism, self.values, self.priors, bias_correction=beta)
+        both = debiased(self.mechanism, self.values.reshape(-1))
+        return both[:, 1].reshape(self.values.shape)
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of these noisy labels, and of the priors that they were drawn with.
+
+        It covers what they were made of. If more has left the vault and is published too, the
+        statement of all of it is ``PrivateLabels.guarantee()``.
+
+        Args:
+            delta: of the statement; None for that of the vault's budget.
+        """
+        if not self.receipts and len(self):
+            return PrivacyGuarantee(float("inf"), assumptions=(_NO_RECEIPT,))
+        stated = compose_receipts(self.receipts, delta).with_remarks(self.remarks)
+        return stated.with_assumptions(self.assumptions)
+
+    def decode(self) -> np.ndarray:
+        """Returns the class values of the noisy labels, (m,); the values themselves without any.
+
+        Raises:
+            TypeError: noisy one-hot rows of ``ALIBI``, which are no classes.
+        """
+        if self.classes is None:
+            return self.values
+        if self.values.dtype.kind != "i":
+            raise TypeError(
+                f"{type(self.mechanism).__name__} hands out noisy one-hot rows, which are no "
+                "classes. Use posterior(), a column for each of classes."
+            )
+        return class_array(self.classes)[self.values]
+
+    def to_dataset(self, features: Any, targets: str = "values") -> Any:
+        """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
+
+        The data set never draws again: shuffle, batch and repeat it as wanted.
+
+        Args:
+            features: arrays with a row for each example of the vault, drawn for or not: one array,
+                or a dict or tuple of them.
+            targets: ``"values"``, ``"posterior"`` or ``"debiased"``.
+
+        Raises:
+            ValueError: too few rows, or other targets.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+            >>> labels = PrivateLabels([0, 1] * 4, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> noisy = labels.randomize(RandomizedResponse(1.0, 2))
+            >>> data = noisy.to_dataset(np.zeros((8, 3), np.float32), "posterior").batch(4)
+            >>> [tuple(y.shape) for x, y in data]
+            [(4, 2), (4, 2)]
+        """
+        import tensorflow as tf
+
+        _validate.one_of("targets", targets, _TARGETS)
+        rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
+        needed = int(self.indices.max(initial=-1)) + 1
+        if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
+            raise ValueError(
+                f"features must have a row for each example of the vault, at least {needed}, got "
+                f"{sorted(rows)}. Give all of them, in the order of the labels."
+            )
+        made = self.values if targets == "values" else getattr(self, targets)()
+        chosen = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
+        if made.dtype == np.float64:
+            made = made.astype(np.float32)
+        return tf.data.Dataset.from_tensor_slices((chosen, made))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the noisy labels, their mechanism, priors, receipts and statement into a folder.
+
+        Nothing in it depends on the true labels but through the draw. The receipts say when they
+        were drawn and by whom (``PrivateLabels(actor=)``).
+
+        Args:
+            folder: new, or without noisy labels in it.
+
+        Raises:
+            FileExistsError: the folder holds noisy labels already.
+        """
+        path = pathlib.Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        for name in (_ARRAYS, _JSON):
+            if (path / name).exists():
+                raise FileExistsError(
+                    f"{path} holds noisy labels already. Give another folder, or remove them."
+                )
+        arrays = {"values": self.values, "indices": self.indices}
+        if self.priors is not None:
+            arrays["probabilities"] = np.asarray(self.priors.probabilities)
+            for name in ("groups", "values"):
+                part = getattr(self.priors, name)
+                if part is not None:
+                    arrays[f"prior_{name}"] = np.asarray(part)
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        fields = {**self.statement(), "classes": _classes_as_json(self.classes)}
+        publish(path / _ARRAYS, buffer.getvalue())
+        publish(path / _JSON, sealed(fields, arrays).encode())
+
+    def statement(self) -> dict[str, Any]:
+        """Returns the statement and all else but the arrays, as JSON can hold it."""
+        stated = self.guarantee()
+        return {
+            "format": FORMAT,
+            "made_by": f"tf-labeldp {__version__}",
+            "statement": str(stated).splitlines(),
+            "guarantee": json.loads(stated.to_json()),
+            "mechanism": serialize(self.mechanism),
+            "bias_correction": self.bias_correction,
+            "remarks": list(self.remarks),
+            "assumptions": list(self.assumptions),
+            "receipts": [one.to_json() for one in self.receipts],
+            "prior_receipts": [one.id for one in (self.priors.receipts if self.priors else ())],
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NoisyLabels:
+        """Returns noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
+
+        Args:
+            path: the folder of ``save``; or the table of ``tf-labeldp randomize`` (``.csv``,
+                ``.csv.gz`` or ``.parquet``), with its ``.privacy.json`` beside it.
+
+        Raises:
+            FileNotFoundError: there are none.
+            accounting.ReceiptError: damaged, edited, or written by a newer version.
+        """
+        path = pathlib.Path(path).expanduser()
+        is_folder = path.is_dir()
+        statement = path / _JSON if is_folder else path.with_name(path.name + STATEMENT_SUFFIX)
+        for needed in (path, statement, path / _ARRAYS if is_folder else path):
+            if not needed.exists():
+                raise FileNotFoundError(
+                    f"there is no {needed}: noisy labels are a table and its statement, "
+                    f"{path.name}{STATEMENT_SUFFIX}, or a folder that NoisyLabels.save wrote."
+                )
+        try:
+            fields = json.loads(statement.read_text(encoding="utf-8"))
+            if fields.get("format") != FORMAT and "made_by" in fields:
+                raise ReceiptError(
+                    f"{path} has format {fields.get('format', 0)}, made by {fields['made_by']}; "
+                    f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
+                    "version that made it."
+                )
+            arrays = _read_arrays(path / _ARRAYS) if is_folder else _read_table(path, fields)
+            if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
+                raise ValueError("the digest is of other content")
+            return cls._of(fields, arrays)
+        except (ReceiptError, FileNotFoundError, PermissionError, MemoryError):
+            raise
+        except Exception as error:  # json, zipfile, numpy and pyarrow each have their own errors
+            raise ReceiptError(
+                f"the noisy labels in {path}, or their statement, were damaged or edited "
+                f"({type(error).__name__}: {error}). Use the files as they were written."
+            ) from error
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> NoisyLabels:
+        receipts = tuple(Receipt.from_json(one) for one in fields["receipts"])
+        priors = None
+        if "probabilities" in arrays:
+            parts = (arrays.get("prior_groups"), arrays.get("prior_values"))
+            paid = tuple(one for one in receipts if one.id in fields["prior_receipts"])
+            priors = Priors(arrays["probabilities"], *parts, paid)
+        classes = fields["classes"]
+        return cls(
+            arrays["values"],
+            arrays["indices"],
+            deserialize(fields["mechanism"]),  # type: ignore[arg-type]
+            priors,
+            receipts,
+            fields["bias_correction"],
+            tuple(fields["remarks"]),
+            tuple(fields["assumptions"]),
+            None if classes is None else tuple(classes),
+        )
+
+    def __repr__(self) -> str:
+        """Returns the mechanism and the size."""
+        return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
+
+    @property
+    def _is_rows_of_labels(self) -> bool:
+        kind = getattr(self.mechanism, "transition_matrix", None)
+        return kind is not None and self.values.ndim == 2
+
+
+def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """Returns a statement as the text of its file, with a digest of all of it and of the arrays.
+
+    Args:
+        fields: as JSON can hold them.
+        arrays: the noisy labels, and what belongs to them.
+    """
+    content = {name: value for name, value in fields.items() if name != "digest"}
+    text = json.dumps([content, sorted(arrays)], sort_keys=True)
+    ordered = [arrays[name] for name in sorted(arrays)]
+    digest = array_digest(*ordered, np.frombuffer(text.encode(), np.uint8))
+    return json.dumps({**content, "digest": digest}, indent=2, ensure_ascii=False) + "\n"
+
+
+def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:
+    """Returns the arrays of a table of noisy labels, a row for each example in order.
+
+    Args:
+        values: class codes or numbers, (n,).
+        prior: ``probabilities``, and ``values`` of numbers, as the statement has them; or None.
+    """
+    arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
+    for name, part in (("probabilities", "probabilities"), ("prior_values", "values")):
+        if prior is not None and prior.get(part) is not None:
+            arrays[name] = np.asarray(prior[part], dtype=np.float64)
+    return arrays
+
+
+def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as content:
+        return dict(content)
+
+
+def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a table of noisy labels, by what its statement says of it."""
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    column, classes = fields["noisy_label_column"], fields["classes"]
+    if path.name.lower().endswith(".parquet"):
+        found = parquet.read_table(path, columns=[column]).column(0)
+    else:
+        kind = pa.string() if classes else pa.float64() if "label_range" in fields else pa.int64()
+        compressed = "gzip" if path.name.lower().endswith(".gz") else None
+        with pa.input_stream(str(path), compression=compressed) as stream:
+            found = csv.read_csv(
+                stream,
+                csv.ReadOptions(block_size=_CSV_BLOCK),
+                csv.ParseOptions(newlines_in_values=True),
+                csv.ConvertOptions(include_columns=[column], column_types={column: kind}),
+            ).column(0)
+    if classes:
+        codes = {name: code for code, name in enumerate(classes)}
+        values = np.array([codes[name] for name in found.to_pylist()], dtype=np.int64)
+    else:
+        values = found.to_numpy()
+    return table_arrays(values, fields["prior"])
+
+
+def _classes_as_json(classes: tuple[Hashable, ...] | None) -> list[Any] | None:
+    """Returns class values as JSON can hold them; texts for those that it can't."""
+    if classes is None:
+        return None
+    plain = all(isinstance(name, (str, int, float, bool)) for name in classes)
+    return [name if plain else str(name) for name in classes]
+
+
+class Randomizer(abc.ABC):
+    """Makes noisy labels by several releases: what ``PrivateLabels.randomize`` takes as well.
+
+    Guarantee:
+        Each release is charged to the vault, and the noisy labels carry all their receipts;
+        together they cost ``epsilon``. It refuses before the first one if they do not all fit.
+
+    """
+
+    public_input: ClassVar[str | None] = None
+    """What it takes beside the labels: ``"clusters"``, ``"features"`` or None."""
+
+    epsilon: float
+    """Of all releases together, promised before the first one."""
+
+    @abc.abstractmethod
+    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+        """Returns noisy labels of all examples of a vault.
+
+        Args:
+            labels: the vault.
+            key: a name for the draws; None for a name that is always the same.
+            public: those of ``priors``, ``clusters`` and ``features`` that were given.
+        """
+
+    @abc.abstractmethod
+    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+        """Returns mechanisms that cost what the releases from a vault do, promised before them."""
