@@ -250,3 +250,14 @@ def test_heads_with_several_encoders_are_fits_on_the_same_rows():
     again(2, head(encoder=np.tanh), X, Y)
     stated = again(3, head(encoder=np.cos), X, Y).guarantee()
     assert stated.epsilon == of(1.0, 1.0, 1.0)
+
+
+def test_an_array_of_objects_is_known_by_what_its_encoder_makes_of_it():
+    table = np.empty((N, 2), dtype=object)
+    table[:, 0], table[:, 1] = list(X[:, 0]), ["text"] * N
+
+    def number(rows):
+        return np.stack([rows[:, 0].astype(float), np.ones(len(rows))], axis=1)
+
+    alone(head(encoder=number), table, Y)
+    assert again(2, head(encoder=number), table, Y).guarantee().epsilon == of(1.0, 1.0)

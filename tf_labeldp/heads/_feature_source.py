@@ -25,14 +25,15 @@ class FeatureSource:
             the encoder is asked again on each reading.
 
     Attributes:
-        raw: the array as it was given, before an encoder; None for anything else.
+        raw: the array that an encoder is given; None for anything else.
     """
 
     def __init__(self, source: Any, encoder: Any = None, max_bytes: float = 2e9) -> None:
         self._is_dataset = hasattr(source, "as_numpy_iterator")
         self._encoder = encoder
         self._source = source
-        self.raw = source if isinstance(source, np.ndarray) else None
+        encoded = encoder is not None and isinstance(source, np.ndarray)
+        self.raw = source if encoded else None
         self._raw: Any = None
         if not self._is_dataset:
             self._source, to_cut = cuttable(encoder, source)

@@ -113,17 +113,18 @@ class PublicRows:
         self._scaling: Scaling | None = None
         self._known_digest: str | None = None
         self._sketch: np.ndarray | None = None
-        self._row_digests: list[np.ndarray] = []
+        self._row_digests = np.zeros(0, np.uint64)
 
     def digests(self) -> np.ndarray:
         """Returns a keyed digest of each row, ``uint64`` (n,), of an array before its encoder."""
-        known = array_digests(self._source.raw)
-        return np.concatenate(self._row_digests) if known is None else known
+        return self._row_digests
 
     def survey(self) -> Survey:
         """Reads all rows once; raises for rows that can't be scaled."""
         labels: list[np.ndarray] = []
         digest = self._new_digest()
+        before_encoder = array_digests(self._source.raw)
+        found: list[np.ndarray] = []
         progress = Progress("Reading features", self._source.num_rows)
         sample: RowSample | None = None
         start = 0
@@ -134,13 +135,14 @@ class PublicRows:
             given = checked_norms(raw, start)
             _refuse_zeros(given == 0.0, start)
             sample.add(raw)
-            if self._source.raw is None:
-                self._row_digests.append(row_digests(raw))
+            if before_encoder is None:
+                found.append(row_digests(raw))
             start += raw.shape[0]
             progress.advance(raw.shape[0])
         if sample is None:
             raise ValueError("features hold no rows; give at least one.")
         progress.end()
+        self._row_digests = np.concatenate(found) if before_encoder is None else before_encoder
         self._known_digest = None if digest is None else digest.hexdigest()
         y = np.concatenate(labels) if labels else None
         return Survey(start, raw.shape[1], sample.rows(), y)
