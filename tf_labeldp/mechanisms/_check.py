@@ -114,8 +114,7 @@ def _check_event(mechanism: ClassificationMechanism) -> None:
     for delta in _DELTAS:
         most = Charge.of_event(event, delta).epsilon
         for _, channel in _channels(mechanism, mechanism.num_classes):
-            grown = math.exp(min(most, _LARGEST_EPSILON)) * channel
-            needed = max(float(np.maximum(row - grown, 0.0).sum(axis=1).max()) for row in channel)
+            needed = _delta_needed(channel, most)
             if needed > delta + 1e-3:
                 raise ValueError(
                     f"the dp_event of {name} promises epsilon={most:.6g} at delta={delta:g}, where "
@@ -156,7 +155,6 @@ def _check_channel(mechanism: Mechanism, channel: np.ndarray, num_classes: int) 
             f"the rows of {name}.transition_matrix must be probabilities that sum to one, got sums "
             f"from {sums.min():.9g} to {sums.max():.9g}. Compute them in float64."
         )
-    grown = math.exp(min(mechanism.epsilon, _LARGEST_EPSILON)) * (1.0 + _TOLERANCE)
     if mechanism.delta == 0.0:
         worst, most = _worst_ratio(channel), mechanism.epsilon + _TOLERANCE
         if worst > most and mechanism.epsilon < _LARGEST_EPSILON:
@@ -165,13 +163,19 @@ def _check_channel(mechanism: Mechanism, channel: np.ndarray, num_classes: int) 
                 f"epsilon of {mechanism.epsilon:.6g}. State the larger epsilon, or add noise."
             )
         return
-    delta = max(float(np.maximum(row - grown * channel, 0.0).sum(axis=1).max()) for row in channel)
+    delta = _delta_needed(channel, mechanism.epsilon + _TOLERANCE)
     if delta > mechanism.delta + _TOLERANCE:
         raise ValueError(
             f"the channel of {name} needs delta={delta:.6g} at its epsilon of "
             f"{mechanism.epsilon:.6g}, more than its delta of {mechanism.delta:.6g}. State the "
             "larger delta, or add noise."
         )
+
+
+def _delta_needed(channel: np.ndarray, epsilon: float) -> float:
+    """Returns the least delta at which a channel keeps to an epsilon."""
+    grown = math.exp(min(epsilon, _LARGEST_EPSILON)) * channel
+    return max(float(np.maximum(row - grown, 0.0).sum(axis=1).max()) for row in channel)
 
 
 def _worst_ratio(table: np.ndarray) -> float:

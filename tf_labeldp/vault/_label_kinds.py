@@ -62,19 +62,26 @@ class LabelKind(abc.ABC):
         """Returns checked noisy labels (m, ...) of labels as kept."""
         return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
 
-    @abc.abstractmethod
     def decode(self, codes: Any) -> np.ndarray:
-        """Returns the class values of class codes."""
+        """Returns the class values of class codes; raises for labels that are no classes."""
+        self._no_classes()
 
     @property
-    @abc.abstractmethod
     def num_classes(self) -> int:
-        """Number of classes K."""
+        """Number of classes K; raises for labels that are no classes."""
+        self._no_classes()
 
     @property
-    @abc.abstractmethod
     def classes(self) -> tuple[Hashable, ...]:
-        """The class values in the order of their codes."""
+        """The class values in the order of their codes; raises for labels that are no classes."""
+        self._no_classes()
+
+    def _no_classes(self) -> NoReturn:
+        raise ValueError(self._without_classes())
+
+    def _without_classes(self) -> str:
+        """Returns why there are no classes, and what to do."""
+        raise NotImplementedError
 
     @property
     def label_range(self) -> tuple[float, float] | None:
@@ -174,27 +181,13 @@ class NumericLabels(LabelKind):
         """Returns the low end of the range."""
         return np.full(size, self.low)
 
-    def decode(self, codes: Any) -> np.ndarray:
-        """Raises: there are no codes."""
-        self._no_classes()
-
-    @property
-    def num_classes(self) -> int:
-        """Raises: there are no classes."""
-        self._no_classes()
-
-    @property
-    def classes(self) -> tuple[Hashable, ...]:
-        """Raises: there are no classes."""
-        self._no_classes()
-
     @property
     def label_range(self) -> tuple[float, float]:
         """The range."""
         return (self.low, self.high)
 
-    def _no_classes(self) -> NoReturn:
-        raise ValueError(
+    def _without_classes(self) -> str:
+        return (
             f"these labels are numbers in [{self.low:g}, {self.high:g}] and have no classes. Use a "
             "regression mechanism, or make PrivateLabels with num_classes for classification."
         )
@@ -348,27 +341,13 @@ class RowLabels(LabelKind):
         """Returns rows of zeros."""
         return np.zeros((size, self.length), dtype=np.int64)
 
-    def decode(self, codes: Any) -> np.ndarray:
-        """Raises: there are no codes."""
-        self._no_classes()
-
-    @property
-    def num_classes(self) -> int:
-        """Raises: there are no classes."""
-        self._no_classes()
-
-    @property
-    def classes(self) -> tuple[Hashable, ...]:
-        """Raises: there are no classes."""
-        self._no_classes()
-
     @property
     def num_labels(self) -> int:
         """The number of labels in a row."""
         return self.length
 
-    def _no_classes(self) -> NoReturn:
-        raise ValueError(
+    def _without_classes(self) -> str:
+        return (
             f"these labels are rows of {self.length} zeros and ones and have no classes. Make "
             "PrivateLabels with num_classes for one class an example."
         )
