@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tf_labeldp import _optimizers
+from tf_labeldp import _optimizers as _optimizers  # which watches Keras from its import on
 from tf_labeldp._version import __version__
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads a submodule or a headline name on first use."""
-    _optimizers.watch()
     if name in _SUBMODULES:
         return importlib.import_module(f"tf_labeldp.{name}")
     if name in _HOME_OF:

@@ -17,7 +17,7 @@ import importlib.util
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -73,7 +73,8 @@ class Ended:
         self.variables = [weakref.ref(variable) for variable in watched.trained]
 
 
-_WATCHED: dict[int, tuple[weakref.ref[Any], Watched]] = {}
+_WATCHED: dict[int, Watched] = {}
+"""By identity of an optimizer that there is: some can't be hashed."""
 _ENDED: list[Ended | Watched] = []
 
 
@@ -123,18 +124,14 @@ def watch() -> None:
 
 def account_for(optimizer: Any, steps: float | None = None) -> None:
     """Notes that an optimizer's first so many steps have receipts; None for those so far."""
-    watch()
     known = _of(getattr(optimizer, "inner_optimizer", optimizer))
     known.accounted = known.steps if steps is None else steps
 
 
-def in_the_clear() -> Iterator[tuple[Any, Watched]]:
-    """Yields the optimizers that there are and that took steps without a receipt."""
+def in_the_clear() -> list[Watched]:
+    """Returns the optimizers that there are and that took steps without a receipt."""
     watch()
-    for reference, known in list(_WATCHED.values()):
-        optimizer = reference()
-        if optimizer is not None and known.steps_in_the_clear:
-            yield optimizer, known
+    return [known for known in list(_WATCHED.values()) if known.steps_in_the_clear]
 
 
 def ended_in_the_clear() -> list[Ended]:
@@ -176,19 +173,17 @@ def _eagerly() -> Any:
 
 
 def _of(optimizer: Any) -> Watched:
-    """Returns what is known of an optimizer, by its identity: some can't be hashed."""
+    """Returns what is known of an optimizer."""
     if id(optimizer) not in _WATCHED:
-        known = Watched(optimizer)
-        _WATCHED[id(optimizer)] = (weakref.ref(optimizer), known)
+        known = _WATCHED[id(optimizer)] = Watched(optimizer)
         weakref.finalize(optimizer, _forget, id(optimizer)).atexit = False
         if getattr(optimizer, "built", False):
             known.build(optimizer)
-    return _WATCHED[id(optimizer)][1]
+    return _WATCHED[id(optimizer)]
 
 
 def _forget(number: int) -> None:
-    _, known = _WATCHED.pop(number)
-    _end(known)
+    _end(_WATCHED.pop(number))
 
 
 def _watch_apply(kind: type) -> None:
@@ -210,7 +205,7 @@ def _watch_copies(owner: Any, name: str) -> None:
 
     @functools.wraps(copy)
     def watched_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for _, known in list(_WATCHED.values()):
+        for known in list(_WATCHED.values()):
             _end(known)
         return copy(self, *args, **kwargs)
 

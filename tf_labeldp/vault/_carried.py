@@ -121,7 +121,7 @@ def carry(artefact: Any, receipts: Iterable[Receipt]) -> None:
     added = tuple(receipts)
     layers = [one for one in _layers(artefact) if one.trainable_weights]
     for one in (artefact, *layers):
-        _CARRIED[one] = merge_receipts(_CARRIED.get(one, ()), added)
+        _CARRIED[one] = merge_receipts(_noted(one), added)
 
 
 def carry_from_file(model: Any, receipts: Receipts, layers: Iterable[int] | None) -> None:
@@ -361,7 +361,7 @@ def _evidence(weights: list[Any]) -> Receipts:
     """
     own = {id(weight) for weight in weights}
     found = []
-    for _, known in in_the_clear():
+    for known in in_the_clear():
         if known.noted[0] != known.steps:
             receipt = _unknown_receipt(known.name, known.steps)
             known.noted = (known.steps, receipt)
