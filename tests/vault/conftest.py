@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -81,3 +84,25 @@ def filled(make, store, three_draws):
     """A store of these three draws: (vault, draws)."""
     vault = make(epsilon=2.0, store=store)
     return vault, three_draws(vault)
+
+
+@pytest.fixture(scope="session")
+def run_writers(tmp_path_factory):
+    """Runs a script beside the tests on a folder of its own; returns the folder and its output."""
+
+    def run(name):
+        if not hasattr(os, "fork"):
+            pytest.skip("needs os.fork")
+        root = tmp_path_factory.mktemp(name)
+        script = pathlib.Path(__file__).with_name(f"{name}_writers.py")
+        done = subprocess.run(
+            [sys.executable, os.fspath(script), os.fspath(root)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return root, done.stdout
+
+    return run

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,21 +14,10 @@ PARTS = {"a": np.arange(0, 100), "b": np.arange(100, 200)}
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(run_writers):
     """The folder of what killed processes left behind, which no test changes."""
-    if not hasattr(os, "fork"):
-        pytest.skip("needs os.fork")
-    root = tmp_path_factory.mktemp("killed")
-    script = pathlib.Path(__file__).with_name("killed_writers.py")
-    done = subprocess.run(
-        [sys.executable, os.fspath(script), os.fspath(root)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(list(root.iterdir())) == int(done.stdout)
+    root, output = run_writers("killed")
+    assert len(list(root.iterdir())) == int(output)
     return root
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,22 +12,11 @@ from tf_labeldp.vault import PrivateLabels
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared(run_writers):
     """What six processes were given at the same time: (folder, parent, a list of children)."""
-    if not hasattr(os, "fork"):
-        pytest.skip("needs os.fork")
-    root = tmp_path_factory.mktemp("shared")
-    script = pathlib.Path(__file__).with_name("shared_writers.py")
-    done = subprocess.run(
-        [sys.executable, os.fspath(script), os.fspath(root)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    root, output = run_writers("shared")
     children = [json.loads(path.read_text()) for path in sorted(root.glob("*.json"))]
-    return root, json.loads(done.stdout), children
+    return root, json.loads(output), children
 
 
 def test_together_they_spend_the_budget_and_no_more(shared):
