@@ -35,7 +35,7 @@ labels = ldp.PrivateLabels(
 
 # 3. Clusters of the features, made without labels. Large and pure ones are worth most; give
 #    `encoder=` a Keras model to cluster its outputs instead of the features as they are.
-clusters = ldp.estimation.find_clusters(x_train, num_clusters=20)
+clusters = ldp.features.find_clusters(x_train, num_clusters=20)
 print(clusters.summary())
 
 # 4. ClusterRR (Esfandiari et al. 2022): a noisy distribution of the labels of each cluster, and for

@@ -37,8 +37,8 @@ labels = ldp.PrivateLabels(
 # 3. Features that are learnt from the images alone: no label, no budget. Smoothing them over the
 #    graph of nearest neighbours makes more of a small epsilon where classes form clusters (without
 #    it: about 90 %); the saved model then holds features of the training images.
-patches = ldp.heads.PatchDictionary(num_atoms=50, patch_size=3, pooling=3).fit(x_train)
-encoder = ldp.heads.NeighbourSmoothing(patches).fit(x_train)
+patches = ldp.features.PatchDictionary(num_atoms=50, patch_size=3, pooling=3).fit(x_train)
+encoder = ldp.features.NeighbourSmoothing(patches).fit(x_train)
 
 # 4. One release of the labels' moments with the features, and logistic regression from it.
 head = ldp.heads.PrivateLogisticRegression(

@@ -32,7 +32,7 @@ from _one_release_deep import STAGE_BATCH, STAGE_EPOCHS, STAGE_RATE, stages_logi
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import _datasets, _models
-from tf_labeldp.estimation import find_clusters
+from tf_labeldp.features import find_clusters
 from tf_labeldp.keras_layers import ALIBILoss
 from tf_labeldp.mechanisms import ALIBI, HistogramMechanism, RRWithPrior
 

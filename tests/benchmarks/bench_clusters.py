@@ -30,7 +30,8 @@ from _cluster_logistic import fit_scores
 
 import tf_labeldp as ldp
 from tf_labeldp.cli import _datasets
-from tf_labeldp.estimation import find_clusters, prior_from_logits
+from tf_labeldp.estimation import prior_from_logits
+from tf_labeldp.features import find_clusters
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import ClusterRandomizedResponse
 

@@ -44,12 +44,8 @@ import numpy as np
 from scipy import stats
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
-from tf_labeldp.heads import (
-    PatchDictionary,
-    PrivateLogisticRegression,
-    PrivateRidge,
-    RandomFourierFeatures,
-)
+from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 
 EPSILONS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 HEADS = {"ridge": PrivateRidge, "logistic": PrivateLogisticRegression}

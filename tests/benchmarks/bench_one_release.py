@@ -31,13 +31,8 @@ import numpy as np
 from bench_feature_maps import read_adult
 
 from tf_labeldp.cli import _datasets
-from tf_labeldp.heads import (
-    NeighbourSmoothing,
-    PatchDictionary,
-    PrivateLogisticRegression,
-    PrivateRidge,
-    RandomFourierFeatures,
-)
+from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 
 HEADS = {"ridge": PrivateRidge, "logistic": PrivateLogisticRegression}
 HEAD_METHODS = ("ridge", "logistic", "smooth ridge", "smooth logistic")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.estimation import Clusters, find_clusters, histogram_prior
+from tf_labeldp.estimation import histogram_prior
+from tf_labeldp.features import Clusters, find_clusters
 from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism, Priors, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, NoisyStatistic
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation import Clusters, find_clusters
+from tf_labeldp.features import Clusters, find_clusters
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels, guarantee

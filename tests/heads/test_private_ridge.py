@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, RandomFourierFeatures
+from tf_labeldp.features import RandomFourierFeatures
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tf_labeldp.features._feature_source import FeatureSource
 from tf_labeldp.heads import _feature_source, _progress, _public_rows
-from tf_labeldp.heads._feature_source import FeatureSource
 
 FALSE_ALARM = 1e-6
 

@@ -23,20 +23,10 @@ MODULES = sorted(
         if not module.name.endswith("__main__")
     }
 )
-PARTS = (
-    "accounting",
-    "data",
-    "estimation",
-    "heads",
-    "keras_layers",
-    "mechanisms",
-    "tf_privacy",
-    "training",
-    "vault",
-)
 PUBLIC = [
     f"{part}.{name}"
-    for part in PARTS
+    for part in tf_labeldp.__all__
+    if inspect.ismodule(getattr(tf_labeldp, part)) and part != "cli"
     for name in importlib.import_module(f"tf_labeldp.{part}").__all__
 ]
 

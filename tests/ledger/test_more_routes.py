@@ -20,7 +20,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import LabelSet, Receipt, compose_receipts, gaussian_event
-from tf_labeldp.estimation import Clusters
+from tf_labeldp.features import Clusters
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,

@@ -18,7 +18,7 @@ from tf_labeldp.accounting import (
     compose_charges,
     composed_epsilon,
 )
-from tf_labeldp.estimation import Clusters
+from tf_labeldp.features import Clusters
 from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse, cluster_distributions
 from tf_labeldp.vault import (
     ClusterRandomizedResponse,

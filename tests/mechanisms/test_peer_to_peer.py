@@ -17,7 +17,7 @@ from tf_labeldp.accounting import (
     peer_to_peer_delta,
     peer_to_peer_guarantee,
 )
-from tf_labeldp.estimation import Clusters
+from tf_labeldp.features import Clusters
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     PeerToPeerRandomizedResponse,

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting._receipts import receipts_to_bytes
+from tf_labeldp.features._as_layers import note_release, with_encoder
 from tf_labeldp.heads._public_rows import Scaling
-from tf_labeldp.vault._carried import remember_weights
 
 
 def export_head(
@@ -62,45 +61,3 @@ def export_head(
         outputs = layers.ReLU(max_value=clip_to[1] - clip_to[0], dtype=single, name="clip")(outputs)
         outputs = layers.Rescaling(1.0, offset=shift, dtype=single, name="label_range")(outputs)
     return keras.Model(inputs, outputs, name="one_release_head")
-
-
-def note_release(layer: Any, receipts: Any, weights: Any) -> None:
-    """Notes what a layer was made of, in its files and wherever its weights turn up."""
-    layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
-    remember_weights(weights, receipts, unless=())
-
-
-def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
-    """Returns new inputs like those of an encoder, and its outputs (m, width) for them.
-
-    Without an encoder both are the features.
-    """
-    import keras
-
-    if encoder is None:
-        features = keras.Input((width,), name="features")
-        return features, features
-    model = encoder.to_keras() if hasattr(encoder, "to_keras") else encoder
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"the encoder is {type(encoder).__name__}, which has no Keras model. Pass "
-            "to_keras(encoder=...) a Keras model that computes the same features."
-        )
-    try:
-        # A Sequential model has ``inputs``, but ``input`` only once another has called it.
-        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-        shape = tuple(model.output_shape)
-    except AttributeError:
-        raise TypeError(
-            f"the encoder is a {type(model).__name__}, whose inputs Keras does not know. Wrap it: "
-            "keras.Model(inputs, encoder(inputs)) with inputs = keras.Input(...)."
-        ) from None
-    if len(shape) != 2 or shape[1] != width:
-        raise ValueError(
-            f"the encoder gives outputs of shape {shape}, the head was fitted on "
-            f"{width} features. Pass the encoder that made them, flattened."
-        )
-    inputs = keras.tree.map_structure(
-        lambda one: keras.Input(tuple(one.shape[1:]), dtype=one.dtype, name=one.name), given
-    )
-    return inputs, model(inputs)

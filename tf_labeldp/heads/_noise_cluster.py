@@ -8,9 +8,10 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
-from tf_labeldp.estimation import Clusters, find_clusters, histogram_prior
-from tf_labeldp.heads._estimator import Estimator, supervised_tags
-from tf_labeldp.heads._keras_export import note_release, with_encoder
+from tf_labeldp.estimation import histogram_prior
+from tf_labeldp.features import Clusters, find_clusters
+from tf_labeldp.features._as_layers import note_release, with_encoder
+from tf_labeldp.features._estimator import Estimator, supervised_tags
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource, array_digests
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import PrivateLabels
@@ -42,9 +43,9 @@ class NoiseCluster(Estimator):
         delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for a pure guarantee.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
         classes: the class values in the order of their codes, for other labels; public.
-        encoder: what makes features of raw inputs, as for ``estimation.find_clusters``; None for
+        encoder: what makes features of raw inputs, as for ``features.find_clusters``; None for
             features as they are.
-        clusters: ``estimation.Clusters`` of the training examples that are known already, in place
+        clusters: ``features.Clusters`` of the training examples that are known already, in place
             of k-means on the features; or integers (n,), which ``predict`` can't extend.
         cluster_seed: of k-means; public.
         key: the name of the release in a vault.

@@ -12,9 +12,9 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.accounting._receipts import standing
+from tf_labeldp.features._estimator import Estimator, supervised_tags
+from tf_labeldp.features._feature_source import FeatureSource, cuttable, encode
 from tf_labeldp.heads import _keras_export, _ridge_path
-from tf_labeldp.heads._estimator import Estimator, supervised_tags
-from tf_labeldp.heads._feature_source import FeatureSource, cuttable, encode
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource
 from tf_labeldp.heads._probabilities import class_scores
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, Scan, checked_norms

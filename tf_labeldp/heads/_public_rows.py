@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp._progress import Progress
+from tf_labeldp.features._feature_source import FeatureSource, new_digest
 from tf_labeldp.heads import _allocation
-from tf_labeldp.heads._feature_source import FeatureSource, new_digest
 from tf_labeldp.heads._label_source import array_digests, row_digests
-from tf_labeldp.heads._progress import Progress
 
 _SHARE = 4
 """The part of the memory that each sample of rows may take."""

@@ -314,7 +314,7 @@ class ClusterRandomizedResponse(Randomizer):
                 ``"cluster-rr"``. With a name used before, the stored results come back and nothing
                 is charged.
             public: ``clusters``, the cluster of each example, integers (n,) in 0..C-1 or
-                ``estimation.Clusters``, made without labels.
+                ``features.Clusters``, made without labels.
 
         Returns:
             Noisy labels, whose ``priors`` have the released distributions (C, K) and the clusters.

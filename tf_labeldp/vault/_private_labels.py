@@ -336,7 +336,7 @@ class PrivateLabels:
                 (n,). None draws for all.
             priors: probabilities (K,) or (m, K), in the order of ``indices``, or
                 ``mechanisms.Priors``, for mechanisms that take them.
-            clusters: the cluster of each example, integers (m,) or ``estimation.Clusters``, for
+            clusters: the cluster of each example, integers (m,) or ``features.Clusters``, for
                 mechanisms that take them.
             features: public features, for mechanisms that take them.
             key: a name for this draw. Asking again for a name returns the stored draw and charges
@@ -405,7 +405,7 @@ class PrivateLabels:
             mechanism: for example ``mechanisms.HistogramMechanism``.
             indices: the examples it is made of, as for ``randomize``; each is charged.
             public_input: what else the statistic is made of, in the order of ``indices``: group
-                numbers (m,) or ``estimation.Clusters``, features (m, d), as the mechanism says. An
+                numbers (m,) or ``features.Clusters``, features (m, d), as the mechanism says. An
                 object with ``digest()`` and ``matches(digest)`` is passed on as it is, and is known
                 by these. A stored release is given again only for the public input that it was
                 made with.

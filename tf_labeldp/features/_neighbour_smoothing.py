@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.heads._estimator import Estimator
-from tf_labeldp.heads._feature_source import cuttable, encode
-from tf_labeldp.heads._keras_export import note_release, with_encoder
-from tf_labeldp.heads._nearest_neighbours import nearest_neighbours
+from tf_labeldp.features._as_layers import note_release, with_encoder
+from tf_labeldp.features._estimator import Estimator
+from tf_labeldp.features._feature_source import cuttable, encode
+from tf_labeldp.features._nearest_neighbours import nearest_neighbours
 from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.estimation._encoded_features import encoded_features
+from tf_labeldp.features._encoded_features import encoded_features
 
 _MINI_BATCHES_ABOVE = 100_000
 """Examples beyond which k-means is fitted on mini-batches."""

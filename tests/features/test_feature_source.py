@@ -9,15 +9,14 @@ import tensorflow as tf
 from scipy import sparse
 
 from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features._feature_source import FeatureSource
 from tf_labeldp.heads import (
-    PatchDictionary,
     PrivateLogisticRegression,
     PrivateRidge,
-    RandomFourierFeatures,
     _feature_source,
     _one_release_head,
 )
-from tf_labeldp.heads._feature_source import FeatureSource
 from tf_labeldp.vault import PrivateLabels
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.estimation import Clusters, find_clusters
+from tf_labeldp.features import Clusters, find_clusters
 
 POINTS = 10.0 * np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
 TRUE = np.repeat([0, 1, 2, 3], [50, 30, 15, 5])

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.heads._estimator import Estimator
-from tf_labeldp.heads._table_encoding import encode, learn_columns, read_table
+from tf_labeldp.features._estimator import Estimator
+from tf_labeldp.features._table_encoding import encode, learn_columns, read_table
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048

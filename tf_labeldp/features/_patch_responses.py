@@ -10,7 +10,7 @@ from concurrent import futures
 
 import numpy as np
 
-from tf_labeldp.heads._spherical_kmeans import spherical_kmeans, zca
+from tf_labeldp.features._spherical_kmeans import spherical_kmeans, zca
 
 _BLOCK_BYTES = 2**21
 """Memory of one block's responses: what stays in the cache of a core between the steps."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.estimation._clusters import checked_clusters
+from tf_labeldp.features._clusters import checked_clusters
 from tf_labeldp.mechanisms import RandomizedResponse, checked_mechanism
 
 

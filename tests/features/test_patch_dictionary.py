@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.heads import PatchDictionary
-from tf_labeldp.heads._spherical_kmeans import spherical_kmeans, zca
+from tf_labeldp.features import PatchDictionary
+from tf_labeldp.features._spherical_kmeans import spherical_kmeans, zca
 
 SHAPES = [(9, 12), (11, 8, 1), (10, 13, 3), (7, 7, 2)]
 
@@ -79,17 +79,18 @@ def test_many_blocks_give_what_one_gives(monkeypatch, share, block_bytes):
     images = some_images((12, 12))
     model = PatchDictionary(5, (3, 4), pooling=2).fit(images)
     whole = model.transform(images)
-    monkeypatch.setattr("tf_labeldp.heads._patch_responses._SHARE", share)
-    monkeypatch.setattr("tf_labeldp.heads._patch_responses._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("tf_labeldp.features._patch_responses._SHARE", share)
+    monkeypatch.setattr("tf_labeldp.features._patch_responses._BLOCK_BYTES", block_bytes)
     np.testing.assert_allclose(model.transform(images), whole, atol=1e-5)
 
 
 def test_the_number_of_cores_changes_nothing(monkeypatch):
     images = some_images((12, 12), n=90)
-    monkeypatch.setattr("tf_labeldp.heads._patch_responses._SHARE", 8)
+    monkeypatch.setattr("tf_labeldp.features._patch_responses._SHARE", 8)
     results = []
     for cores in (1, 5):
-        monkeypatch.setattr("tf_labeldp.heads._patch_responses._cores", lambda cores=cores: cores)
+        module = "tf_labeldp.features._patch_responses"
+        monkeypatch.setattr(f"{module}._cores", lambda cores=cores: cores)
         results.append(PatchDictionary(5, 4, pooling=2).fit_transform(images))
     np.testing.assert_array_equal(*results)
 

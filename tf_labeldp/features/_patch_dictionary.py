@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.heads._estimator import Estimator
-from tf_labeldp.heads._patch_responses import (
+from tf_labeldp.features._estimator import Estimator
+from tf_labeldp.features._patch_responses import (
     Filters,
     count_too_large,
     learn_filters,

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.heads import RandomFourierFeatures
-from tf_labeldp.heads._table_encoding import encode, learn_columns, read_table
+from tf_labeldp.features import RandomFourierFeatures
+from tf_labeldp.features._table_encoding import encode, learn_columns, read_table
 
 
 def some_table(n=200, seed=0):
@@ -185,7 +185,7 @@ def test_a_seed_repeats_and_blocks_do_not_matter(monkeypatch):
     table = some_table()
     first = RandomFourierFeatures(32, seed=5).fit_transform(table)
     again = RandomFourierFeatures(32, seed=5).fit(table)
-    monkeypatch.setattr("tf_labeldp.heads._random_fourier._BLOCK", 7)
+    monkeypatch.setattr("tf_labeldp.features._random_fourier._BLOCK", 7)
     np.testing.assert_allclose(again.transform(table), first, atol=1e-6)
     assert np.abs(RandomFourierFeatures(32, seed=6).fit_transform(table) - first).max() > 0.01
 

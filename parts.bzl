@@ -1,0 +1,29 @@
+"""The parts of the library, in one table: who may know whom, and what each may load.
+
+A part may import the parts above it. BUILD loads this file; the layout tests read it as Python, and
+hold CONTRIBUTING.md to it.
+"""
+
+# Each part, with the third-party packages that it may import; ["*"] is any.
+PARTS = {
+    "_validate": ["numpy"],
+    "_optimizers": ["numpy"],
+    "_progress": ["tqdm"],
+    "accounting": ["numpy", "scipy", "dp_accounting"],
+    "mechanisms": ["numpy", "scipy", "opendp"],
+    "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
+    # Files of tables and the lock of a store; and TensorFlow for `to_dataset`, on its call.
+    "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "tensorflow"],
+    "features": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
+    "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
+    "data": ["numpy", "tensorflow"],
+    "gradients": ["numpy", "tensorflow"],
+    "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
+    "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
+    "cli": ["*"],
+}
+
+# Outside the order: the building blocks, which know Keras alone. Parts that may load Keras use them.
+OUTSIDE = {
+    "keras_layers": ["numpy", "keras"],
+}
