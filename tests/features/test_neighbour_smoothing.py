@@ -7,9 +7,9 @@ import pytest
 
 from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
+from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _nearest_neighbours
 from tf_labeldp.features._nearest_neighbours import nearest_neighbours
-from tf_labeldp.heads import PrivateRidge, _nearest_neighbours
+from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault._carried import carry, receipts_of
 

@@ -10,8 +10,10 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tf_labeldp import _progress
+from tf_labeldp.features import _feature_source
 from tf_labeldp.features._feature_source import FeatureSource
-from tf_labeldp.heads import _feature_source, _progress, _public_rows
+from tf_labeldp.heads import _public_rows
 
 FALSE_ALARM = 1e-6
 
