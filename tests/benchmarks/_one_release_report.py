@@ -1,9 +1,6 @@
-"""Figures, table and plot of ``bench_one_release.py``, with the papers' figures beside them."""
+"""Figures and table of ``bench_one_release.py``, with the papers' figures beside them."""
 
 from __future__ import annotations
-
-import json
-import pathlib
 
 import numpy as np
 
@@ -38,21 +35,16 @@ PROTOTYPE = {
     "mnist": (83.3, 93.0, 94.4, 95.3, 96.2, 96.8, 97.3),
     "fashion_mnist": (67.0, 77.3, 80.3, 82.5, 85.0, 86.4, 87.4),
 }
-COLOURS = {
-    "smooth logistic": "tab:red",
-    "smooth ridge": "tab:orange",
-    "logistic": "tab:blue",
-    "ridge": "tab:cyan",
-    "teacher": "tab:purple",
-    "head + draw": "tab:green",
-    "RR": "tab:gray",
-    "LP-2ST": "tab:brown",
-}
-
-
-def read(path: pathlib.Path) -> list[dict]:
-    """Returns the results of earlier runs."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+METHODS = (
+    "smooth logistic",
+    "smooth ridge",
+    "logistic",
+    "ridge",
+    "teacher",
+    "head + draw",
+    "RR",
+    "LP-2ST",
+)
 
 
 def key(result: dict) -> tuple:
@@ -83,7 +75,7 @@ def table(results: list[dict], names: list[str]) -> str:
     rows = [f"| data | method | {head} |", "|---" * (2 + len(EPSILONS)) + "|"]
     for name in names:
         for measure in ("accuracy", "auc"):
-            for method in COLOURS:
+            for method in METHODS:
                 cells = [_cell(results, name, method, epsilon, measure) for epsilon in EPSILONS]
                 if any(cells):
                     label = method if measure == "accuracy" else f"{method}, AUC"
@@ -96,46 +88,6 @@ def table(results: list[dict], names: list[str]) -> str:
             if any(cells):
                 rows.append(f"| {name} | *{method}* | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def plot(results: list[dict], names: list[str], path: pathlib.Path) -> None:
-    """Draws accuracy against epsilon for all methods, the papers' figures as dotted lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 5))
-    for axis, name in zip(np.atleast_1d(axes), names, strict=True):
-        for method, colour in COLOURS.items():
-            means = {e: _values(results, name, method, e, "accuracy") for e in EPSILONS}
-            means = {e: found for e, found in means.items() if found}
-            if means:
-                axis.errorbar(
-                    list(means),
-                    [np.mean(found) for found in means.values()],
-                    [np.std(found) for found in means.values()],
-                    color=colour,
-                    marker="o",
-                    markersize=3,
-                    label=method,
-                )
-        for i, (words, figures) in enumerate(PAPERS.get(name, {}).items()):
-            colour = ("black", "dimgray", "darkkhaki", "rosybrown")[i]
-            axis.plot(list(figures), list(figures.values()), ":", color=colour, label=words)
-        axis.set(title=name, xscale="log", xlabel="epsilon", ylabel="test accuracy (%)")
-        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        axis.set_ylim(bottom=70 if name == "adult" else 55)
-    drawn: dict[str, object] = {}
-    for axis in np.atleast_1d(axes):
-        handles, words = axis.get_legend_handles_labels()
-        drawn.update(zip(words, handles, strict=True))
-    figure.legend(drawn.values(), drawn.keys(), loc="lower center", ncol=6, fontsize=8)
-    figure.suptitle("Label-DP for the replacement of one label, delta = 1/n; dotted: the papers")
-    figure.tight_layout(rect=(0.0, 0.1, 1.0, 1.0))
-    figure.savefig(path, dpi=90)
 
 
 def _values(results: list[dict], *wanted: object) -> list[float]:

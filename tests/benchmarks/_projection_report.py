@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -16,11 +15,6 @@ COLOURS = {
     "frank_wolfe": "tab:green",
     "pgd": "tab:gray",
 }
-
-
-def read(path: pathlib.Path) -> list[dict]:
-    """Returns the results of earlier runs."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def key(result: dict) -> tuple:

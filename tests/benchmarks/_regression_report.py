@@ -1,4 +1,4 @@
-"""Tables, plots and the line-by-line check of ``bench_regression.py``."""
+"""Tables, a plot and the line-by-line check of ``bench_regression.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from _regression_methods import Method, methods
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib import colors, ticker
+from matplotlib import colors
 
 OURS = "RR-on-Bins"
 NON_PRIVATE, CONSTANT = "non-private", "constant predictor"
@@ -21,19 +21,6 @@ MEASURES = {
     "mechanism_error": "mechanism error: MSE between true and noisy training labels",
     "test_error": "test error: MSE on true test labels",
 }
-# Method: (colour, line style, marker); what the paper has is drawn solid.
-STYLES = {
-    "RR-on-Bins": ("tab:red", "-", "o"),
-    "Laplace": ("tab:blue", "-", "s"),
-    "staircase": ("tab:green", "-", "^"),
-    "exponential": ("tab:orange", "-", "D"),
-    "Laplace, not clipped": ("navy", ":", "s"),
-    "Laplace + posterior mean": ("deepskyblue", "--", "s"),
-    "RR-on-Bins, debiased": ("tab:purple", "--", "x"),
-    "unbiased channel": ("tab:brown", "--", "v"),
-    "RR-on-Bins, prior known (NOT PRIVATE)": ("black", "--", "+"),
-}
-
 Results = Sequence[dict[str, Any]]
 
 
@@ -161,87 +148,6 @@ def _check(
             )
     rows += ["", f"{total - short} of {total} lines hold (3 standard errors), {short} fall short."]
     return "\n".join(rows)
-
-
-def plot_errors(
-    results: Results, data: InsuranceData, epsilons: Sequence[float], path: pathlib.Path
-) -> None:
-    """Draws Figure 3 of the paper: both errors against epsilon, mean and range over the seeds.
-
-    The scale is that of the paper's methods; those without bounds leave it at small epsilon. A
-    third panel has the test error by that of the constant predictor on the same split.
-    """
-    found = [result for result in results if result["data"] == data.name]
-    constant = _values(found, CONSTANT, None, "test_error")
-    non_private = _values(found, NON_PRIVATE, None, "test_error")
-    if not constant.keys() >= {result["seed"] for result in found} or not non_private:
-        return  # another process has not finished yet
-    unit = dict.fromkeys(constant, _unit(data))
-    figure, axes = plt.subplots(1, 3, figsize=(17, 5.8))
-    for axis, letter, (measure, words) in zip(axes, "ab", MEASURES.items(), strict=False):
-        scale = _curves(axis, found, data, epsilons, measure, unit)
-        margin = (max(scale) / min(scale)) ** 0.12
-        axis.set_ylim(min(scale) / margin, max(scale) * margin)
-        axis.set(title=f"({letter}) {words}", yscale="log", ylabel=f"MSE, {_unit_words(data)}")
-        axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-        few = max(scale) / min(scale) < 5
-        axis.yaxis.set_minor_formatter(
-            ticker.StrMethodFormatter("{x:.3g}") if few else ticker.NullFormatter()
-        )
-    _curves(axes[2], found, data, epsilons, "test_error", constant)
-    best = np.mean([error / constant[seed] for seed, error in non_private.items()])
-    gap = 1.0 - best
-    axes[2].set_ylim(best - 0.5 * gap, 1.0 + 1.5 * gap)
-    axes[2].set(title="(c) test error by that of the constant predictor", ylabel="ratio of MSEs")
-    for axis in axes:
-        axis.set(xscale="log", xlabel="epsilon")
-        axis.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-        axis.xaxis.set_minor_locator(ticker.NullLocator())
-        axis.grid(alpha=0.3, which="both")
-    figure.suptitle(
-        f"{data.name}: {data.unit}, in [0, {data.high:.0f}]; bands: lowest to highest seed"
-    )
-    handles, words = axes[1].get_legend_handles_labels()
-    figure.legend(handles, words, loc="lower center", ncols=4, fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
-def _curves(
-    axis: plt.Axes,
-    results: Results,
-    data: InsuranceData,
-    epsilons: Sequence[float],
-    measure: str,
-    divisors: dict[int, float],
-) -> list[float]:
-    """Draws a curve a method; returns the heights that have to be in the picture."""
-    kinds = methods(data.counts)
-    heights: list[float] = []
-
-    def scaled(name: str, epsilon: float | None) -> list[float]:
-        found = _values(results, name, epsilon, measure)
-        return [value / divisors[seed] for seed, value in found.items()]
-
-    for name, (colour, style, marker) in STYLES.items():
-        points = {epsilon: scaled(name, epsilon) for epsilon in epsilons}
-        points = {epsilon: values for epsilon, values in points.items() if values}
-        means = [float(np.mean(values)) for values in points.values()]
-        if kinds[name].role != "extra":
-            heights += means
-        axis.plot(
-            list(points), means, style, color=colour, marker=marker, markersize=4.5, label=name,
-            linewidth=2.2 if name == OURS else 1.3, zorder=3 if name == OURS else 2,
-        )  # fmt: skip
-        lows, highs = ([pick(values) for values in points.values()] for pick in (min, max))
-        axis.fill_between(list(points), lows, highs, color=colour, alpha=0.12, linewidth=0)
-    for name, style in ((CONSTANT, ":"), (NON_PRIVATE, "-.")):
-        values = scaled(name, None)
-        if any(values):  # non-private labels have no mechanism error
-            heights.append(float(np.mean(values)))
-            axis.axhline(heights[-1], color="dimgray", linestyle=style, label=name)
-    return heights
 
 
 def plot_joint_density(data: InsuranceData, epsilon: float, seed: int, path: pathlib.Path) -> None:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
 import pathlib
 import time
 import warnings
 from typing import Any
 
+import _results
 import keras
 import numpy as np
 from _one_release_deep import STAGE_BATCH, STAGE_EPOCHS, STAGE_RATE, stages_logits
@@ -166,7 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
     path = options.results
-    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = _results.runs(path)
     keys = ("data", "method", "epsilon", "seed")
     done = {tuple(line[key] for key in keys) for line in results}
     for name in options.data:
@@ -182,12 +182,12 @@ def main() -> None:
             begun = time.perf_counter()
             accuracy = problem.run(*job[1:])  # type: ignore[union-attr]
             results.append({**dict(zip(keys, job, strict=True)), "accuracy": accuracy})
-            with path.open("a") as file:
-                file.write(json.dumps(results[-1]) + "\n")
+            _results.add_run(path, results[-1])
             seconds = time.perf_counter() - begun
             print(f"[{i}/{len(todo)}] {job} {accuracy:.2f} ({seconds:.0f} s)", flush=True)
             keras.backend.clear_session()
-    print_table(results)
+    with _results.recorded(__file__, "accuracy"):
+        print_table(results)
 
 
 if __name__ == "__main__":

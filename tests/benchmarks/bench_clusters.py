@@ -10,14 +10,13 @@ logistic regression. On ``mnist-binary`` the labels say whether the digit is a 5
 Labels of these data sets are public; draws are seeded so that the table can be made again, and
 protect nobody. Every fit is a line in a JSON file, so a benchmark that is stopped goes on.
 
-    python tests/benchmarks/bench_clusters.py --plot clusters.png
+    python tests/benchmarks/bench_clusters.py
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
 import pathlib
 import time
@@ -25,6 +24,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import _results
 import numpy as np
 from _cluster_logistic import fit_scores
 
@@ -213,54 +213,8 @@ def print_tables(results: list[dict[str, Any]]) -> None:
                 print(f"| {name}, {method} | " + " | ".join(row) + " |")
 
 
-def plot(results: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Draws the panels of Figure 1, and Figure 2, relative to non-private training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    found = cells(results)
-    colours = dict(zip(dict.fromkeys((*PRIVATE, *BINARY)), plt.cm.tab10.colors, strict=False))
-    figure, axes = plt.subplots(2, 2, figsize=(11, 8))
-    for axis, name in zip(axes.flat, ("mnist", "fashion_mnist", "mnist-binary"), strict=False):
-        best = np.mean(found.get((name, "non-private", None, 0), [np.nan]))
-        for method, colour in colours.items():
-            clusters = CLUSTERS if method.startswith("cluster") else 0
-            values = [found.get((name, method, e, clusters)) for e in EPSILONS]
-            points = [(e, np.array(v) / best) for e, v in zip(EPSILONS, values, strict=True) if v]
-            if points:
-                epsilons, ratios = zip(*points, strict=True)
-                means = [np.mean(r) for r in ratios]
-                axis.plot(epsilons, means, "o-", color=colour, label=method, markersize=4)
-                low, high = [min(r) for r in ratios], [max(r) for r in ratios]
-                axis.fill_between(epsilons, low, high, color=colour, alpha=0.15)
-        axis.set(title=f"{name} ({CLUSTERS} clusters)", xscale="log", ylim=(None, 1.02))
-        axis.set(xlabel="epsilon, one label replaced", ylabel="accuracy / non-private accuracy")
-        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-        axis.minorticks_off()
-        axis.legend(fontsize=8)
-    for name, style in (("mnist", "o-"), ("fashion_mnist", "s--")):
-        best = np.mean(found.get((name, "non-private", None, 0), [np.nan]))
-        for method in ("cluster", "cluster soft"):
-            values = [found.get((name, method, CLUSTERS_AT, c)) for c in CLUSTER_NUMBERS]
-            points = [
-                (c, np.mean(v) / best) for c, v in zip(CLUSTER_NUMBERS, values, strict=True) if v
-            ]
-            if points:
-                axes[1, 1].plot(*zip(*points, strict=True), style, color=colours[method],
-                                label=f"{name}, {method}", markersize=4)  # fmt: skip
-    axes[1, 1].set(title=f"epsilon {CLUSTERS_AT:g}", xscale="log", xlabel="number of clusters")
-    axes[1, 1].set(ylabel="accuracy / non-private accuracy")
-    axes[1, 1].legend(fontsize=8)
-    for axis in axes.flat:
-        axis.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-
-
 def main() -> None:
-    """Runs what is missing, prints the tables and draws the plot."""
+    """Runs what is missing, prints and records the tables."""
     every = list(dict.fromkeys((*PRIVATE, *BINARY)))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", nargs="*", default=["mnist", "fashion_mnist", "mnist-binary"])
@@ -270,12 +224,11 @@ def main() -> None:
     numbers = list(CLUSTER_NUMBERS)
     parser.add_argument("--numbers", nargs="*", type=int, default=numbers, help="of clusters")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("clusters.jsonl"))
-    parser.add_argument("--plot", type=pathlib.Path, help="PNG file to draw into")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "delta")  # 1/n, as in the paper
 
     path = options.results
-    results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = _results.runs(path)
     keys = ("data", "method", "epsilon", "clusters", "seed")
     done = {tuple(line[key] for key in keys) for line in results}
     for name in options.data:
@@ -290,13 +243,12 @@ def main() -> None:
             begun = time.perf_counter()
             accuracy = problem.run(job["method"], job["epsilon"], job["clusters"], job["seed"])
             results.append({**job, "accuracy": accuracy})
-            with path.open("a") as file:
-                file.write(json.dumps(results[-1]) + "\n")
+            _results.add_run(path, results[-1])
             seconds = time.perf_counter() - begun
             print(f"[{i}/{len(todo)}] {job} {accuracy:.2f} ({seconds:.0f} s)", flush=True)
-    print_tables(results)
-    if options.plot is not None:
-        plot(results, options.plot)
+    names = dict.fromkeys(line["data"].replace("-", "_") for line in results)
+    with _results.recorded(__file__, *names, "numbers"):
+        print_tables(results)
 
 
 if __name__ == "__main__":

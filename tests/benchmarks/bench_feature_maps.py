@@ -40,6 +40,7 @@ import pathlib
 import time
 import warnings
 
+import _results
 import numpy as np
 from scipy import stats
 
@@ -205,18 +206,20 @@ def main() -> None:
         x_train = x_train[: arguments.examples]
     y_train = y_train[: arguments.examples]
     heads = list(HEADS) if arguments.head == "both" else [arguments.head]
-    results = Results(heads, list(arguments.epsilons), arguments.seeds)
-    for change in variants if arguments.sensitivity else variants[:1]:
-        start = time.perf_counter()
-        mapping = make(**change).fit(x_train)
-        fitted = time.perf_counter()
-        train, test = mapping.transform(x_train), mapping.transform(x_test)
-        seconds = f"{fitted - start:.0f} + {time.perf_counter() - fitted:.0f} s"
-        name = ", ".join(f"{key} {value}" for key, value in change.items()) or "default"
-        results.add(name, seconds, train, y_train, test, y_test)
-    if arguments.sensitivity:
-        proxy = json.loads(arguments.proxy.read_text()) if arguments.proxy else None
-        results.print_choices(proxy)
+    tables = [arguments.data, f"{arguments.data}_choices"][: 1 + arguments.sensitivity]
+    with _results.recorded(__file__, *tables):
+        results = Results(heads, list(arguments.epsilons), arguments.seeds)
+        for change in variants if arguments.sensitivity else variants[:1]:
+            start = time.perf_counter()
+            mapping = make(**change).fit(x_train)
+            fitted = time.perf_counter()
+            train, test = mapping.transform(x_train), mapping.transform(x_test)
+            seconds = f"{fitted - start:.0f} + {time.perf_counter() - fitted:.0f} s"
+            name = ", ".join(f"{key} {value}" for key, value in change.items()) or "default"
+            results.add(name, seconds, train, y_train, test, y_test)
+        if arguments.sensitivity:
+            proxy = json.loads(arguments.proxy.read_text()) if arguments.proxy else None
+            results.print_choices(proxy)
     if arguments.save:
         saved = {"names": results.names, "accuracies": results.accuracies}
         arguments.save.write_text(json.dumps(saved))

@@ -23,6 +23,7 @@ import time
 import warnings
 from typing import Any
 
+import _results
 import keras
 import numpy as np
 import tensorflow as tf
@@ -196,10 +197,6 @@ def number_or_word(text: str) -> Any:
         return text
 
 
-def finished(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def print_table(lines: list[dict[str, Any]]) -> None:
     """Prints mean and standard deviation over seeds of what the file holds."""
     cells = collections.defaultdict(list)
@@ -221,14 +218,15 @@ def main() -> None:
     """Makes the runs that the file does not have yet."""
     options = arguments()
     if options.table:
-        print_table(finished(options.results))
+        with _results.recorded(__file__, "runs"):
+            print_table(_results.runs(options.results))
         return
     warnings.filterwarnings("ignore", "delta")  # 1/n, as in the paper
     pairs = (change.partition("=") for change in options.set)
     changes = {name: number_or_word(value) for name, _, value in pairs}
     every_setting = {method: settings_of(method, changes) for method in options.methods}
     names = ("data", "method", "epsilon", "seed", "relation", "settings")
-    done = [tuple(str(line[name]) for name in names) for line in finished(options.results)]
+    done = [tuple(str(line[name]) for name in names) for line in _results.runs(options.results)]
     for data_name in options.data:
         raw = _datasets.load(data_name, os.environ["LABELDP_DATA_DIR"])
         for seed, epsilon, method in itertools.product(
@@ -248,8 +246,7 @@ def main() -> None:
             accuracy = 100.0 * float(np.mean(scores.argmax(axis=1) == raw.y_test))
             took = time.perf_counter() - begun
             line = {**run, **cost, "accuracy": accuracy, "seconds": round(took, 1)}
-            with options.results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            _results.add_run(options.results, line)
             print(f"{data_name} {method} {epsilon:g} seed {seed}: {accuracy:.2f} ({took:.0f} s)")
             tf.keras.backend.clear_session()
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import pathlib
 import time
 
+import _results
 import keras
 import numpy as np
 import tensorflow as tf
@@ -67,13 +67,6 @@ VARIANTS = {
     "no-reuse": Variant(options={"reuse_labels": False}),
     "cold-start": Variant(options={"warm_start": False}),
 }
-
-CURVES = (
-    ("no-filter", "-.", "no mixup, no filter"),
-    ("no-mixup", "-", "no mixup"),
-    ("profile", "--", "the profile with mixup"),
-)
-
 
 def accuracy(model: keras.Model, data: _datasets.ClassificationData) -> float:
     """Returns the test accuracy in percent."""
@@ -159,46 +152,8 @@ def table(results: list[dict], data_names: list[str]) -> str:
     return "\n".join(rows)
 
 
-def plot(results: list[dict], data_names: list[str], path: pathlib.Path) -> None:
-    """Draws accuracy against epsilon, with and without mixup, mean and range over the seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(data_names), figsize=(6 * len(data_names), 4.2))
-    for axis, name in zip(np.atleast_1d(axes), data_names, strict=True):
-        for variant, style, words in CURVES:
-            for method, colour in (("LP-1ST", "tab:orange"), ("LP-2ST", "tab:blue")):
-                found = [
-                    [
-                        r["accuracy"]
-                        for r in results
-                        if _key(r)[:4] == (name, variant, method, epsilon)
-                    ]
-                    for epsilon in EPSILONS
-                ]
-                if not all(found):
-                    continue
-                means = [np.mean(f) for f in found]
-                axis.plot(EPSILONS, means, style, color=colour, label=f"{method}, {words}")
-                low, high = [min(f) for f in found], [max(f) for f in found]
-                axis.fill_between(EPSILONS, low, high, color=colour, alpha=0.12)
-        found = [r["accuracy"] for r in results if _key(r)[:3] == (name, "no-mixup", "non-private")]
-        if found:
-            axis.axhline(np.mean(found), color="black", linestyle=":", label="non-private")
-        axis.set(title=name, xscale="log", xlabel="epsilon of label-DP", ylabel="test accuracy (%)")
-        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axis.legend(loc="lower right", fontsize=8)
-    figure.suptitle("10 epochs a stage, CNN of 9,066 weights; bands: lowest to highest seed")
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-
-
 def main() -> None:
-    """Runs what is missing, prints the table and draws the plot."""
+    """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["fashion_mnist", "mnist"])
     parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
@@ -210,11 +165,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="epochs a stage")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("bench_lp_mst.jsonl"))
-    parser.add_argument("--plot", type=pathlib.Path, help="PNG file to draw accuracies into")
     args = parser.parse_args()
 
-    lines = args.results.read_text().splitlines() if args.results.exists() else []
-    results = [json.loads(line) for line in lines]
+    results = _results.runs(args.results)
     done = {_key(r) for r in results}
     for name in args.data:
         jobs = [
@@ -229,16 +182,14 @@ def main() -> None:
         for i, job in enumerate(jobs, start=1):
             result = run(data, job, args)
             results.append(result)
-            with args.results.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+            _results.add_run(args.results, result)
             print(
                 f"[{i}/{len(jobs)}] {job} accuracy {result['accuracy']:.2f} "
                 f"in {result['seconds']:.0f} s",
                 flush=True,
             )
-    print(table(results, args.data))
-    if args.plot is not None:
-        plot(results, args.data, args.plot)
+    with _results.recorded(__file__, "accuracy"):
+        print(table(results, args.data))
 
 
 def _key(job: dict) -> tuple:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+import _results
 import numpy as np
 from _insurance import load
 
@@ -48,4 +49,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with _results.recorded(__file__, "mechanism_error"):
+        main()

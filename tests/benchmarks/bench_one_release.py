@@ -10,7 +10,7 @@ sets are public; draws are seeded so that the table can be made again, and prote
 are of the noise; the features are the same for all. Every figure is a line in a JSON file, so a
 benchmark that is stopped goes on where it was.
 
-    python tests/benchmarks/bench_one_release.py --plot one_release.png
+    python tests/benchmarks/bench_one_release.py
     python tests/benchmarks/bench_one_release.py --data adult --methods ridge logistic
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import pathlib
 import time
@@ -27,6 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import _one_release_report as report
+import _results
 import numpy as np
 from bench_feature_maps import read_adult
 
@@ -117,7 +117,7 @@ def deep_result(features: Features, method: str, epsilon: float, seed: int) -> n
 
 
 def main() -> None:
-    """Runs what is missing, prints the table and draws the plot."""
+    """Runs what is missing, prints and records the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["mnist", "fashion_mnist", "adult"])
     parser.add_argument("--data-dir", default=os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
@@ -127,11 +127,10 @@ def main() -> None:
     parser.add_argument(
         "--results", type=pathlib.Path, default=pathlib.Path("bench_one_release.jsonl")
     )
-    parser.add_argument("--plot", type=pathlib.Path, help="PNG file to draw the results into")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", "delta")  # 1/n, for all to compare
 
-    results = report.read(args.results)
+    results = _results.runs(args.results)
     done = {report.key(result) for result in results}
     for name in args.data:
         features: Features | None = None
@@ -157,13 +156,11 @@ def main() -> None:
                         **report.scores(logits, features.data.y_test),
                     }
                     results.append(result)
-                    with args.results.open("a") as file:
-                        file.write(json.dumps(result) + "\n")
+                    _results.add_run(args.results, result)
                     print(result, flush=True)
                     start = time.perf_counter()
-    print(report.table(results, args.data))
-    if args.plot is not None:
-        report.plot(results, args.data, args.plot)
+    with _results.recorded(__file__, "accuracy"):
+        print(report.table(results, args.data))
 
 
 if __name__ == "__main__":

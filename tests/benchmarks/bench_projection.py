@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +26,7 @@ from unittest import mock
 
 import _projection_report as report
 import _projection_times as times
+import _results
 import numpy as np
 import tensorflow as tf
 from _projection_states import BATCH_SIZE, STATES, State, training_states
@@ -227,9 +227,10 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="only the times of products")
     arguments = parser.parse_args()
     if arguments.times:
-        times.main()
+        with _results.recorded(__file__, "times"):
+            times.main()
         return
-    results = report.read(arguments.results)
+    results = _results.runs(arguments.results)
     done = {report.key(result) for result in results}
     chosen = [case for case in cases(arguments.quick) if case["columns"] in arguments.columns]
     wanted = [case for case in chosen if report.key(case) not in done]
@@ -237,19 +238,19 @@ def main() -> None:
         states = {s.name: s for s in training_states(CLIP)}
         made: tuple[Any, Any] = (None, None)
         curvatures: dict[str, float] = {}
-        with arguments.results.open("a") as file:
-            for case in wanted:
-                which = case["state"], case["num_examples"], case["columns"]
-                if made[0] != which:
-                    made = which, operator_of(states[which[0]], *which[1:])
-                    curvatures = {}
-                state, hull = states[case["state"]], case["hull"]
-                if hull not in curvatures:
-                    curvatures[hull] = earlier_curvature(state, hull, *made[1])
-                for result in run(case, state, *made[1], curvatures[hull]):
-                    results.append(result)
-                    print(json.dumps(result), file=file, flush=True)
-    report.print_tables(results)
+        for case in wanted:
+            which = case["state"], case["num_examples"], case["columns"]
+            if made[0] != which:
+                made = which, operator_of(states[which[0]], *which[1:])
+                curvatures = {}
+            state, hull = states[case["state"]], case["hull"]
+            if hull not in curvatures:
+                curvatures[hull] = earlier_curvature(state, hull, *made[1])
+            for result in run(case, state, *made[1], curvatures[hull]):
+                results.append(result)
+                _results.add_run(arguments.results, result)
+    with _results.recorded(__file__, "products_needed", "direction_error"):
+        report.print_tables(results)
     if arguments.plot:
         report.plot(results, arguments.plot)
 

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import _results
+
 REGRESSION = ("--column", "amount", "--task", "regression", "--low", "0", "--high", "400")
 RUNS = {
     "regression, RR-on-Bins": REGRESSION,
@@ -85,27 +87,29 @@ def main() -> None:
         rows = str(arguments.rows)
         subprocess.run([sys.executable, __file__, rows, "--make", str(table)], check=True)
         print(f"{arguments.rows:,} rows, {table.stat().st_size / 1e6:,.0f} MB, epsilon 1\n")
-        print(
-            "| run | seconds | rows a second | processor seconds | peak memory, MB | reading | "
-            "drawing | writing |"
-        )
-        print("|---|---:|---:|---:|---:|---:|---:|---:|")
-        for number, (name, options) in enumerate(RUNS.items()):
-            if arguments.only not in (None, name):
-                continue
-            public = Path(folder) / "public"  # apart from the store, which is not
-            public.mkdir(exist_ok=True)
-            output = public / f"noisy-{number}.csv"
-            command = [sys.executable, "-m", "tf_labeldp.cli", "randomize", str(table), *options]
-            command += [str(Path(folder) / "store")] if options[-1] == "--store" else []
-            command += ["--epsilon", "1", "--output", str(output)]
-            wall, processor, peak, errors = measured(command)
+        with _results.recorded(__file__, "times"):
             print(
-                f"| {name} | {wall:.1f} | {arguments.rows / wall:,.0f} | {processor:.1f} | "
-                f"{peak:,.0f} | {' | '.join(shares(errors, wall))} |",
-                flush=True,
+                "| run | seconds | rows a second | processor seconds | peak memory, MB | reading | "
+                "drawing | writing |"
             )
-            output.unlink()
+            print("|---|---:|---:|---:|---:|---:|---:|---:|")
+            for number, (name, options) in enumerate(RUNS.items()):
+                if arguments.only not in (None, name):
+                    continue
+                public = Path(folder) / "public"  # apart from the store, which is not
+                public.mkdir(exist_ok=True)
+                output = public / f"noisy-{number}.csv"
+                command = [sys.executable, "-m", "tf_labeldp.cli", "randomize", str(table)]
+                command += options
+                command += [str(Path(folder) / "store")] if options[-1] == "--store" else []
+                command += ["--epsilon", "1", "--output", str(output)]
+                wall, processor, peak, errors = measured(command)
+                print(
+                    f"| {name} | {wall:.1f} | {arguments.rows / wall:,.0f} | {processor:.1f} | "
+                    f"{peak:,.0f} | {' | '.join(shares(errors, wall))} |",
+                    flush=True,
+                )
+                output.unlink()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ processes can share the work; the tables and plots are made from that file.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import time
@@ -21,12 +20,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import _results
 import numpy as np
 import tensorflow as tf
 from _insurance import COLUMNS, InsuranceData, load, split
 from _regression_methods import Drawn, methods
 from _regression_network import Trainer
-from _regression_report import CONSTANT, NON_PRIVATE, plot_errors, plot_joint_density, report
+from _regression_report import CONSTANT, NON_PRIVATE, plot_joint_density, report
 
 EPSILONS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 # (batch size, epochs), chosen with --tune: for Laplace noise at epsilon 6, as in the paper, and
@@ -78,8 +78,7 @@ def run(data: InsuranceData, jobs: list[dict[str, Any]], output: pathlib.Path) -
     trainer = new_trainer(data, *SETTINGS[data.name])
     for i, job in enumerate(jobs, start=1):
         result = measure(data, trainer, job["method"], job["epsilon"], job["seed"])
-        with output.open("a") as file:  # one short write a line: processes may share the file
-            file.write(json.dumps(result) + "\n")
+        _results.add_run(output, result)
         print(
             f"[{i}/{len(jobs)}] {data.name} {job['method']}, epsilon {job['epsilon']}, seed "
             f"{job['seed']}: mechanism {result['mechanism_error']:.5g}, test "
@@ -134,15 +133,11 @@ def missing_jobs(
 
 def read(output: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the finished cells; a line that was cut off is none, nor one of other settings."""
-    results = []
-    for line in output.read_text().splitlines() if output.exists() else []:
-        try:
-            result = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if tuple(result["settings"]) == SETTINGS[result["data"]]:
-            results.append(result)
-    return results
+    return [
+        result
+        for result in _results.runs(output)
+        if tuple(result["settings"]) == SETTINGS[result["data"]]
+    ]
 
 
 def _key(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -157,7 +152,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Runs what is missing, prints the tables and draws the plots."""
+    """Runs what is missing, prints and records the tables, and draws the joint density."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = pathlib.Path(__file__).parent
     parser.add_argument("--data", nargs="+", default=list(COLUMNS), choices=list(COLUMNS))
@@ -190,9 +185,11 @@ def main() -> None:
 
     results = read(args.output)
     args.plots.mkdir(parents=True, exist_ok=True)
-    for name, data in datasets.items():
-        print(f"\n{report(results, data, args.epsilons)}")
-        plot_errors(results, data, args.epsilons, args.plots / f"regression_{name}.png")
+    for data in datasets.values():
+        kind = "counts" if data.counts else "amounts"
+        names = ("mechanism_error", "test_error", "bins", "mechanism_check", "test_check")
+        with _results.recorded(__file__, *(f"{name}_{kind}" for name in names)):
+            print(f"\n{report(results, data, args.epsilons)}")
     if "beMTPL97" in datasets:
         plot_joint_density(
             datasets["beMTPL97"], DENSITY_EPSILON, 0, args.plots / "regression_joint_density.png"

@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 
+import _results
 import numpy as np
 from _timing import best_seconds, peak_bytes
 
@@ -88,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with _results.recorded(__file__, "times"):
+        main()

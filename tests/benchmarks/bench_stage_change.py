@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 
+import _results
 import keras
 import numpy as np
 
@@ -63,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with _results.recorded(__file__, "times"):
+        main()

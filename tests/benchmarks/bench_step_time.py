@@ -28,6 +28,8 @@ import time
 from importlib.util import find_spec
 from typing import Any
 
+import _results
+
 CORES = 2
 WARM_UP = 2
 CLASSES = 10
@@ -320,7 +322,9 @@ def main() -> None:
         TRAINERS[kind](int(batch), steps, int(epochs), dict(settings))
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    report(measure(args.cases, args.batch, args.rounds), args.batch)
+    workers = measure(args.cases, args.batch, args.rounds)
+    with _results.recorded(__file__, "steps"):
+        report(workers, args.batch)
 
 
 if __name__ == "__main__":

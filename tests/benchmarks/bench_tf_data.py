@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+import _results  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
@@ -115,4 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with _results.recorded(__file__, "times"):
+        main()

@@ -1,0 +1,211 @@
+"""Makes the tables and plots of the benchmark pages from the files in `results/`.
+
+    python tests/benchmarks/report.py
+
+What stands between `<!-- table SCRIPT/TABLE -->` and `<!-- end -->` in the pages is written here.
+After the name, `rows=A+B,C` chooses the rows of which the first three cells hold A and B, or C,
+and `columns=A,B` chooses columns; both with `-` in the place of spaces and commas.
+The plots that need more than a table come from their own scripts: projection_convergence.png from
+bench_projection.py, regression_joint_density.png from bench_regression.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Any
+
+import _results
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+PAGES = (HERE / "README.md", HERE / "REFERENCE.md")
+_TABLE = re.compile(
+    r"(?P<head>(?P<indent>[ ]*)<!-- table (?P<name>\S+)(?P<choice>[^>]*) -->\n)"
+    r".*?(?P<end>[ ]*<!-- end -->)",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+_X_COLUMN = re.compile(r"(?:eps |ε )?\d[\d,.]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One panel of a plot: a curve a row where columns are numbers, else a curve a column.
+
+    Attributes:
+        table: the script and the name of its table, `script/table`.
+        title: over the panel.
+        rows: a word that each row drawn has, or None for all rows.
+        axes: further settings of the axes.
+    """
+
+    table: str
+    title: str
+    rows: str | None = None
+    axes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_ERROR = {"yscale": "log", "ylabel": "mean squared error"}
+_CLUSTERS = {"xlabel": "number of clusters"}
+PLOTS = {
+    "lp_mst.png": [
+        Panel("lp_mst/accuracy", "MNIST", "mnist"),
+        Panel("lp_mst/accuracy", "Fashion-MNIST", "fashion_mnist"),
+    ],
+    "one_release.png": [
+        Panel("one_release/accuracy", "MNIST", "mnist", {"ylim": (55, 100)}),
+        Panel("one_release/accuracy", "Fashion-MNIST", "fashion_mnist", {"ylim": (55, 93)}),
+        Panel("one_release/accuracy", "Adult (and AUC)", "adult", {"ylim": (70, 92)}),
+    ],
+    "clusters.png": [
+        Panel("clusters/mnist", "MNIST"),
+        Panel("clusters/fashion_mnist", "Fashion-MNIST"),
+        Panel("clusters/mnist_binary", "MNIST, 5 or not"),
+        Panel("clusters/numbers", "epsilon 0.5", None, _CLUSTERS),
+    ],
+    "regression_beMTPL97.png": [
+        Panel("regression/mechanism_error_amounts", "mechanism error, amounts", None, _ERROR),
+        Panel("regression/test_error_amounts", "test error, amounts", None, _ERROR),
+    ],
+    "regression_pg15training.png": [
+        Panel("regression/mechanism_error_counts", "mechanism error, counts", None, _ERROR),
+        Panel("regression/test_error_counts", "test error, counts", None, _ERROR),
+    ],
+    "optimal_bins.png": [
+        Panel(
+            "optimal_bins/times",
+            "optimal_bins on one core",
+            None,
+            {"yscale": "log", "xlabel": "values", "ylabel": "seconds"},
+        ),
+    ],
+    "peer_to_peer.png": [
+        Panel(
+            "peer_to_peer/epsilon",
+            "alpha, theta: clusters of s users or more, and Lemma 9",
+            None,
+            {"yscale": "log", "xlabel": "users s", "ylabel": "epsilon"},
+        ),
+    ],
+}
+
+
+def table_of(name: str) -> dict[str, Any]:
+    """Returns the table `script/table` of the results."""
+    script, _, table = name.partition("/")
+    results = json.loads((_results.FOLDER / f"{script}.json").read_text(encoding="utf-8"))
+    return results["tables"][table]
+
+
+def filled(page: str) -> str:
+    """Returns a page with its tables as the results have them now."""
+
+    def one(match: re.Match[str]) -> str:
+        table = table_of(match["name"])
+        choice = dict(part.split("=", 1) for part in match["choice"].strip().split(" ") if part)
+        columns, rows = table["columns"], table["rows"]
+        if "rows" in choice:
+            wanted = [set(words.split("+")) for words in choice["rows"].split(",")]
+            rows = [row for row in rows if any(words <= _words(row) for words in wanted)]
+        if "columns" in choice:
+            wanted_columns = choice["columns"].split(",")
+            kept = [columns.index(name) for name in columns if _word(name) in wanted_columns]
+            columns = [columns[place] for place in kept]
+            rows = [[row[place] for place in kept] for row in rows]
+        text = _results.markdown(columns, rows).replace("\n", "\n" + match["indent"])
+        return f"{match['head']}{match['indent']}{text}\n{match['end']}"
+
+    return _TABLE.sub(one, page)
+
+
+def _word(cell: str) -> str:
+    """Returns a cell as the comments of the pages name it: without spaces."""
+    return re.sub(r"[\s,]+", "-", cell.strip("*"))
+
+
+def _words(row: list[str]) -> set[str]:
+    """Returns the first three cells of a row as words."""
+    return {_word(cell) for cell in row[:3]}
+
+
+def numbers(cell: str) -> tuple[float, float]:
+    """Returns the first number of a cell and what follows a plus-minus sign, or NaN."""
+    value, _, spread = cell.partition("±")
+    found = [_NUMBER.search(part) for part in (value, spread)]
+    first, second = (float(f[0].replace(",", "")) if f else np.nan for f in found)
+    return first, second
+
+
+def curves(panel: Panel) -> dict[str, np.ndarray]:
+    """Returns each curve of a panel, rows of (x, y, spread), by its name."""
+    table = table_of(panel.table)
+    columns = table["columns"]
+    rows = [row for row in table["rows"] if panel.rows is None or row[0] == panel.rows]
+    across = [place for place, name in enumerate(columns) if _X_COLUMN.fullmatch(name)]
+    if not across:  # x is the first column
+        found = {
+            name: [(numbers(row[0])[0], *numbers(row[place])) for row in rows]
+            for place, name in enumerate(columns)
+            if place and np.isfinite(numbers(rows[0][place])[0])
+        }
+    else:
+        names = [place for place in range(across[0]) if panel.rows is None or place]
+        found = {
+            ", ".join(row[place].strip("*") for place in names): [
+                (numbers(columns[place])[0], *numbers(row[place])) for place in across
+            ]
+            for row in rows
+        }
+    arrays = {name: np.array(points) for name, points in found.items()}
+    arrays = {name: points[np.isfinite(points[:, 1])] for name, points in arrays.items()}
+    return {name: points for name, points in arrays.items() if len(points) > 1}
+
+
+def draw(panels: list[Panel], path: pathlib.Path) -> None:
+    """Draws curves with bars for the spread, a panel a table."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    wide = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
+    size = (7 * wide, 5.2 * (len(panels) // wide))
+    figure, axes = plt.subplots(len(panels) // wide, wide, figsize=size, squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        drawn = curves(panel)
+        for i, (name, points) in enumerate(drawn.items()):
+            x, y, spread = points.T
+            style = ("o-", "s--", "^:")[i // 10 % 3]
+            axis.errorbar(
+                x, y, np.nan_to_num(spread), fmt=style, color=f"C{i % 10}", markersize=3,
+                linewidth=1.2, label=name,
+            )  # fmt: skip
+        axis.set(title=panel.title, xscale="log", xlabel="epsilon", ylabel="test accuracy (%)")
+        axis.set(**panel.axes)
+        ticks = np.unique(np.concatenate([points[:, 0] for points in drawn.values()]))
+        axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks], fontsize=8)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        if drawn:
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
+            axis.legend(fontsize=7, ncols=3, **below)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Writes both pages and all plots."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(page.name)
+    for name, panels in PLOTS.items():
+        draw(panels, HERE / name)
+        print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The pages of the benchmarks say what the files of results hold."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    """Makes the helpers of the benchmarks importable; returns a function that imports one."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in ("report", "_results"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("page", ["README.md", "REFERENCE.md"])
+def test_tables_are_those_of_the_results(benchmarks, page):
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    assert "<!-- table" in text
+    assert benchmarks("report").filled(text) == text, "run tests/benchmarks/report.py"
+
+
+def test_the_guide_is_short():
+    assert len((FOLDER / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_printed_tables_are_recorded_with_the_command(benchmarks, monkeypatch, tmp_path, capsys):
+    results = benchmarks("_results")
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench_x.py", "--seeds", "2"])
+    with results.recorded("bench_x.py", "a", "b"):
+        print("| n | s |\n|---|---|\n| 1 | 2 ± 1 |\n\nwords\n| m |\n|---|\n| 3 |")
+    assert "| 1 | 2 ± 1 |" in capsys.readouterr().out
+    tables = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["tables"]
+    assert tables["a"]["columns"] == ["n", "s"] and tables["a"]["rows"] == [["1", "2 ± 1"]]
+    assert tables["b"]["rows"] == [["3"]] and tables["b"]["command"] == "--seeds 2"
+    with pytest.raises(ValueError, match="0 tables were printed"), results.recorded("x", "a"):
+        print("no table")
