@@ -1,4 +1,4 @@
-"""The README's example runs as it is written."""
+"""The examples of the README and of the guide run as they are written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from tf_labeldp.cli import main
 from tf_labeldp.vault import NoisyLabels
 
 README = Path(__file__).parents[2] / "README.md"
+GUIDE = README.parent / "docs" / "guide.md"
 
 
 def test_the_python_blocks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    pages = README.read_text(encoding="utf-8") + GUIDE.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
     assert len(blocks) == 5
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -37,7 +39,7 @@ def test_the_python_blocks_run(
 def test_the_labels_partys_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = README.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^tf-labeldp (randomize .*)$", text, re.M)
     assert len(commands) == 1
     monkeypatch.chdir(tmp_path)
@@ -50,6 +52,10 @@ def test_the_labels_partys_command_runs(
     assert len(noisy) == 1000 and noisy.guarantee().epsilon == 1.0
     assert Path("noisy.csv.privacy.json").exists()
     assert "(1, 0)-label-DP" in capsys.readouterr().out
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_the_commands_exist() -> None:

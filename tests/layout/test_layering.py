@@ -7,6 +7,7 @@ only as listed. Imports inside functions and under `TYPE_CHECKING` count like al
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from importlib.util import resolve_name
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_the_sources_were_found() -> None:
         ("tf_labeldp.vault._x", "from ..training import MultiStageTraining"),
         ("tf_labeldp.vault._x", "from .. import data"),
         ("tf_labeldp._validate", "from .accounting import PrivacyBudget"),
-        ("tf_labeldp.training._x", "from ..heads import PrivateRidge"),
+        ("tf_labeldp.training._x", "from ..tf_privacy import QueryNoise"),
         ("tf_labeldp.keras_layers._x", "from .. import _validate"),
         ("tf_labeldp.keras_layers._x", "import tensorflow"),
         ("tf_labeldp.cli._x", "import keras_layers"),
@@ -163,3 +164,11 @@ def test_bazel_reads_the_same_table() -> None:
     build = ast.parse((ROOT / "BUILD").read_text(encoding="utf-8"))  # Starlark reads as Python
     loads = [ast.unparse(node) for node in build.body if "load(" in ast.unparse(node)]
     assert "load('//:parts.bzl', 'PARTS')" in loads
+
+
+def test_the_picture_of_the_parts_has_the_same_order() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = text.partition("```text")[2].partition("```")[0]
+    shown = [word for word in re.findall(r"\w+", picture) if word in {*PARTS, *TABLE["OUTSIDE"]}]
+    listed = [part for part in (*PARTS, *TABLE["OUTSIDE"]) if not part.startswith("_")]
+    assert list(dict.fromkeys(shown)) == listed
