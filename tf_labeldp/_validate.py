@@ -56,6 +56,14 @@ def probability_below_one(name: str, value: Any) -> float:
     return number
 
 
+def rate(name: str, value: Any, hint: str = "") -> float:
+    """Returns ``value`` as a float, or raises if it is not in (0, 1]."""
+    number = positive_finite(name, value)
+    if number > 1.0:
+        raise ValueError(f"{name} must be in (0, 1], got {number:g}. {hint}".rstrip())
+    return number
+
+
 def integer_at_least(name: str, value: Any, minimum: int) -> int:
     """Returns ``value`` as an int, or raises if it is not an integer of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -25,8 +25,8 @@ from tf_labeldp.accounting import (
     peer_to_peer_guarantee,
     pure_dp_event,
 )
-from tf_labeldp.accounting._peer_to_peer import _Cluster
-from tf_labeldp.accounting._peer_to_peer_divergence import Core, _binomial
+from tf_labeldp.accounting._peer_to_peer import _binomial, _Cluster
+from tf_labeldp.accounting._peer_to_peer import _Core as Core
 
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.4, 0.75), (0.01, 0.5)]
 
@@ -234,7 +234,7 @@ def test_binomial_weights(trials, p):
 @pytest.mark.parametrize("theta", [0.5, 1.0])
 def test_errors_of_incomplete_beta_functions_are_covered(monkeypatch, theta, larger):
     """SciPy 1.11 is off by 2e-15 a user; here it always comes out below."""
-    module, epsilon = "tf_labeldp.accounting._peer_to_peer_divergence.", 0.7
+    module, epsilon = "tf_labeldp.accounting._peer_to_peer.", 0.7
 
     def bound() -> float:
         return Core(1e-3, theta, 20_000, larger, 1e-12, 0, 19_999).delta(epsilon)

@@ -5,6 +5,8 @@ from tf_labeldp.accounting._budget import (
     Charge,
     PrivacyBudget,
     compose_charges,
+    group_privacy,
+    item_budget_for_group,
 )
 from tf_labeldp.accounting._dp_sgd import (
     calibrate_noise_multiplier,
@@ -22,7 +24,6 @@ from tf_labeldp.accounting._events import (
     randomized_response_event,
 )
 from tf_labeldp.accounting._gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
-from tf_labeldp.accounting._group_privacy import group_privacy, item_budget_for_group
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
 from tf_labeldp.accounting._peer_to_peer import (
     peer_to_peer_assumptions,

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
@@ -62,12 +61,14 @@ def dp_sgd_guarantee(
 ) -> PrivacyGuarantee:
     """Returns what some steps of DP-SGD on private labels promise.
 
-    Privacy: the noisy sums of all steps together, and whatever is computed from them and from the
-    features, are (epsilon, delta)-DP for the replacement of one label; likewise for all labels of
-    one user where the sampling, the clipping and the noise are by user. Epsilon is an upper bound:
-    losses are rounded up, and rounding errors are taken off delta. Amplification by sampling is for
-    Poisson sampling alone, and for what does not show the batch: count denoisers that use the
-    batch's features (Self-Span, Self-Conv) with ``sampling_probability=1``.
+    Guarantee:
+        The noisy sums of all steps together, and whatever is computed from them and from the
+        features, are (epsilon, delta)-DP for the replacement of one label; likewise for all labels
+        of one user where the sampling, the clipping and the noise are by user. Epsilon is an upper
+        bound: losses are rounded up, and rounding errors are taken off delta. Amplification by
+        sampling is for Poisson sampling alone, and for what does not show the batch: count
+        denoisers that use the batch's features (Self-Span, Self-Conv) with
+        ``sampling_probability=1``.
 
     Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (which counts
     under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022. Why this pair of
@@ -126,10 +127,7 @@ def dp_sgd_assumptions(
 ) -> tuple[str, ...]:
     """Returns the sentences on noise, sampling and steps that a guarantee of DP-SGD rests on.
 
-    Args:
-        sampling_probability: as for ``dp_sgd_guarantee``.
-        steps: as for ``dp_sgd_guarantee``; None leaves their number out.
-        privacy_unit: as for ``dp_sgd_guarantee``.
+    ``steps=None`` leaves their number out.
 
     Example:
         >>> dp_sgd_assumptions(sampling_probability=1.0, steps=300)[-1]
@@ -194,8 +192,9 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Returns the least noise multiplier at which DP-SGD has a guarantee.
 
-    Privacy: ``dp_sgd_guarantee`` with the noise multiplier returned has an epsilon of at most
-    ``epsilon`` (checked, not extrapolated); with one part in a thousand less it has not.
+    Guarantee:
+        ``dp_sgd_guarantee`` with the noise multiplier returned has an epsilon of at most
+        ``epsilon`` (checked, not extrapolated); with one part in a thousand less it has not.
 
     Source: that of ``dp_sgd_guarantee``.
 
@@ -220,6 +219,8 @@ def calibrate_noise_multiplier(
         >>> round(noise, 2)
         1.33
     """
+    from scipy import optimize
+
     epsilon = _validate.positive_finite("epsilon", epsilon)
 
     def excess(log_noise: float) -> float:
@@ -227,7 +228,7 @@ def calibrate_noise_multiplier(
         spent = _epsilon(noise, sampling_probability, steps, delta, relation)
         return math.log(min(max(spent, 1e-300), 1e300)) - math.log(epsilon)
 
-    most = math.log(_MOST_NOISE)
+    least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
     at_most = excess(most)
     if at_most > 0.0:
         reachable = epsilon * math.exp(at_most)
@@ -243,46 +244,18 @@ def calibrate_noise_multiplier(
     spread = distance * sampling_probability * math.sqrt(steps)
     variance = max(gaussian_sigma(epsilon, delta, spread), 1e-9) ** -2.0
     guess = (variance if sampling_probability == 1.0 else math.asinh(variance)) ** -0.5
-    return math.exp(_least_root(excess, math.log(guess), math.log(_LEAST_NOISE), most))
-
-
-def _least_root(excess: Callable[[float], float], guess: float, least: float, most: float) -> float:
-    """Returns a point where a falling function is at most zero, less than the tolerance too far.
-
-    Args:
-        excess: the function, at most zero at ``most``.
-        guess: where to begin.
-        least: returned if the function is at most zero there.
-        most: the end of the search.
-    """
-    high = low = min(max(guess, least), most)
-    at_high = at_low = excess(high)
+    low = high = min(max(math.log(guess), least), most)
     reach = 0.05
-    while at_high > 0.0:
-        low, at_low = high, at_high
-        high = min(high + reach, most)
-        at_high, reach = excess(high), 2.0 * reach
-    while at_low <= 0.0:
+    while excess(high) > 0.0:
+        low, high, reach = high, min(high + reach, most), 2.0 * reach
+    while excess(low) <= 0.0:
         if low <= least:
-            return low
-        high, at_high = low, at_low
-        low = max(low - reach, least)
-        at_low, reach = excess(low), 2.0 * reach
-    margin, bisect = _TOLERANCE / 3.0, False
-    while (width := high - low) > _TOLERANCE:
-        middle = 0.5 * (low + high)
-        if not bisect:
-            # The secant's root, moved a little to the far end, which then comes near it.
-            middle = low + width * min(at_low / (at_low - at_high), 1.0)
-            middle += margin if middle - low < high - middle else -margin
-            middle = min(max(middle, low + margin), high - margin)
-        value = excess(middle)
-        if value > 0.0:
-            low, at_low = middle, value
-        else:
-            high, at_high = middle, value
-        bisect = high - low > 0.5 * width
-    return high
+            return math.exp(low)
+        low, high, reach = max(low - reach, least), low, 2.0 * reach
+    root = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE / 2.0))
+    while excess(root) > 0.0:
+        root += _TOLERANCE / 2.0
+    return math.exp(root)
 
 
 def _epsilon(

@@ -54,19 +54,10 @@ _LEAST_NOISE = 1e-2
 
 
 def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
-    """Returns the event of one randomized response over ``num_buckets`` values.
+    """Returns the event of one randomized response over K values, of worst log-ratio epsilon.
 
-    Args:
-        epsilon: privacy parameter, finite and above zero.
-        num_buckets: number of values K, at least 2.
-
-    Returns:
-        ``dp_accounting.RandomizedResponseDpEvent`` whose worst log-ratio is ``epsilon``. Its
-        ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of answering with a
-        uniform value (``ghazi2024``, appendix D.1).
-
-    Raises:
-        ValueError: an argument is out of range.
+    Its ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of answering with a
+    uniform value (``ghazi2024``, appendix D.1).
 
     Example:
         >>> randomized_response_event(1.0, 10).num_buckets
@@ -82,13 +73,12 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
-    """Returns an event that dominates every ``epsilon``-DP mechanism.
+    """Returns an event that dominates every epsilon-DP mechanism (Kairouz et al. 2015).
+
+    It is that of binary randomized response with the same epsilon.
 
     Args:
-        epsilon: privacy parameter, finite and above zero.
-
-    Returns:
-        The event of binary randomized response with the same epsilon (Kairouz et al. 2015).
+        epsilon: finite and above zero.
 
     Example:
         >>> pure_dp_event(0.5).num_buckets
@@ -100,21 +90,11 @@ def pure_dp_event(epsilon: float) -> DpEvent:
 def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
     """Returns the event of a mechanism of which (epsilon, delta) is all that is known.
 
-    Args:
-        epsilon: privacy parameter, finite and above zero.
-        delta: in [0, 1).
-
-    Returns:
-        ``pure_dp_event(epsilon)`` at ``delta=0``. Above, ``dp_accounting`` 0.6 has no event for
-        this, so the answer is ``NonPrivateDpEvent``, for which accountants find an infinite
-        epsilon; ``compose_charges`` then adds up epsilons and deltas by basic composition.
-
-    Raises:
-        ValueError: an argument is out of range.
+    At ``delta=0`` it is ``pure_dp_event(epsilon)``. Above, ``dp_accounting`` 0.6 has no event for
+    this, so it is ``NonPrivateDpEvent``, for which accountants find an infinite epsilon;
+    ``compose_charges`` then adds up epsilons and deltas by basic composition.
 
     Example:
-        >>> approximate_dp_event(0.5, 0.0) == pure_dp_event(0.5)
-        True
         >>> approximate_dp_event(0.5, 1e-6)
         NonPrivateDpEvent()
     """
@@ -148,23 +128,11 @@ def gaussian_event(noise_ratio: float) -> DpEvent:
 
 
 def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: int) -> DpEvent:
-    """Returns the event of some steps of DP-SGD: sums of clipped gradients with Gaussian noise.
+    """Returns the event of DP-SGD: sums of clipped gradients with Gaussian noise.
 
-    Args:
-        noise_multiplier: standard deviation of the noise on the sum, divided by the clipping norm
-            of one example (``l2_norm_clip``); above zero.
-        sampling_probability: with which each example enters each batch, independently, in (0, 1];
-            1 claims no amplification by sampling.
-        steps: number of steps, at least 1.
-
-    Returns:
-        ``dp_accounting.SelfComposedDpEvent`` of the (Poisson-sampled) Gaussian mechanism. An
-        accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
-        ``(1 - q) N(0) + q N(-1)`` for it, the worst pair (see ``dp_sgd_guarantee``).
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range.
+    An accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
+    ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (see ``dp_sgd_guarantee``, which has the
+    arguments too).
 
     Example:
         >>> dp_sgd_event(noise_multiplier=10.0, sampling_probability=0.01, steps=300).count
@@ -173,12 +141,11 @@ def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: in
     import dp_accounting
 
     noise = _validate.positive_finite("noise_multiplier", noise_multiplier)
-    probability = _validate.positive_finite("sampling_probability", sampling_probability)
-    if probability > 1.0:
-        raise ValueError(
-            f"sampling_probability must be in (0, 1], got {probability:g}. It is the expected "
-            "batch size, divided by the number of examples."
-        )
+    probability = _validate.rate(
+        "sampling_probability",
+        sampling_probability,
+        "It is the expected batch size, divided by the number of examples.",
+    )
     steps = _validate.integer_at_least("steps", steps, 1)
     step: DpEvent = dp_accounting.GaussianDpEvent(noise)
     if probability < 1.0:
@@ -187,17 +154,11 @@ def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: in
 
 
 def compose_events(events: Iterable[DpEvent]) -> DpEvent:
-    """Returns the sequential composition of ``events``, equal ones side by side.
+    """Returns the sequential composition of events, equal ones side by side.
 
-    Repeats and nested compositions are taken apart and equal events are counted together. Those
-    which an accountant mishandles a count of (randomized response) are written out one by one; any
-    other is one ``SelfComposedDpEvent``, however often it is used.
-
-    Args:
-        events: ``dp_accounting`` events; may be empty.
-
-    Returns:
-        A ``ComposedDpEvent``, or ``NoOpDpEvent`` for no events.
+    Repeats and nested compositions are taken apart, and equal events are counted together.
+    Randomized response, whose count an accountant mishandles, is written out one by one; any other
+    event is one ``SelfComposedDpEvent``, however often it is used.
 
     Example:
         >>> twice = compose_events([pure_dp_event(1.0)] * 2)
@@ -226,21 +187,21 @@ def _composed(counted: dict[DpEvent, int]) -> DpEvent:
 def composed_epsilon(
     events: Iterable[DpEvent], delta: float, relation: str = "replace_label"
 ) -> float:
-    """Returns the epsilon of the events used one after another, by privacy loss distributions.
+    """Returns an upper bound on the epsilon of events that are used one after another.
+
+    It is the bound of the PLD accountant's pessimistic discretisation (Doroshenko et al. 2022).
 
     Args:
         events: ``dp_accounting`` events, in any order.
-        delta: target delta, in [0, 1).
-        relation: ``"replace_label"``; or, for comparison with published tables,
-            ``"add_or_remove"``, under which randomized response has no epsilon.
+        delta: in [0, 1).
+        relation: ``"replace_label"``; or ``"add_or_remove"``, for comparison with published tables,
+            under which randomized response has no epsilon.
 
     Returns:
-        An upper bound on epsilon at ``delta`` (the bound of the PLD accountant's pessimistic
-        discretisation; Doroshenko et al. 2022). Infinite where delta is within the rounding errors
-        of that many steps: 2e-16 a step.
+        Epsilon; infinite where delta is within the rounding errors of that many steps, 2e-16 a
+        step.
 
     Raises:
-        ValueError: ``delta`` is out of range or ``relation`` unknown.
         dp_accounting.UnsupportedEventError: the accountant does not know an event under
             ``relation``.
 
@@ -347,15 +308,7 @@ def _grid(counted: dict[DpEvent, int]) -> float:
 
 
 def event_to_json(event: DpEvent) -> dict[str, Any]:
-    """Returns an event of ``dp_accounting`` as JSON can hold it.
-
-    Raises:
-        ValueError: the event is of a class of its own, which another program could not read.
-
-    Example:
-        >>> event_to_json(gaussian_event(3.0))
-        {'class': 'GaussianDpEvent', 'noise_multiplier': 6.0}
-    """
+    """Returns an event of ``dp_accounting`` as JSON can hold it; raises for any other event."""
     name = type(event).__name__
     if _known_events().get(name) is not type(event):
         raise ValueError(
@@ -375,15 +328,7 @@ def _value_to_json(value: Any) -> Any:
 
 
 def event_from_json(data: dict[str, Any]) -> DpEvent:
-    """Returns the event that ``event_to_json`` wrote.
-
-    Raises:
-        ValueError: an event of another name.
-
-    Example:
-        >>> event_from_json(event_to_json(gaussian_event(3.0))) == gaussian_event(3.0)
-        True
-    """
+    """Returns the event that ``event_to_json`` wrote; raises ``ValueError`` for another name."""
     fields = dict(data)
     kind = _known_events().get(fields.pop("class", None))
     if kind is None:

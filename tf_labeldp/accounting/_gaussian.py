@@ -31,24 +31,11 @@ _NARROW = 1e-3
 def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float:
     """Returns the least standard deviation of Gaussian noise that is (epsilon, delta)-DP.
 
-    Privacy: noise of this standard deviation on every entry of a statistic makes it
-    (epsilon, delta)-DP for the relation in which the sensitivity was measured (replacement of one
-    label, throughout this package). Never below the exact root, and above it by less than one part
-    in 1e9.
+    It is never below the exact root, and above it by less than one part in 1e9. The relation is
+    that in which the L2 sensitivity was measured: replacement of one label, throughout this
+    package.
 
     Source: Balle and Wang 2018, Theorem 8 and Algorithm 1.
-
-    Args:
-        epsilon: finite and above zero.
-        delta: in (0, 1).
-        l2_sensitivity: largest L2 distance of the statistics of two neighbours, above zero.
-
-    Returns:
-        The standard deviation, in the unit of the sensitivity.
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range; ``delta=0`` has no Gaussian noise.
 
     Example:
         >>> round(gaussian_sigma(epsilon=1.0, delta=1e-5, l2_sensitivity=1.0), 6)
@@ -70,19 +57,8 @@ def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float
 def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float:
     """Returns the least epsilon for which Gaussian noise is (epsilon, delta)-DP.
 
-    The inverse of ``gaussian_sigma``; never below the exact root, zero where the noise is
+    The inverse of ``gaussian_sigma``: never below the exact root, zero where the noise is
     (0, delta)-DP already.
-
-    Source: Balle and Wang 2018, Theorem 8.
-
-    Args:
-        sigma: standard deviation of the noise on every entry, above zero.
-        delta: in (0, 1).
-        l2_sensitivity: in the unit of ``sigma``, above zero.
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range.
 
     Example:
         >>> round(gaussian_epsilon(sigma=3.730632, delta=1e-5, l2_sensitivity=1.0), 5)
@@ -103,17 +79,6 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 
 def gaussian_delta(sigma: float, epsilon: float, l2_sensitivity: float) -> float:
     """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP.
-
-    Source: Balle and Wang 2018, Theorem 8.
-
-    Args:
-        sigma: standard deviation of the noise on every entry, above zero.
-        epsilon: finite and above zero.
-        l2_sensitivity: in the unit of ``sigma``, above zero.
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range.
 
     Example:
         >>> f"{gaussian_delta(sigma=3.730632, epsilon=1.0, l2_sensitivity=1.0):.3e}"

@@ -1,24 +1,48 @@
 """The guarantee of peer-to-peer randomized response: numeric and tight, and the paper's bound.
 
-The numbers come from bounds of delta for all compositions of a cluster (how many of the other users
-have label 1), see ``_peer_to_peer_divergence``. Mostly a cluster of one label alone is the worst,
-but not always (at flip probability 0.49 and 200 users, all of whom report, it is one of 187 to 12),
-so every composition is looked at: a range of them is split until one number bounds it.
+One cluster has n users, of whom one is looked at and m of the other n - 1 have label 1. M users
+have the noisy label 1, and each of t reports is a draw, with replacement, from the n noisy labels:
+given M and t they are independent, so their number of ones k ~ Bin(t, M / n) is all that they tell.
+t ~ Bin(n, theta) does not depend on labels. What is compared is P_1 against P_0, the laws of (t, k)
+with label 1 and with label 0. (With the roles exchanged, count zeros: m becomes n - 1 - m.)
+
+Four facts are used.
+
+* *One tail.* The other users' count is a sum of independent 0/1 variables, so its law q is
+  log-concave, and M under label 1 has an increasing likelihood ratio to M under label 0. Binomial
+  laws have it in M too, so P_1(k | t) / P_0(k | t) increases in k (both kernels are totally
+  positive), and delta given t is ``max_j P_1(k >= j | t) - e^epsilon P_0(k >= j | t)``: the best j
+  is found by bisection, and tails of binomials are incomplete beta functions.
+* *Blocks of t.* Fewer reports can be made from more, by leaving some out, so delta given t does not
+  decrease in t. A block of values of t counts with its largest one.
+* *Smaller cores.* Tell the learner the noisy labels of w of the other users, and which reports are
+  theirs. That can only raise delta, and leaves a core of c = n - w users with
+  N ~ Bin(n, theta c / n) reports, whatever the labels told. With b - m of label 0 and m - a of
+  label 1 told, all compositions m in a..b have the same core, so one number bounds delta for all.
+* *Larger clusters.* Likewise a cluster of L >= n users is reduced to n, or to a core of c of them,
+  with N ~ Bin(L, theta c / L) reports, whose mean lambda does not depend on L. By Hoeffding 1956
+  ("On the distribution of the number of successes in independent trials", Theorem 4) P[N > j]
+  increases with L for j >= lambda, to that of a Poisson variable, and decreases for
+  j <= lambda - 1. With these bounds of P[N > j] one number bounds delta for all clusters of n users
+  or more.
+
+Mostly a cluster of one label alone is the worst, but not always (at flip probability 0.49 and 200
+users, all of whom report, it is one of 187 to 12), so every composition is looked at: a range of
+them is split until one number bounds it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
-from tf_labeldp.accounting._peer_to_peer_divergence import Core
 
 _SIZES = ("at_least", "exactly")
 _SLACK = 1e-10
@@ -31,6 +55,20 @@ _MOST_SPLITS = 150
 """So many ranges of compositions are split; those left then count with their bounds."""
 _SMALL = 2000
 """In clusters of up to so many users, every range is split until it is decided."""
+_LEFT_OUT = 1e-12
+"""Values of M with together this share of the delta looked for are left out, and added to delta."""
+_ROUNDING = 1e-12
+"""Above the relative error of sums over M, which is added to delta."""
+_TAIL_ERROR = 1e-14
+"""A user: above the relative error of the tails of binomial and Poisson laws (2e-15 in SciPy 1.11,
+1e-17 later), which is added to delta too."""
+_SINGLE = 10
+"""Numbers of reports up to so many have blocks of their own."""
+_ELEMENTS = 30_000
+_BLOCKS = (40, 200)
+"""So many blocks of t (fewer where t has fewer values) that M times blocks keeps to the above."""
+_NO_LOG = -1e300
+"""In place of log 0: times zero it is zero, and its exponential is zero."""
 
 _Range = tuple[int, int]
 
@@ -45,12 +83,13 @@ def peer_to_peer_guarantee(
 ) -> PrivacyGuarantee:
     """Returns what the reports of peer-to-peer randomized response promise.
 
-    Privacy: all reports together are (epsilon, delta)-DP for the replacement of one label, towards
-    a learner who sees only them (who reported, and which label). Epsilon is an upper bound: the
-    numeric trade-off between the two laws of the reports, the worst over the labels of the other
-    users and both directions, with every approximation on the safe side. It is never above
-    ``log((1 - alpha) / alpha)``, which the flips give by themselves, and is this at ``delta=0``
-    (and below 1e-25).
+    Guarantee:
+        All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
+        learner who sees only them (who reported, and which label). Epsilon is an upper bound: the
+        numeric trade-off between the two laws of the reports, the worst over the labels of the
+        other users and both directions, with every approximation on the safe side. It is never
+        above ``log((1 - alpha) / alpha)``, which the flips give by themselves, and is this at
+        ``delta=0`` (and below 1e-25).
 
     Source: Algorithm 2 of ``esfandiari2022``; the paper's own bound is ``peer_to_peer_bound``.
     Hoeffding 1956 for larger clusters.
@@ -100,29 +139,12 @@ def peer_to_peer_delta(
     *,
     sizes: str = "at_least",
 ) -> float:
-    """Returns the delta of the reports of peer-to-peer randomized response at an epsilon.
+    """Returns the delta of the reports at an epsilon: the inverse of ``peer_to_peer_guarantee``.
 
-    The inverse of ``peer_to_peer_guarantee``: never below the exact delta, zero where epsilon is
-    that of the flips by themselves.
-
-    Source: that of ``peer_to_peer_guarantee``.
-
-    Args:
-        epsilon: finite and above zero.
-        flip_probability: as for ``peer_to_peer_guarantee``.
-        subsampling_rate: likewise.
-        cluster_size: likewise.
-        sizes: likewise.
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range or unknown.
+    Never below the exact delta; zero where epsilon is that of the flips by themselves.
 
     Example:
-        >>> delta = peer_to_peer_delta(
-        ...     0.1, flip_probability=0.1, subsampling_rate=0.1, cluster_size=1000
-        ... )
-        >>> f"{delta:.1e}"
+        >>> f"{peer_to_peer_delta(0.1, 0.1, subsampling_rate=0.1, cluster_size=1000):.1e}"
         '8.5e-07'
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
@@ -134,30 +156,16 @@ def peer_to_peer_delta(
 def peer_to_peer_bound(
     flip_probability: float, subsampling_rate: float, cluster_size: Any, delta: float
 ) -> PrivacyGuarantee:
-    """Returns the closed bound that the paper states; for comparison.
+    """Returns the closed bound of ``esfandiari2022``, Lemma 9; for comparison.
 
-    Privacy: as ``esfandiari2022`` has it, Lemma 9; charge ``peer_to_peer_guarantee``, which is
-    smaller wherever they were compared. The paper's proof is for theta n reports and for clusters
-    in which between alpha n and (1 - alpha) n of the noisy labels are ones; both numbers vary, and
-    it does not say what that costs.
-
-    Source: ``esfandiari2022``, Lemma 9, with the xi at which its delta is the one asked for.
-
-    Args:
-        flip_probability: alpha, in (0, 0.5].
-        subsampling_rate: theta, in (0, 1].
-        cluster_size: of the smallest cluster, or the sizes of all; at least 2 / alpha.
-        delta: in (0, 1).
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range, or the lemma says nothing there.
+    Charge ``peer_to_peer_guarantee``, which is smaller wherever they were compared. The paper's
+    proof is for theta n reports and for clusters in which between alpha n and (1 - alpha) n of the
+    noisy labels are ones; both numbers vary, and it does not say what that costs. The lemma's xi is
+    chosen such that its delta is the one asked for; a ``ValueError`` says where the lemma says
+    nothing.
 
     Example:
-        >>> bound = peer_to_peer_bound(
-        ...     flip_probability=0.2, subsampling_rate=0.5, cluster_size=10_000, delta=1e-8
-        ... )
-        >>> round(bound.epsilon, 3)
+        >>> round(peer_to_peer_bound(0.2, 0.5, cluster_size=10_000, delta=1e-8).epsilon, 3)
         0.853
     """
     alpha, theta = _checked_rates(flip_probability, subsampling_rate)
@@ -200,12 +208,6 @@ def peer_to_peer_assumptions(
 ) -> tuple[str, ...]:
     """Returns the sentences that a guarantee of peer-to-peer randomized response rests on.
 
-    Args:
-        flip_probability: as for ``peer_to_peer_guarantee``.
-        subsampling_rate: likewise.
-        cluster_size: likewise.
-        sizes: likewise.
-
     Example:
         >>> peer_to_peer_assumptions(0.1, 0.5, 100)[1]
         'every cluster has at least 100 users'
@@ -234,37 +236,29 @@ def peer_to_peer_assumptions(
 def _checked_rates(flip_probability: Any, subsampling_rate: Any) -> tuple[float, float]:
     """Returns alpha and theta, or raises."""
     alpha = _validate.positive_finite("flip_probability", flip_probability)
-    theta = _validate.positive_finite("subsampling_rate", subsampling_rate)
+    theta = _validate.rate("subsampling_rate", subsampling_rate)
     if alpha > 0.5:
         raise ValueError(
             f"flip_probability must be in (0, 0.5], got {alpha:g}. At 0.5 the labels are pure "
             "noise; above, they say the opposite."
         )
-    if theta > 1.0:
-        raise ValueError(f"subsampling_rate must be in (0, 1], got {theta:g}.")
     return alpha, theta
 
 
 def _checked_sizes(cluster_size: Any, sizes: Any) -> tuple[list[int], bool]:
     """Returns the sizes to look at, increasing, and whether larger ones are meant too."""
     _validate.one_of("sizes", sizes, _SIZES)
-    several = cluster_size if isinstance(cluster_size, (list, tuple, np.ndarray)) else None
-    found = [cluster_size] if several is None else np.unique(np.asarray(several)).tolist()
+    several = isinstance(cluster_size, (list, tuple, np.ndarray))
+    found = np.unique(np.asarray(cluster_size)).tolist() if several else [cluster_size]
     if not found:
         raise ValueError("cluster_size is empty. Give the size of the smallest cluster, or all.")
-    checked = sorted(_checked_each(found))
+    checked = sorted(_validate.integer_at_least("cluster_size", size, 1) for size in found)
+    if checked[0] == 1:
+        raise ValueError(
+            "cluster_size must be at least 2, got 1: a user alone has no peers, and would report "
+            "the own noisy label. Merge small clusters first."
+        )
     return (checked[:1], True) if sizes == "at_least" else (checked, False)
-
-
-def _checked_each(found: Iterable[Any]) -> Iterable[int]:
-    for size in found:
-        number = _validate.integer_at_least("cluster_size", size, 1)
-        if number == 1:
-            raise ValueError(
-                "cluster_size must be at least 2, got 1: a user alone has no peers, and would "
-                "report the own noisy label. Merge small clusters first."
-            )
-        yield number
 
 
 class _Cluster:
@@ -272,8 +266,8 @@ class _Cluster:
 
     def __init__(self, alpha: float, theta: float, size: int, larger: bool, least: float) -> None:
         self.size = size
-        self._core = functools.partial(Core, alpha, theta, size, larger, least)
-        self._cores: dict[_Range, Core] = {}
+        self._core = functools.partial(_Core, alpha, theta, size, larger, least)
+        self._cores: dict[_Range, _Core] = {}
 
     def bound(self, ones: _Range, epsilon: float) -> float:
         """Returns a bound for all compositions with so many other users of label 1."""
@@ -362,3 +356,185 @@ def _alone(alpha: float) -> float:
         else math.log1p((1.0 - 2.0 * alpha) / alpha)
     )
     return log_odds * (1.0 + 2.0**-50)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Core:
+    """Some users of a cluster, the looked-at one among them, and the reports drawn from them.
+
+    Attributes:
+        flip_probability: of each user's own label, in (0, 1/2).
+        subsampling_rate: of reports, in (0, 1].
+        cluster_size: n, of the whole cluster.
+        larger: whether bounds are to hold for larger clusters too.
+        least_delta: the smallest delta that matters.
+        ones: users of the core with label 1, without the one looked at.
+        zeros: likewise with label 0; ``ones + zeros + 1`` is at most n.
+    """
+
+    flip_probability: float
+    subsampling_rate: float
+    cluster_size: int
+    larger: bool
+    least_delta: float
+    ones: int
+    zeros: int
+
+    @property
+    def size(self) -> int:
+        """The number of users of the core, c."""
+        return self.ones + self.zeros + 1
+
+    @functools.cached_property
+    def reports(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Blocks of N, largest values t (B,); P[N in this block or above] (B,); P[N above all]."""
+        n, rate = self.cluster_size, self.subsampling_rate * self.size / self.cluster_size
+        mean = self.subsampling_rate * self.size
+        deviation = math.sqrt(mean if self.larger else mean * max(1.0 - rate, 0.0))
+        width = _reach(mean if self.larger else deviation**2, self._log_tail)
+        blocks = min(max(_ELEMENTS // self.noisy_ones[0].size, _BLOCKS[0]), _BLOCKS[1])
+        top = math.sqrt(-2.0 * math.log(self.least_delta)) + 1.0
+        grid = np.linspace(max(mean - 4.0 * deviation, 0.0), mean + top * deviation, blocks)
+        last = np.ceil(mean + width)
+        few = np.arange(min(_SINGLE, last))
+        edges = np.unique(np.concatenate([few, np.rint(grid), [last]]))
+        if self.larger:
+            # Between mean - 1 and mean neither bound is known, but for P[N > 0], which decreases.
+            edges = edges[(edges <= max(mean - 1.0, 0.0)) | (edges >= mean)]
+        else:
+            edges = np.unique(np.minimum(edges, n))
+        above = self._above(edges)
+        return edges, np.append(1.0, above[:-1]), float(above[-1])
+
+    def _above(self, edges: np.ndarray) -> np.ndarray:
+        """Returns P[N > edge], or what bounds it for all larger clusters."""
+        from scipy import special
+
+        n, mean = self.cluster_size, self.subsampling_rate * self.size
+        inside = np.minimum(edges, n - 1.0)
+        binomial = special.betainc(inside + 1.0, n - inside, min(mean / n, 1.0))
+        binomial = np.where(edges >= n, 0.0, binomial)
+        if not self.larger:
+            return binomial
+        return np.where(edges >= mean, special.pdtrc(edges, mean), binomial)
+
+    @property
+    def _log_tail(self) -> float:
+        return math.log(self.least_delta * _LEFT_OUT)
+
+    @functools.cached_property
+    def noisy_ones(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Values of M (v,), and their probabilities under label 1 and under label 0 (v,)."""
+        alpha = self.flip_probability
+        fewest, lost = _binomial(self.ones, alpha, self._log_tail)
+        low, gained = _binomial(self.zeros, alpha, self._log_tail)
+        low += self.ones - fewest - (lost.size - 1)
+        q = np.convolve(lost[::-1], gained)
+        with_label, without = np.append(0.0, q), np.append(q, 0.0)
+        values = np.arange(low, low + with_label.size, dtype=np.float64)
+        return (
+            values,
+            alpha * without + (1.0 - alpha) * with_label,
+            (1.0 - alpha) * without + alpha * with_label,
+        )
+
+    def delta(self, epsilon: float) -> float:
+        """Returns an upper bound of delta at epsilon."""
+        largest, from_here, beyond = self.reports
+        given = self._delta_given(epsilon, largest)
+        bound = float(np.diff(given, prepend=0.0) @ from_here) + beyond
+        bound *= 1.0 + _TAIL_ERROR * self.cluster_size
+        # Of M, five tails are left out, each in P_1 and in e^epsilon P_0, which is below P_1.
+        return min(bound + 10.0 * self.least_delta * _LEFT_OUT, 1.0)
+
+    def _delta_given(self, epsilon: float, reports: np.ndarray) -> np.ndarray:
+        """Returns delta (B,) given each number of reports (B,), increasing, on the safe side."""
+        from scipy import special
+
+        values, one, zero = self.noisy_ones
+        share = values / self.size
+        start = self._first_likelier(epsilon, reports)
+        some = start <= reports
+        at, t = start[some, np.newaxis], reports[some, np.newaxis]
+        tail = np.where(at > 0.0, special.betainc(np.maximum(at, 1.0), t - at + 1.0, share), 1.0)
+        grown = math.exp(epsilon)
+        p_one, p_zero = tail @ one, grown * (tail @ zero)
+        delta = np.zeros(reports.size)
+        delta[some] = np.maximum(p_one - p_zero, 0.0) + _ROUNDING * (p_one + p_zero)
+        # An error of a tail counts in both sums, with a weight that mostly cancels.
+        delta[some] += _TAIL_ERROR * self.cluster_size * (tail @ np.abs(one - grown * zero))
+        return np.maximum.accumulate(delta)
+
+    def _first_likelier(self, epsilon: float, reports: np.ndarray) -> np.ndarray:
+        """Returns the least k (B,) with P_1(k | t) > e^epsilon P_0(k | t); t + 1 for none.
+
+        One more report that is a zero lowers the likelihood ratio, so this k increases with t: one
+        that was found bounds those of its neighbours.
+        """
+        first = np.zeros(reports.size)
+        stride = 1 << max(reports.size - 1, 0).bit_length()
+        low, high = np.array([-1.0]), reports[:1] + 1.0
+        rows = np.array([0])
+        while True:
+            first[rows] = self._bisect(epsilon, reports[rows], low, high)
+            if stride == 1:
+                return first
+            stride //= 2
+            rows = np.arange(stride, reports.size, 2 * stride)
+            low = first[rows - stride] - 1.0
+            after = np.minimum(rows + stride, reports.size - 1)
+            high = np.where(rows + stride < reports.size, first[after], reports[rows] + 1.0)
+
+    def _bisect(
+        self, epsilon: float, reports: np.ndarray, low: np.ndarray, high: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least k in (low, high] where label 1 is likelier by e^epsilon, or high."""
+        log_p, log_q, log_zero = self._logs
+        _, one, zero = self.noisy_ones
+        high = np.minimum(high, reports + 1.0)
+        while np.any(apart := high - low > 1.0):
+            k = np.floor(0.5 * (low + high))
+            logs = np.multiply.outer(k, log_p) + np.multiply.outer(reports - k, log_q)
+            # So that the largest term for label 0 is one, and none for label 1 overflows.
+            likelihood = np.exp(logs - np.max(logs + log_zero, axis=1, keepdims=True))
+            likelier = likelihood @ one > math.exp(epsilon) * (likelihood @ zero)
+            high = np.where(apart & likelier, k, high)
+            low = np.where(apart & ~likelier, k, low)
+        return high
+
+    @functools.cached_property
+    def _logs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Logs of M / c, of 1 - M / c, and of the probabilities of M under label 0 (v,)."""
+        values, _, zero = self.noisy_ones
+        with np.errstate(divide="ignore"):
+            log_p = np.maximum(np.log(values / self.size), _NO_LOG)
+            log_q = np.maximum(np.log1p(-values / self.size), _NO_LOG)
+            return log_p, log_q, np.log(zero)
+
+
+def _reach(variance: float, log_tail: float) -> float:
+    """Returns how far from its mean a sum of independent 0/1 variables may be, but for a tail.
+
+    Bernstein's inequality for one side; it holds for Poisson variables, their limits, too.
+    """
+    third = -log_tail / 3.0
+    return third + math.sqrt(third * third - 2.0 * log_tail * variance)
+
+
+def _binomial(trials: int, p: float, log_tail: float) -> tuple[int, np.ndarray]:
+    """Returns where a binomial law begins and its probabilities, with two far tails left out.
+
+    Of both together 2.5 times the probability whose logarithm is ``log_tail`` is left out at most.
+    Built up from ratios of neighbours: a difference of log-gammas loses ten digits at large sizes.
+    """
+    mean, reach = trials * p, _reach(trials * p * (1.0 - p), log_tail)
+    low, high = max(math.floor(mean - reach), 0), min(math.ceil(mean + reach), trials)
+    k = np.arange(low, high, dtype=np.float64)
+    steps = np.log((trials - k) / (k + 1.0)) + (math.log(p) - math.log1p(-p))
+    logs = np.append(0.0, np.cumsum(steps))
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    # Bernstein's inequality is generous: what is tiny at the ends goes too.
+    kept = np.flatnonzero(weights * (2.0 * weights.size) >= math.exp(log_tail))
+    weights = weights[kept[0] : kept[-1] + 1]
+    return low + int(kept[0]), weights / weights.sum()
