@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n 2 -m slow
 
 # Against TF Privacy and Keras 2, in an environment of their own.
 test-tf-privacy: $(TFP_STAMP)

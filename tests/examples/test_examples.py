@@ -167,6 +167,8 @@ def test_two_party_regression(
     # A second run sends the same draws: nothing is spent again.
     send()
     assert sent == {path.name: path.read_text() for path in (folder / "message").iterdir()}
+    if way == "command line":
+        return  # what the features party gets is of the same form
 
     # The features party needs the message and its own folder alone.
     shutil.rmtree(private)

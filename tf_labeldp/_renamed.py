@@ -1,0 +1,122 @@
+"""Names that are public no more, in one table: each part raises an error that says what to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+_NOISY = "tf_labeldp.NoisyLabels, which PrivateLabels.randomize returns"
+_EVENT = "the events of dp_accounting, or PrivateLabels.charge(dp_sgd_charge(...))"
+_SUM = "guarantee() of the vault, the model or the noisy labels, which adds up what was spent"
+_MADE = "to_keras() of the fitted map or head, which makes the layer"
+_PRIORS = "PrivateLabels.release(HistogramMechanism(...)).priors()"
+
+# 2026-11-22, in place until 0.3: names of 0.1 and of the development of 0.2, by part.
+_INSTEAD = {
+    "tf_labeldp": {"private_labels": "tf_labeldp.vault"},
+    "tf_labeldp.accounting": {
+        "LabelSet": "PrivateLabels.history(), whose receipts name their label set",
+        "Receipt": "PrivateLabels.history(), which lists the receipts",
+        "ReceiptError": "ValueError, of which it is a kind",
+        "approximate_dp_event": _EVENT,
+        "compose_charges": _SUM,
+        "compose_events": _SUM,
+        "compose_receipts": "tf_labeldp.guarantee, for anything that carries receipts",
+        "composed_epsilon": "an accountant of dp_accounting",
+        "dp_sgd_assumptions": "dp_sgd_guarantee(...).assumptions",
+        "dp_sgd_event": "dp_sgd_charge(...).event",
+        "gaussian_delta": "HistogramMechanism or another mechanism with Gaussian noise",
+        "gaussian_epsilon": "HistogramMechanism or another mechanism with Gaussian noise",
+        "gaussian_event": "dp_accounting.GaussianDpEvent with twice the noise ratio",
+        "gaussian_sigma": "HistogramMechanism or another mechanism with Gaussian noise",
+        "peer_to_peer_assumptions": "peer_to_peer_guarantee(...).assumptions",
+        "peer_to_peer_bound": "peer_to_peer_guarantee, which is tighter",
+        "peer_to_peer_delta": "peer_to_peer_guarantee at the delta that is wanted",
+        "pure_dp_event": "RandomizedResponse(epsilon, 2).dp_event()",
+        "randomized_response_event": "RandomizedResponse(epsilon, num_classes).dp_event()",
+    },
+    "tf_labeldp.data": {
+        "LabelRandomization": "randomize_labels, which returns it",
+        "PoissonBatches": "poisson_batches, which returns it",
+    },
+    "tf_labeldp.estimation": {
+        "Clusters": "tf_labeldp.features.Clusters",
+        "DenoisedLabels": "tf_labeldp.features.denoise_labels, which returns it",
+        "HistogramMechanism": "tf_labeldp.mechanisms.HistogramMechanism",
+        "LabelMomentMechanism": "tf_labeldp.mechanisms.LabelMomentMechanism",
+        "RoundingGrid": "LabelRandomizer, which rounds labels",
+        "alibi_posterior": "NoisyLabels.posterior, or posterior",
+        "channel_inverse": "numpy.linalg.inv(mechanism.transition_matrix()), or debiased",
+        "cluster_priors": _PRIORS,
+        "debiased_labels": "NoisyLabels.debiased, or debiased",
+        "debiased_targets": "NoisyLabels.debiased, or debiased",
+        "denoise_labels": "tf_labeldp.features.denoise_labels",
+        "find_clusters": "tf_labeldp.features.find_clusters",
+        "histogram_prior": _PRIORS,
+        "posterior_mean": "NoisyLabels.posterior, or posterior",
+        "posterior_probabilities": "NoisyLabels.posterior, or posterior",
+        "private_histogram": _PRIORS,
+        "project_onto_simplex": _PRIORS,
+        "rounding_grid": "LabelRandomizer, which rounds labels",
+    },
+    "tf_labeldp.gradients": {
+        "HullProjection": "project_onto_hull, which returns it",
+        "SpanProjection": "project_onto_span, which returns it",
+        "estimate_column_norms": "tests/benchmarks, where it is used alone",
+        "project_onto_simplex": "project_onto_hull, which calls it",
+        "smooth_coefficients": "AltConv(smoothing=...), which calls it",
+        "squared_error_vertices": "tf_labeldp.training.VertexLosses",
+    },
+    "tf_labeldp.heads": {
+        "HeadRandomizedLabels": _NOISY,
+        "NeighbourSmoothing": "tf_labeldp.features.NeighbourSmoothing",
+        "PatchDictionary": "tf_labeldp.features.PatchDictionary",
+        "RandomFourierFeatures": "tf_labeldp.features.RandomFourierFeatures",
+        "TeacherLabels": "teacher_labels, which returns it",
+    },
+    "tf_labeldp.keras_layers": {
+        "FourierFeatures": _MADE,
+        "NearestCentre": _MADE,
+        "NeighbourFeatures": _MADE,
+        "PatchFeatures": _MADE,
+        "ReleasedDense": _MADE,
+        "lipschitz_factor": "LabelWeightedLoss, whose docstring has the formula",
+        "mixup": "Mixup",
+        "symmetric_beta": "Mixup",
+    },
+    "tf_labeldp.mechanisms": {
+        "ClusterRandomizedLabels": _NOISY,
+        "ClusterRandomizedResponse": "tf_labeldp.ClusterRandomizedResponse",
+        "DPSGDSteps": "tf_labeldp.accounting.dp_sgd_charge",
+        "LabelMechanism": "ClassificationMechanism or RegressionMechanism",
+        "Mechanism": "ClassificationMechanism, RegressionMechanism or AggregateMechanism",
+        "PriorResampling": "tf_labeldp.ClusterRandomizedResponse",
+        "Priors": _PRIORS,
+        "checked_mechanism": "isinstance with ClassificationMechanism or RegressionMechanism",
+        "cluster_distributions": _PRIORS,
+        "deserialize": "NoisyLabels.load, which makes the mechanism again",
+        "serialize": "NoisyLabels.save, which writes the mechanism down",
+        "top_k_members": "RRTopK(...).transition_matrix()",
+    },
+    "tf_labeldp.tf_privacy": {"load": "import tensorflow_privacy"},
+    "tf_labeldp.training": {
+        "Preconditioner": "GaussNewton, or preconditioner='gauss_newton'",
+        "StageReport": "MultiStageTraining.reports, which lists them",
+    },
+    "tf_labeldp.vault": {
+        "History": "PrivateLabels.history",
+        "Randomizer": "LabelRandomizer or ClusterRandomizedResponse",
+        "Use": "PrivateLabels.history",
+    },
+}
+
+
+def raises_for(part: str) -> Callable[[str], NoReturn]:
+    """Returns the ``__getattr__`` of a part; its errors say what to use for an old name."""
+
+    def getattr_of_the_part(name: str) -> NoReturn:
+        instead = _INSTEAD.get(part, {}).get(name)
+        hint = "." if instead is None else f" any more. Use {instead}."
+        raise AttributeError(f"module {part!r} has no attribute {name!r}{hint}")
+
+    return getattr_of_the_part
