@@ -1,6 +1,6 @@
 """Keras models trained on private labels: label differential privacy for TensorFlow.
 
-The submodules and the names below are loaded on first use (PEP 562), so that importing the package
+The parts and the names below are loaded on first use (PEP 562), so that importing the package
 loads neither TensorFlow nor Keras.
 """
 
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tf_labeldp import _optimizers as _optimizers  # which watches Keras from its import on
+from tf_labeldp import _renamed as _renamed
 from tf_labeldp._version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
-    from tf_labeldp.heads import PrivateRidge
+    from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
     from tf_labeldp.mechanisms import (
         ALIBI,
         RandomizedResponse,
@@ -48,89 +49,57 @@ if TYPE_CHECKING:
         guarantee,
     )
 
-_SUBMODULES = (
-    "accounting",
-    "cli",
-    "data",
-    "estimation",
-    "features",
-    "gradients",
-    "heads",
-    "keras_layers",
-    "mechanisms",
-    "tf_privacy",
-    "training",
-    "vault",
-)
+# In the order of the README: the vault, what leaves it, and what is made of that.
 _HOME_OF = {
-    "ALIBI": "mechanisms",
-    "AltConv": "training",
+    "PrivateLabels": "vault",
+    "PrivacyBudget": "accounting",
+    "PrivacyGuarantee": "accounting",
+    "NoisyLabels": "vault",
+    "guarantee": "vault",
+    "declare": "vault",
     "BudgetExceededError": "accounting",
+    "LabelStoreError": "vault",
+    "MultiStageTraining": "training",
+    "RandomizedResponse": "mechanisms",
+    "RRTopK": "mechanisms",
+    "RRWithPrior": "mechanisms",
+    "ALIBI": "mechanisms",
+    "LabelRandomizer": "vault",
+    "optimal_bins": "mechanisms",
+    "RROnBins": "mechanisms",
+    "PrivateLogisticRegression": "heads",
+    "PrivateRidge": "heads",
     "ClusterRandomizedResponse": "vault",
     "LabelDPModel": "training",
     "LabelDPOptimizer": "training",
-    "LabelRandomizer": "vault",
-    "LabelStoreError": "vault",
-    "MultiStageTraining": "training",
-    "NoisyLabels": "vault",
-    "PrivacyBudget": "accounting",
-    "PrivacyGuarantee": "accounting",
-    "PrivateLabels": "vault",
-    "PrivateRidge": "heads",
-    "RROnBins": "mechanisms",
-    "RRTopK": "mechanisms",
-    "RRWithPrior": "mechanisms",
-    "RandomizedResponse": "mechanisms",
-    "declare": "vault",
-    "guarantee": "vault",
-    "optimal_bins": "mechanisms",
+    "AltConv": "training",
 }
-
-__all__ = [
-    "ALIBI",
-    "AltConv",
-    "BudgetExceededError",
-    "ClusterRandomizedResponse",
-    "LabelDPModel",
-    "LabelDPOptimizer",
-    "LabelRandomizer",
-    "LabelStoreError",
-    "MultiStageTraining",
-    "NoisyLabels",
-    "PrivacyBudget",
-    "PrivacyGuarantee",
-    "PrivateLabels",
-    "PrivateRidge",
-    "RROnBins",
-    "RRTopK",
-    "RRWithPrior",
-    "RandomizedResponse",
-    "__version__",
+_PARTS = (
     "accounting",
-    "cli",
-    "data",
-    "declare",
-    "estimation",
-    "features",
-    "gradients",
-    "guarantee",
-    "heads",
-    "keras_layers",
     "mechanisms",
-    "optimal_bins",
-    "tf_privacy",
-    "training",
+    "estimation",
     "vault",
-]
+    "features",
+    "heads",
+    "data",
+    "gradients",
+    "training",
+    "tf_privacy",
+    "keras_layers",
+)
+
+__all__ = ["__version__", *_HOME_OF, *_PARTS]
+
+_of_an_old_name = _renamed.raises_for(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a submodule or a headline name on first use."""
-    if name in _SUBMODULES:
+    """Loads a part or a headline name on first use."""
+    if name in _PARTS or name == "cli":
         return importlib.import_module(f"tf_labeldp.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"tf_labeldp.{_HOME_OF[name]}"), name)
-    raise AttributeError(f"module 'tf_labeldp' has no attribute {name!r}.")
+    _of_an_old_name(name)
 
 
 def __dir__() -> list[str]:

@@ -23,7 +23,7 @@ exec((ROOT / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
 PARTS = TABLE["PARTS"]
 ORDER = list(PARTS)
 # These are outside the order: the lazy front, and the building blocks that know Keras alone.
-THIRD_PARTY_OUTSIDE: dict[str, list[str]] = {"": [], "_renamed": [], "_version": [], **TABLE["OUTSIDE"]}
+THIRD_PARTY_OUTSIDE = {"": [], "_renamed": [], "_version": [], **TABLE["OUTSIDE"]}
 
 
 def part_of(module: str) -> str:
