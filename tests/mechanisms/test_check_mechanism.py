@@ -18,10 +18,8 @@ from tf_labeldp.mechanisms import (
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
     HistogramMechanism,
-    LabelMechanism,
     LabelMomentMechanism,
     LaplaceMechanism,
-    Mechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
     PriorResampling,
@@ -34,7 +32,7 @@ from tf_labeldp.mechanisms import (
     check_mechanism,
     optimal_bins,
 )
-from tf_labeldp.mechanisms._base import _REGISTRY, checked_output
+from tf_labeldp.mechanisms._base import _REGISTRY, LabelMechanism, Mechanism, checked_output
 from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
 
 EPSILONS = (0.01, 0.5, 1.0, 5.0, 50.0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
-from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms._bins import ChannelMechanism
 
 _MAX_VALUES = 64
 _GRID = 101
