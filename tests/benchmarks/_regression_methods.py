@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from _insurance import InsuranceData
+from _unbiased_channel import unbiased_channel
 
 import tf_labeldp as ldp
 from tf_labeldp import mechanisms
@@ -136,9 +137,7 @@ def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) 
     """The mean of a noisy label is the true one, if the label is on the grid."""
     labels = vault(data, rows, epsilon, seed)
     priors, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
-    mechanism = mechanisms.optimal_bins(
-        priors.values, priors.probabilities, epsilon - prior_epsilon, unbiased=True
-    )
+    mechanism = unbiased_channel(priors.values, priors.probabilities, epsilon - prior_epsilon)
     details = {"prior_epsilon": prior_epsilon, "k": len(priors.values), **_bins(mechanism)}
     return Drawn(labels.randomize(mechanism).values, details)
 

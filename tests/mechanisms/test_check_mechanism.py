@@ -33,7 +33,6 @@ from tf_labeldp.mechanisms import (
     optimal_bins,
 )
 from tf_labeldp.mechanisms._base import _REGISTRY, LabelMechanism, Mechanism, checked_output
-from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
 
 EPSILONS = (0.01, 0.5, 1.0, 5.0, 50.0)
 VALUES, PRIOR = np.arange(5.0), np.array([0.4, 0.3, 0.15, 0.1, 0.05])
@@ -58,7 +57,9 @@ SOUND = {
     "exponential": lambda epsilon: ExponentialMechanism(epsilon, 0.0, 1.0),
     "bins": lambda epsilon: RROnBins(epsilon, (0.0, 1.0, 2.0), (0.2, 1.5), (0, 0, 1)),
     "optimal bins": lambda epsilon: optimal_bins(VALUES, PRIOR, epsilon),
-    "channel": lambda epsilon: unbiased_channel(VALUES, PRIOR, min(epsilon, 9), "squared_error"),
+    "channel": lambda epsilon: ChannelMechanism(
+        epsilon, VALUES, VALUES, RandomizedResponse(epsilon, len(VALUES)).transition_matrix()
+    ),
     "histogram": lambda epsilon: HistogramMechanism(epsilon, 3),
     "histogram of numbers": lambda epsilon: HistogramMechanism(epsilon, values=(0.0, 1.0, 5.0)),
     "histogram, laplace": lambda epsilon: HistogramMechanism(epsilon, 3, noise="laplace"),

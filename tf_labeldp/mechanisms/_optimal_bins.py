@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
-from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
+from tf_labeldp.mechanisms._bins import RROnBins
 from tf_labeldp.mechanisms._losses import SegmentCosts, segment_costs
 from tf_labeldp.mechanisms._priors import Priors
-from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Costs of the segments [start, end), for arrays of starts and ends, as ``float64``."""
@@ -24,39 +23,9 @@ _LEAF = 48
 """Below this many ends all pairs are evaluated at once."""
 
 
-@overload
 def optimal_bins(
-    values: Any,
-    probabilities: Any,
-    epsilon: float,
-    loss: _losses.Loss = ...,
-    *,
-    unbiased: Literal[False] = ...,
-    output_range: None = ...,
-) -> RROnBins: ...
-
-
-@overload
-def optimal_bins(
-    values: Any,
-    probabilities: Any,
-    epsilon: float,
-    loss: _losses.Loss = ...,
-    *,
-    unbiased: Literal[True],
-    output_range: tuple[float, float] | None = ...,
-) -> ChannelMechanism: ...
-
-
-def optimal_bins(
-    values: Any,
-    probabilities: Any,
-    epsilon: float,
-    loss: _losses.Loss = "squared_error",
-    *,
-    unbiased: bool = False,
-    output_range: tuple[float, float] | None = None,
-) -> RROnBins | ChannelMechanism:
+    values: Any, probabilities: Any, epsilon: float, loss: _losses.Loss = "squared_error"
+) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
     For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
@@ -95,20 +64,13 @@ def optimal_bins(
             ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone). The
             bins of a callable are chosen for outputs on a grid of about 2,000 points, which are
             then polished, so its optimum is one to the width of that grid; at most 3,500 values.
-        unbiased: whether the mean of the noisy label must be the true one, for every value. Then
-            the optimum is no RR-on-Bins but a general channel, found by a linear program for at
-            most 64 values (round to a coarser grid first: ``estimation.rounding_grid``), and its
-            outputs reach beyond the labels. See ``estimation.debiased`` for a cheaper way.
-        output_range: where the outputs of an unbiased channel may lie; None for a range that gains
-            most of what a wider one could.
 
     Returns:
-        The mechanism; its inputs are the distinct values. A ``ChannelMechanism`` if ``unbiased``.
+        The mechanism; its inputs are the distinct values.
 
     Raises:
         ValueError: shapes differ, values or probabilities are out of range, the loss is unknown or
-            does not meet Assumption 4, or there is no unbiased channel with outputs in the range
-            (the message has the smallest range that works) or for so many values.
+            does not meet Assumption 4, or there are too many values for a callable.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -118,14 +80,6 @@ def optimal_bins(
     epsilon = _validate.positive_finite("epsilon", epsilon)
     loss = _losses.checked_loss(loss)
     values, prior = _checked_prior(values, probabilities)
-    if unbiased:
-        channel = unbiased_channel(values, prior, epsilon, loss, output_range)
-        return _with_receipts(channel, probabilities)
-    if output_range is not None:
-        raise ValueError(
-            "output_range is for unbiased=True; without it the best outputs lie in the range of "
-            "the values."
-        )
     _losses.check_domain(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]
@@ -133,12 +87,8 @@ def optimal_bins(
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
     mechanism = RROnBins(epsilon, tuple(values), tuple(outputs), all_bins)
-    return _with_receipts(mechanism, probabilities)
-
-
-def _with_receipts(mechanism: Any, probabilities: Any) -> Any:
-    """Returns the mechanism with the receipts of its prior, which its noisy labels are made of."""
     if isinstance(probabilities, Priors) and probabilities.receipts:
+        # Its noisy labels are made of the releases of the prior too.
         object.__setattr__(mechanism, "receipts", probabilities.receipts)
     return mechanism
 
