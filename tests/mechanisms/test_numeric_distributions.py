@@ -233,7 +233,7 @@ CELLS = np.linspace(-1.0, 4.0, 11)  # of which -1 and 4 hold what is clipped
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("epsilon", [1.5, 4.0])
+@pytest.mark.parametrize("epsilon", [1.5, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_draws_follow_the_cdf_and_not_one_nearby(name, epsilon, seeded):
     cls = MECHANISMS[name]
     edges = np.arange(-1.0, 4.0) if cls.whole else CELLS[:-1]

@@ -6,9 +6,11 @@ label is the ratio of two probabilities of one output.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -48,8 +50,44 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
     return np.searchsorted(midpoints, np.asarray(labels, dtype=np.float64), side="left")
 
 
+@dataclasses.dataclass(frozen=True)
+class FiniteMechanism(Frozen, RegressionMechanism):
+    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs."""
+
+    inputs: tuple[float, ...]
+    outputs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        super().__post_init__()
+        for name in ("inputs", "outputs"):
+            numbers = _validate.increasing_numbers(name, getattr(self, name))
+            self._set(**{name: tuple(numbers.tolist())})
+
+    def label_range(self) -> tuple[float, float]:
+        """Returns the first and the last input."""
+        return self.inputs[0], self.inputs[-1]
+
+    def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
+        """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior.
+
+        Args:
+            probabilities: of the inputs, (k,); sums to one (tolerance 1e-4).
+            loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
+                ``"poisson"`` ``y_hat - y log(y_hat)``, or a callable ``loss(y_hat, y)``.
+        """
+        loss = _losses.checked_loss(loss)
+        inputs = np.asarray(self.inputs)
+        prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
+        return _losses.expected_loss(self._columns(), self.outputs, loss, inputs, prior)
+
+    @abc.abstractmethod
+    def _columns(self) -> Iterable[np.ndarray]:
+        """Returns the probabilities of each output for each input, (k,) each."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class RROnBins(Frozen, RegressionMechanism):
+class RROnBins(FiniteMechanism):
     """Maps a label to its bin and runs randomized response over the bins' outputs.
 
     ``optimal_bins`` finds the bins with the least expected loss; no epsilon-DP mechanism on these
@@ -80,15 +118,12 @@ class RROnBins(Frozen, RegressionMechanism):
         1.3258
     """
 
-    inputs: tuple[float, ...]
-    outputs: tuple[float, ...]
     bin_of_input: tuple[int, ...]
 
     def __post_init__(self) -> None:
         """Checks sizes and order."""
         super().__post_init__()
-        inputs = _validate.increasing_numbers("inputs", self.inputs)
-        outputs = _validate.increasing_numbers("outputs", self.outputs)
+        inputs, outputs = np.asarray(self.inputs), np.asarray(self.outputs)
         bins = np.asarray(self.bin_of_input)
         if bins.shape != inputs.shape or bins.dtype.kind not in "iu":
             raise ValueError(
@@ -105,7 +140,6 @@ class RROnBins(Frozen, RegressionMechanism):
                 f"outputs must lie in the range of the inputs, [{inputs[0]:g}, {inputs[-1]:g}], "
                 f"got outputs from {outputs[0]:g} to {outputs[-1]:g}."
             )
-        self._set(inputs=tuple(inputs.tolist()), outputs=tuple(outputs.tolist()))
         self._set(bin_of_input=tuple(bins.tolist()))
 
     @property
@@ -117,10 +151,6 @@ class RROnBins(Frozen, RegressionMechanism):
     def num_bins(self) -> int:
         """Number of outputs d."""
         return len(self.outputs)
-
-    def label_range(self) -> tuple[float, float]:
-        """Returns the first and the last input."""
-        return self.inputs[0], self.inputs[-1]
 
     def bin_of(self, labels: Any) -> np.ndarray:
         """Returns the index of the bin of each label (n,) in the range, ``int64``: not private."""
@@ -140,19 +170,12 @@ class RROnBins(Frozen, RegressionMechanism):
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns one noisy label for each label.
+        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
 
-        Args:
-            labels: numbers of shape (n,) in the range of the inputs.
-            priors: must be None; the bins contain the prior.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``float64`` array of shape (n,), each one of the outputs.
-
-        Raises:
-            TypeError: the labels are not numbers.
-            ValueError: labels out of range or of a wrong shape, or priors given.
+        Labels are numbers (n,) in the range of the inputs. ``priors`` must be None: the bins
+        contain the prior. ``rng`` is a generator for repeatable (not private) runs; None takes
+        secure random bits. Raises a ``TypeError`` for labels that are not numbers, a ``ValueError``
+        for labels out of range or of a wrong shape.
         """
         self._refuse_public(priors)
         true_bin = self.bin_of(labels)
@@ -173,23 +196,10 @@ class RROnBins(Frozen, RegressionMechanism):
         answer = np.where(place[:, np.newaxis] == self.bin_of(labels), *self._chances)
         return np.where(known[:, np.newaxis], answer, 0.0)
 
-    def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
-        """Returns ``E loss(noisy, true)`` for labels that follow a prior over the inputs.
-
-        Args:
-            probabilities: of the inputs, (k,), with sum one.
-            loss: as for ``optimal_bins``.
-
-        Returns:
-            The mean of ``(y_hat - y)^2``, ``|y_hat - y|``, ``y_hat - y log(y_hat)``, or the
-            callable, over prior and mechanism.
-        """
-        prior = _validate.prior_rows("probabilities", probabilities, None, len(self.inputs))[0]
-        loss = _losses.checked_loss(loss)
-        # Bin by bin: the (inputs, outputs) channel of many values need not be in memory.
-        inputs, bins = np.asarray(self.inputs), np.asarray(self.bin_of_input)
-        columns = (np.where(bins == j, *self._chances) for j in range(self.num_bins))
-        return _losses.expected_loss(columns, self.outputs, loss, inputs, prior)
+    def _columns(self) -> Iterable[np.ndarray]:
+        # One by one: the (inputs, outputs) channel of many values need not be in memory.
+        bins = np.asarray(self.bin_of_input)
+        return (np.where(bins == j, *self._chances) for j in range(self.num_bins))
 
     @property
     def _chances(self) -> tuple[float, float]:
@@ -210,7 +220,7 @@ class RROnBins(Frozen, RegressionMechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelMechanism(Frozen, RegressionMechanism):
+class ChannelMechanism(FiniteMechanism):
     """Draws the noisy label from a table: one row of probabilities for each possible label.
 
     A label is drawn from the row of its nearest input, of two equally near the smaller one.
@@ -239,16 +249,11 @@ class ChannelMechanism(Frozen, RegressionMechanism):
         (3,)
     """
 
-    inputs: tuple[float, ...]
-    outputs: tuple[float, ...]
     probabilities: tuple[tuple[float, ...], ...] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
         """Checks the table, and turns it into whole numbers of units."""
         super().__post_init__()
-        for name in ("inputs", "outputs"):
-            numbers = _validate.increasing_numbers(name, getattr(self, name))
-            self._set(**{name: tuple(numbers.tolist())})
         table = np.asarray(self.probabilities, dtype=np.float64)
         _check_table(table, len(self.inputs), len(self.outputs))
         self._set(probabilities=tuple(map(tuple, table.tolist())))
@@ -257,23 +262,15 @@ class ChannelMechanism(Frozen, RegressionMechanism):
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns one noisy label for each label.
+        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
 
-        Args:
-            labels: numbers of shape (n,) in ``label_range()``.
-            priors: must be None.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``float64`` array of shape (n,) of values of ``outputs``.
-
-        Raises:
-            TypeError: the labels are not numbers.
-            ValueError: labels out of range, NaN or of a wrong shape, or priors given.
+        Labels are numbers (n,) in ``label_range()``. ``priors`` must be None. ``rng`` is a
+        generator for repeatable (not private) runs; None takes secure random bits. Raises a
+        ``TypeError`` for labels that are not numbers, a ``ValueError`` for labels out of range, NaN
+        or of a wrong shape.
         """
         self._refuse_public(priors)
-        low, high = self.label_range()
-        labels = _validate.numbers_in_range("labels", labels, low, high)
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         rows = nearest_index(self.inputs, labels)
         drawn = _random.uniform_integers(labels.size, rng)
         order = np.argsort(rows, kind="stable")
@@ -290,10 +287,6 @@ class ChannelMechanism(Frozen, RegressionMechanism):
         self._refuse_prior_of_channel(prior)
         return self._units / float(_UNITS)
 
-    def label_range(self) -> tuple[float, float]:
-        """Returns the first and the last input."""
-        return self.inputs[0], self.inputs[-1]
-
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
         """Returns the probability of each output (m,) under each label (k,): ``float64`` (m, k).
 
@@ -306,18 +299,8 @@ class ChannelMechanism(Frozen, RegressionMechanism):
         matrix = self.transition_matrix()[nearest_index(self.inputs, labels)]
         return np.where(own[column] == wanted, matrix[:, column], 0.0).T
 
-    def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
-        """Returns ``E loss(noisy label, label)`` for labels that are inputs with these chances.
-
-        Args:
-            probabilities: of the inputs, (k,); sums to one (tolerance 1e-4).
-            loss: ``"squared_error"``, ``"absolute_error"``, ``"poisson"``, or a callable
-                ``loss(y_hat, y)``.
-        """
-        _losses.checked_loss(loss)
-        inputs = np.array(self.inputs)
-        prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
-        return _losses.expected_loss(self.transition_matrix().T, self.outputs, loss, inputs, prior)
+    def _columns(self) -> Iterable[np.ndarray]:
+        return self.transition_matrix().T
 
     @functools.cached_property
     def _units(self) -> np.ndarray:

@@ -51,19 +51,11 @@ class RandomizedResponse(FrozenClassification):
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns one noisy label for each label.
+        """Returns noisy labels, ``int64`` (n,), of labels that are integers (n,) in 0..K-1.
 
-        Args:
-            labels: integers of shape (n,) in 0..K-1.
-            priors: must be None.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``int64`` array of shape (n,) in 0..K-1.
-
-        Raises:
-            TypeError: the labels are not integers.
-            ValueError: labels out of range or of a wrong shape, or priors given.
+        ``priors`` must be None. ``rng`` is a generator for repeatable (not private) runs; None
+        takes secure random bits. Raises a ``TypeError`` for labels that are not integers, a
+        ``ValueError`` for labels out of range or of a wrong shape.
         """
         self._refuse_public(priors)
         labels = _validate.class_indices("labels", labels, self.num_classes)
@@ -132,19 +124,12 @@ class PriorMechanism(WithPriors):
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns one noisy label for each label, inside the label's top-k set.
+        """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
 
-        Args:
-            labels: integers of shape (n,) in 0..K-1.
-            priors: probabilities of shape (K,) or (n, K); rows sum to one (tolerance 1e-4).
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``int64`` array of shape (n,) in 0..K-1.
-
-        Raises:
-            TypeError: the labels are not integers.
-            ValueError: labels or priors out of range or of a wrong shape, or priors missing.
+        Labels are integers (n,) in 0..K-1, ``priors`` probabilities (K,) or (n, K) whose rows sum
+        to one (tolerance 1e-4). ``rng`` is a generator for repeatable (not private) runs; None
+        takes secure random bits. Raises a ``TypeError`` for labels that are not integers, a
+        ``ValueError`` for labels or priors out of range, missing or of a wrong shape.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
         rows = self._checked_priors(priors, labels.size)

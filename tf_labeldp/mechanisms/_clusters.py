@@ -193,21 +193,14 @@ class PriorResampling(WithPriors):
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns one noisy label for each label.
+        """Returns noisy labels, ``int64`` (n,), of labels that are integers (n,) in 0..K-1.
 
-        Args:
-            labels: integers of shape (n,) in 0..K-1.
-            priors: probabilities of shape (K,) or (n, K); rows sum to one (tolerance 1e-4).
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``int64`` array of shape (n,) in 0..K-1.
-
-        Raises:
-            TypeError: the labels are not integers.
-            ValueError: labels or priors out of range or of a wrong shape, priors missing, or a
-                prior for which ``resampling_probability`` costs more than epsilon: this depends
-                on the priors alone, and is checked before anything is drawn.
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
+        ``Priors``. ``rng`` is a generator for repeatable (not private) runs; None takes secure
+        random bits. Raises a ``TypeError`` for labels that are not integers, and a ``ValueError``
+        for labels or priors out of range, missing or of a wrong shape, or a prior for which
+        ``resampling_probability`` costs more than epsilon: this depends on the priors alone, and is
+        checked before anything is drawn.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
         groups = priors.checked_groups(labels.size) if isinstance(priors, Priors) else None
@@ -332,14 +325,10 @@ def resample(
     groups: np.ndarray,
     rng: np.random.Generator | None,
 ) -> np.ndarray:
-    """Returns each label, or instead of it a draw from its prior.
+    """Returns each label (n,), or instead of it a draw from its prior.
 
-    Args:
-        labels: ``int64`` (n,).
-        kept: of 2^53 units, those that keep a label, for each prior, ``int64`` (m,).
-        ends: the running sums of the units of each prior, ``int64`` (m, K).
-        groups: which prior is that of each label, ``int64`` (n,), in 0..m-1.
-        rng: source of random bits; None takes the operating system's.
+    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are the running sums
+    of the units of each prior, and ``groups`` (n,) says which prior is that of each label.
     """
     # Both numbers are drawn for every label, whether it is kept or not.
     keep = _random.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]

@@ -90,13 +90,9 @@ def with_noise(
 ) -> np.ndarray:
     """Returns integers (``int64``, any shape) with noise on every entry.
 
-    Args:
-        exact: the integers.
-        kind: ``"gaussian"`` or ``"laplace"``.
-        scale: from ``gaussian_scale`` or ``laplace_scale``.
-        epsilon: for Laplace noise, what OpenDP's own privacy map has to certify.
-        l1_sensitivity: likewise.
-        rng: a generator for a repeatable (not private) run; None takes OpenDP's exact samplers.
+    ``scale`` is from ``gaussian_scale`` or ``laplace_scale``; for Laplace noise OpenDP's privacy
+    map has to certify ``epsilon`` at ``l1_sensitivity``. Without ``rng``, which is for repeatable
+    (not private) runs, OpenDP's exact samplers draw from the operating system's random bits.
     """
     if rng is not None:
         return exact + _seeded(kind, scale, exact.shape, rng)
@@ -126,14 +122,9 @@ def certified_laplace(
 ) -> tuple[Any, float]:
     """Returns OpenDP's Laplace measurement of a vector, certified for epsilon, and its scale.
 
-    The scale rounds to a double, and so does OpenDP's bound on the loss, upwards: the scale is
-    raised to the first at which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
-
-    Args:
-        kind: of the numbers, which is that of the noise: discrete, or safe in floating point.
-        scale: where to start.
-        moved: the L1 sensitivity.
-        epsilon: what has to be certified.
+    ``kind`` is that of the numbers and of the noise, ``moved`` the L1 sensitivity. The scale rounds
+    to a double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first
+    at which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
     """
     dp = _opendp()
     # Types are given in full: T=int would be 32 bits, at which counts saturate.

@@ -92,19 +92,12 @@ class BoundedMechanism(Frozen, RegressionMechanism):
     def randomize(
         self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
-        """Returns one noisy label for each label.
+        """Returns noisy labels, ``float64`` (n,), in [low, high] if ``clip``.
 
-        Args:
-            labels: numbers of shape (n,) in [low, high]; a discrete mechanism rounds them.
-            priors: must be None.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``float64`` array of shape (n,), in [low, high] if ``clip``.
-
-        Raises:
-            TypeError: the labels are not numbers.
-            ValueError: labels out of range, NaN or of a wrong shape, or priors given.
+        Labels are numbers (n,) in [low, high]; a discrete mechanism rounds them. ``priors`` must be
+        None. ``rng`` is a generator for repeatable (not private) runs; None takes secure random
+        bits. Raises a ``TypeError`` for labels that are not numbers, a ``ValueError`` for labels
+        out of range, NaN or of a wrong shape.
         """
         self._refuse_public(priors)
         drawn = self._draw(self._grid(labels), rng)
