@@ -223,7 +223,7 @@ class RROnBins(FiniteMechanism):
 class ChannelMechanism(FiniteMechanism):
     """Draws the noisy label from a table: one row of probabilities for each possible label.
 
-    A label is drawn from the row of its nearest input, of two equally near the smaller one.
+    A label uses the row of its nearest input, of two equally near the smaller one.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label; the table's own worst log-ratio is checked
