@@ -56,11 +56,15 @@ def probability_below_one(name: str, value: Any) -> float:
     return number
 
 
-def rate(name: str, value: Any, hint: str = "") -> float:
-    """Returns ``value`` as a float, or raises if it is not in (0, 1]."""
-    number = positive_finite(name, value)
-    if number > 1.0:
-        raise ValueError(f"{name} must be in (0, 1], got {number:g}. {hint}".rstrip())
+def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
+    """Returns ``value`` as a float, or raises if it is not in an interval such as ``"(0, 1]"``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number in {interval}, got {type(value).__name__}.")
+    number = float(value)
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    ends = (interval[0] == "[" and number == low) or (interval[-1] == "]" and number == high)
+    if not (low < number < high or ends):
+        raise ValueError(f"{name} must be in {interval}, got {number:.6g}{hint}.")
     return number
 
 
@@ -223,6 +227,14 @@ def group_numbers(
     if values.size and values.min() < 0:
         raise ValueError(f"{name} must be in 0..{letter}-1, got {int(values.min())}. {hint}")
     return values.astype(np.int64)
+
+
+def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.ndarray:
+    """Returns the public group of each of ``size`` labels as ``int64`` (n,), or raises."""
+    array = np.asarray(values)
+    if array.shape != (size,):
+        raise ValueError(f"{name} must have shape ({size},), one per label, got {array.shape}.")
+    return group_numbers(name, array, letter)
 
 
 def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:

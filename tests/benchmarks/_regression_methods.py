@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 from _insurance import InsuranceData
+from _unbiased_channel import unbiased_channel
 
 import tf_labeldp as ldp
-from tf_labeldp import estimation, mechanisms
-from tf_labeldp.mechanisms._nearest import nearest_index
+from tf_labeldp import mechanisms
+from tf_labeldp.estimation._priors import rounding_grid
+from tf_labeldp.mechanisms._bins import nearest_index
 
 MAX_VALUES = 64  # of amounts told apart: steps of 1.6 % of the range, and a cheap prior
 UNBIASED_VALUES = 32  # the time of its linear program grows with the third power
@@ -107,7 +109,7 @@ def _rr_on_bins_known_prior(
 ) -> Drawn:
     """As if the distribution of the training labels were public: a bound, not a method."""
     values = np.array(
-        estimation.rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts).values
+        rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts).values
     )
     counts = np.bincount(nearest_index(values, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
@@ -135,9 +137,7 @@ def _unbiased(data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int) 
     """The mean of a noisy label is the true one, if the label is on the grid."""
     labels = vault(data, rows, epsilon, seed)
     priors, prior_epsilon = _private_prior(data, labels, epsilon, UNBIASED_VALUES)
-    mechanism = mechanisms.optimal_bins(
-        priors.values, priors.probabilities, epsilon - prior_epsilon, unbiased=True
-    )
+    mechanism = unbiased_channel(priors.values, priors.probabilities, epsilon - prior_epsilon)
     details = {"prior_epsilon": prior_epsilon, "k": len(priors.values), **_bins(mechanism)}
     return Drawn(labels.randomize(mechanism).values, details)
 

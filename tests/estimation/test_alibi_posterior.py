@@ -11,7 +11,8 @@ import pytest
 from scipy import optimize, stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.estimation import _posterior, posterior, project_onto_simplex
+from tf_labeldp.estimation import _posterior, posterior
+from tf_labeldp.estimation._posterior import project_onto_simplex
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
 

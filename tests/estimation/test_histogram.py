@@ -17,7 +17,7 @@ import tf_labeldp as ldp
 from tf_labeldp.accounting import gaussian_delta
 from tf_labeldp.estimation import histogram_prior
 from tf_labeldp.mechanisms import HistogramMechanism, _grid_noise, deserialize, serialize
-from tf_labeldp.mechanisms._histogram import _certified_measurement, _grid_bits
+from tf_labeldp.mechanisms._histogram import _grid_bits
 
 NOISES = ("discrete_laplace", "laplace")
 SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
@@ -86,7 +86,7 @@ def test_a_replaced_label_moves_two_counts_of_one_group(mechanism, labels):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_guarantee_the_worst_log_ratio_of_the_noisy_histogram_is_epsilon(epsilon):
     """All outputs of a window around two neighbouring histograms, at the scale that is drawn."""
-    _, scale = _certified_measurement("discrete_laplace", epsilon)
+    _, scale = HistogramMechanism(epsilon, 3)._certified_laplace()
     one, other = np.array([2, 1, 0]), np.array([1, 2, 0])
     outputs = np.array(list(itertools.product(range(-5, 8), repeat=3)))
 
@@ -106,7 +106,7 @@ def test_opendp_certifies_the_stated_epsilon(noise):
     """And not for a replacement that moved more, nor for a scale below by 1e-9."""
     raised = 0
     for epsilon in EPSILONS:
-        measurement, scale = _certified_measurement(noise, epsilon)
+        measurement, scale = HistogramMechanism(epsilon, 3, noise=noise)._certified_laplace()
         kind = int if noise == "discrete_laplace" else float
         assert measurement.map(kind(2)) <= epsilon
         assert measurement.map(kind(3)) > epsilon
@@ -312,7 +312,7 @@ def test_bad_settings(case):
 BAD_LABELS = {
     "above": ([0, 987654], None, ValueError, "must lie in 0..2, but 1 of 2 do not"),
     "floats": ([0.0, 1.0], None, TypeError, "must be integers"),
-    "groups-shape": ([0, 1], [0], ValueError, r"groups must have shape \(2,\), one a label"),
+    "groups-shape": ([0, 1], [0], ValueError, r"groups must have shape \(2,\), one per label"),
     "groups-kind": ([0, 1], [0.0, 1.0], TypeError, "groups must be integers"),
     "groups-negative": ([0, 1], [0, -1], ValueError, "groups must be in 0..G-1, got -1"),
 }

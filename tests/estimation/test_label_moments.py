@@ -163,7 +163,7 @@ def test_opendp_certifies_the_noise():
     assert 0.7 * (1 - 1e-9) < laplace.map(math.ceil(moved)) <= 0.7
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+@pytest.mark.parametrize("epsilon", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_a_likelihood_ratio_attack_finds_no_more_than_epsilon_and_half_of_it(epsilon):
     """The worst pair: one label replaced, at a row of the largest norm; 20,000 releases of each.
 

@@ -19,7 +19,6 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.mechanisms import (
     ALIBI,
-    LabelMechanism,
     RandomizedResponse,
     _alibi,
     _integer_noise,
@@ -27,6 +26,7 @@ from tf_labeldp.mechanisms import (
     deserialize,
     serialize,
 )
+from tf_labeldp.mechanisms._base import LabelMechanism
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
@@ -84,7 +84,7 @@ def test_the_noise_is_that_of_its_label_whatever_the_label(mechanism):
 
 @pytest.mark.parametrize("sigma", [1, 2, 7, 1000, 1 << 26])
 def test_discrete_gaussian_draws_follow_their_law(sigma, chi_square_rejects):
-    drawn = _alibi.discrete_gaussian(200_000, sigma, np.random.default_rng(14))
+    drawn = _integer_noise.discrete_gaussian(200_000, sigma, np.random.default_rng(14))
     assert drawn.dtype == np.int64
     if sigma < 100:  # every number is a cell, the tails are one each
         support = np.arange(-12 * sigma, 12 * sigma + 1)
@@ -121,7 +121,7 @@ def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
     monkeypatch.setattr(_integer_noise, "geometric", lambda size, decay, rng: proposals)
     monkeypatch.setattr(_random, "uniform_below", lambda bounds, rng: np.zeros(bounds.size, int))
     monkeypatch.setattr(_integer_noise, "bernoulli_exp", record)
-    _alibi.discrete_gaussian(12, 3, None)
+    _integer_noise.discrete_gaussian(12, 3, None)
     (rest, denominator), *ones = asked
     exponents = [Fraction(int(n), denominator) for n in rest]
     for numerators, one in ones:  # coins of e^-1 for those that are still to throw some
@@ -136,10 +136,10 @@ def test_discrete_gaussian_accepts_with_the_exact_chance(monkeypatch):
 
 
 def test_the_largest_squares_fit_64_bits():
-    far = np.array([_alibi._FARTHEST])
+    far = np.array([_integer_noise._FARTHEST])
     assert far[0] ** 2 == int(far[0]) ** 2 > 0
-    assert far[0] / _alibi._MAX_SIGMA > 45.0
-    assert 2 * _alibi._MAX_SIGMA**2 <= 1 << 53
+    assert far[0] / _integer_noise.MAX_SIGMA > 45.0
+    assert 2 * _integer_noise.MAX_SIGMA**2 <= 1 << 53
 
 
 def test_draws_follow_opendps_discrete_gaussian():
@@ -147,7 +147,7 @@ def test_draws_follow_opendps_discrete_gaussian():
     dp = pytest.importorskip("opendp.prelude")
     dp.enable_features("contrib")
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
-    mine = _alibi.discrete_gaussian(40_000, 4, np.random.default_rng(15))
+    mine = _integer_noise.discrete_gaussian(40_000, 4, np.random.default_rng(15))
 
     def p_value(scale):
         theirs = np.array((space >> dp.m.then_gaussian(scale))([0] * mine.size))

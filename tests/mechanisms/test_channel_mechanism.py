@@ -10,9 +10,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import _channel_mechanism as module
+from tf_labeldp.mechanisms import _bins as module
 from tf_labeldp.mechanisms import _random, deserialize, serialize
-from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms._bins import ChannelMechanism
 
 TABLE = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
 MECHANISM = ChannelMechanism(1.0, (0.0, 1.0, 4.0), (-1.0, 1.5, 6.0), TABLE)

@@ -18,10 +18,8 @@ from tf_labeldp.mechanisms import (
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
     HistogramMechanism,
-    LabelMechanism,
     LabelMomentMechanism,
     LaplaceMechanism,
-    Mechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
     PriorResampling,
@@ -34,10 +32,15 @@ from tf_labeldp.mechanisms import (
     check_mechanism,
     optimal_bins,
 )
-from tf_labeldp.mechanisms._base import _REGISTRY, checked_output
-from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
+from tf_labeldp.mechanisms._base import _REGISTRY, LabelMechanism, Mechanism, checked_output
 
-EPSILONS = (0.01, 0.5, 1.0, 5.0, 50.0)
+
+def slow(*values):
+    """Cases that only the slow tests have."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+EPSILONS = [1.0, *slow(0.01, 0.5, 5.0, 50.0)]
 VALUES, PRIOR = np.arange(5.0), np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 SOUND = {
     "two classes": lambda epsilon: RandomizedResponse(epsilon, 2),
@@ -60,7 +63,9 @@ SOUND = {
     "exponential": lambda epsilon: ExponentialMechanism(epsilon, 0.0, 1.0),
     "bins": lambda epsilon: RROnBins(epsilon, (0.0, 1.0, 2.0), (0.2, 1.5), (0, 0, 1)),
     "optimal bins": lambda epsilon: optimal_bins(VALUES, PRIOR, epsilon),
-    "channel": lambda epsilon: unbiased_channel(VALUES, PRIOR, min(epsilon, 9), "squared_error"),
+    "channel": lambda epsilon: ChannelMechanism(
+        epsilon, VALUES, VALUES, RandomizedResponse(epsilon, len(VALUES)).transition_matrix()
+    ),
     "histogram": lambda epsilon: HistogramMechanism(epsilon, 3),
     "histogram of numbers": lambda epsilon: HistogramMechanism(epsilon, values=(0.0, 1.0, 5.0)),
     "histogram, laplace": lambda epsilon: HistogramMechanism(epsilon, 3, noise="laplace"),
@@ -110,7 +115,9 @@ def test_a_mechanism_that_refuses_some_priors_passes(mechanism):
     check_mechanism(mechanism)
 
 
-@pytest.mark.parametrize("name", ["classes", "prior", "laplace", "histogram", "alibi, gaussian"])
+@pytest.mark.parametrize(
+    "name", ["classes", *slow("prior", "laplace", "histogram", "alibi, gaussian")]
+)
 def test_a_sound_mechanism_is_not_refused_by_chance(name):
     """The false alarm rate is 1e-9; one of a thousandth would show here with probability 0.06."""
     for _ in range(60):
@@ -455,7 +462,9 @@ class Sum(AggregateMechanism):
         return np.sum(labels) + self.scale * np.random.default_rng().laplace()
 
 
-@pytest.mark.parametrize(("kind", "resolved"), [(Counts, 0.25), (Sum, 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "resolved"), [(Sum, 0.5), pytest.param(Counts, 0.25, marks=pytest.mark.slow)]
+)
 def test_a_statistic_without_enough_noise_is_found(kind, resolved):
     check_mechanism(kind())
     full = kind().scale

@@ -19,7 +19,8 @@ from tf_labeldp.accounting import (
     composed_epsilon,
 )
 from tf_labeldp.features import Clusters
-from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse, cluster_distributions
+from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse
+from tf_labeldp.mechanisms._clusters import cluster_distributions
 from tf_labeldp.vault import (
     ClusterRandomizedResponse,
     LabelStoreError,
@@ -140,7 +141,7 @@ def test_many_classes():
         ([[1.0, 2.0]], [3, 1], 0.1, ValueError, r"shape \(1,\), one a row.* got \(2,\)"),
         ([[1.0, 2.0]], [3.0], 0.1, TypeError, "must be integers, got dtype float64"),
         ([[1.0, 2.0]], [-3], 0.1, ValueError, "at least zero, got -3"),
-        ([[1.0, 2.0]], [3], 0.6, ValueError, r"\[0, 0.5\], got 0.6: 2 probabilities above 1/2"),
+        ([[1.0, 2.0]], [3], 0.6, ValueError, r"\[0, 0.5\], got 0.6: 2 larger probabilities"),
         ([[1.0, 2.0]], [3], True, TypeError, "got bool"),
     ],
 )
@@ -538,7 +539,7 @@ def test_a_part_of_the_examples_is_refused(vault):
     ("arguments", "error", "message"),
     [
         ({"num_classes": 1}, ValueError, "num_classes must be at least 2, got 1"),
-        ({"threshold": 0.2501}, ValueError, r"threshold must be in \[0, 1/K\].*got 0.2501"),
+        ({"threshold": 0.2501}, ValueError, r"threshold must be in \[0, 0.25\].*got 0.2501"),
         ({"threshold": 0.0}, ValueError, "threshold must be above zero"),
         ({"threshold": -0.1}, ValueError, "threshold must be in"),
         ({"threshold": math.nan}, ValueError, "threshold must be in"),
@@ -588,7 +589,7 @@ def test_a_mechanism_that_uses_no_label_is_refused():
 def test_bad_constructors():
     with pytest.raises(ValueError, match="epsilon must be finite"):
         ClusterRandomizedResponse.uniform(0.0, 4)
-    with pytest.raises(ValueError, match=r"\[0, 1/K\].*got 0.3"):
+    with pytest.raises(ValueError, match=r"\[0, 0.25\].*got 0.3"):
         ClusterRandomizedResponse.from_heterogeneity(1.0, 4, 0.3)
     with pytest.raises(ValueError, match="threshold must be above zero"):
         ClusterRandomizedResponse.from_heterogeneity(1.0, 4, 0.0)

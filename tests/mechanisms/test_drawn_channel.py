@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import _random, _top_k
+from tf_labeldp.mechanisms import _classes, _random
 
 RANGE = 1 << 53
 
@@ -61,7 +61,7 @@ def test_draw_ranks_draws_the_channel_of_its_threshold(monkeypatch, epsilon, k):
     for rank in range(num_classes):
         queue = [flips.copy(), targets.copy()]
         monkeypatch.setattr(_random, "uniform_integers", lambda n, rng, q=queue: q.pop(0))
-        drawn = _top_k.draw_ranks(np.full(size**2, rank), np.full(size**2, k), epsilon, rng=None)
+        drawn = _classes.draw_ranks(np.full(size**2, rank), np.full(size**2, k), epsilon, rng=None)
         counts = np.bincount(drawn, minlength=num_classes)
         if rank >= k:
             expected = [size**2 // k] * k

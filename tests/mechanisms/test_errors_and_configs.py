@@ -11,7 +11,6 @@ import pytest
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
-    LabelMechanism,
     PriorResampling,
     RandomizedResponse,
     RegressionMechanism,
@@ -20,6 +19,7 @@ from tf_labeldp.mechanisms import (
     deserialize,
     serialize,
 )
+from tf_labeldp.mechanisms._base import LabelMechanism
 
 UNIFORM = np.full(4, 0.25)
 MAKERS = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.mechanisms._nearest import nearest_index
+from tf_labeldp.mechanisms._bins import nearest_index
 
 HUGE = sys.float_info.max
 TINY = 5e-324

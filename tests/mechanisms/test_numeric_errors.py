@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 from numeric_cases import CONTINUOUS, DISCRETE, MECHANISMS
 
-from tf_labeldp.mechanisms import (
-    ExponentialMechanism,
-    LabelMechanism,
-    RegressionMechanism,
-    checked_mechanism,
-    deserialize,
-    serialize,
-)
+from tf_labeldp.mechanisms import ExponentialMechanism, RegressionMechanism, deserialize, serialize
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 
 
 @pytest.fixture(params=MECHANISMS)

@@ -15,8 +15,8 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     StaircaseMechanism,
     _integer_noise,
+    _numbers,
     _random,
-    _staircase,
 )
 
 DRAWS = 200_000
@@ -125,7 +125,7 @@ def test_the_variance_of_a_staircase_is_its_sum(epsilon, width, first):
     x = np.arange(0.0, 80.0 * width / min(epsilon, 1.0))
     mass = _integer_noise.StaircaseNoise(epsilon, width, first).mass(x)
     expected = 2.0 * np.sum(mass * x**2)
-    got = float(_staircase.staircase_variance(epsilon, width, first))
+    got = float(_numbers.staircase_variance(epsilon, width, first))
     assert got == pytest.approx(expected, rel=1e-10)
 
 
@@ -167,7 +167,7 @@ def test_gamma_stays_in_its_range(epsilon):
 def test_no_r_has_a_smaller_variance(epsilon, width):
     best = DiscreteStaircaseMechanism(epsilon, 0, width).r
     assert 1 <= best <= width
-    every = _staircase.staircase_variance(epsilon, width, np.arange(1, width + 1))
+    every = _numbers.staircase_variance(epsilon, width, np.arange(1, width + 1))
     assert every[best - 1] <= every.min() * (1 + 1e-13)
     # It falls up to r and rises after it, which is why a window of widths is enough.
     rounding = 1e-13 * every.max()

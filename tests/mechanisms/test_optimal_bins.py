@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.mechanisms import RROnBins, optimal_bins
-from tf_labeldp.mechanisms._least_weight import cheapest_cuts
-from tf_labeldp.mechanisms._segment_costs import segment_costs
+from tf_labeldp.mechanisms._losses import segment_costs
+from tf_labeldp.mechanisms._optimal_bins import cheapest_cuts
 
 LOSSES = ("squared_error", "absolute_error", "poisson")
 

@@ -25,7 +25,7 @@ from tf_labeldp.mechanisms import (
     deserialize,
     serialize,
 )
-from tf_labeldp.mechanisms._peer_to_peer import _flip_units, _report_units
+from tf_labeldp.mechanisms._clusters import _flip_units, _report_units
 
 REJECT = 1e-4
 """A right law is rejected with this probability, had the seed not been fixed."""
@@ -239,7 +239,7 @@ def test_bad_arguments(case):
 BAD_INPUT = {
     "labels": ([0, 1, 987654], [0, 0, 0], ValueError, r"must lie in 0..1, but 1 of 3 do not"),
     "float": ([0.0, 1.0, 1.0], [0, 0, 0], TypeError, "must be integers 0..1, got dtype float64"),
-    "shape": ([0, 1, 1], [0, 0], ValueError, r"shape \(3,\), the cluster of each user, got \(2,\)"),
+    "shape": ([0, 1, 1], [0, 0], ValueError, r"shape \(3,\), one per label, got \(2,\)"),
     "clusters": ([0, 1, 1], [0.0, 0.0, 0.0], TypeError, "clusters must be integers"),
     "negative": ([0, 1, 1], [-1, -1, -1], ValueError, "must be in 0..C-1, got -1"),
     "small": ([0] * 5, [0, 0, 0, 4, 4], ValueError, "but 1 of 2 have fewer, the smallest 2"),

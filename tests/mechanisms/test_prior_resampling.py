@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.mechanisms import PriorResampling, Priors, RandomizedResponse, _random
-from tf_labeldp.mechanisms._prior_resampling import most_kept_units, prior_units, resample
+from tf_labeldp.mechanisms._clusters import most_kept_units, prior_units, resample
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 RANGE = 1 << 53
@@ -276,10 +276,10 @@ def test_threshold_refuses_priors_with_a_smaller_entry():
         ({"resampling_probability": 1.1}, ValueError, r"in \(0, 1\], got 1.1"),
         ({"resampling_probability": float("nan")}, ValueError, r"in \(0, 1\], got nan"),
         ({"resampling_probability": "1"}, TypeError, r"number in \(0, 1\], got str"),
-        ({"threshold": 0.2501}, ValueError, r"\[0, 1/K\] = \[0, 0.25\], got 0.2501"),
+        ({"threshold": 0.2501}, ValueError, r"\[0, 0.25\], got 0.2501"),
         ({"threshold": -0.1}, ValueError, "got -0.1"),
         ({"threshold": float("nan")}, ValueError, "got nan"),
-        ({"threshold": None}, TypeError, r"number in \[0, 1/K\], got NoneType"),
+        ({"threshold": None}, TypeError, r"number in \[0, 0.25\], got NoneType"),
     ],
     ids=lambda value: str(sorted(value.items())) if isinstance(value, dict) else "",
 )

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior, _top_k
+from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior, _classes
 
 DRAWS = 300_000
 PRIORS = np.array(
@@ -102,7 +102,7 @@ def test_one_prior_for_all_equals_the_same_prior_for_each(name, seeded):
 @pytest.mark.parametrize("chunk", [1, 30, 1 << 20])
 def test_chunks_keep_labels_and_priors_together(monkeypatch, chunk, seeded):
     """At a huge epsilon a label inside its set comes back, wherever a chunk ends."""
-    monkeypatch.setattr(_top_k, "_CHUNK_CELLS", chunk)
+    monkeypatch.setattr(_classes, "_CHUNK_CELLS", chunk)
     n, num_classes, k = 1000, 10, 6
     rng = np.random.default_rng(9)
     priors, labels = rng.dirichlet(np.ones(num_classes), n), rng.integers(0, num_classes, n)
@@ -122,7 +122,7 @@ def test_chunks_keep_labels_and_priors_together(monkeypatch, chunk, seeded):
 @pytest.mark.parametrize("chunk", [1, 30])
 def test_chunks_keep_labels_and_set_sizes_together(monkeypatch, chunk, seeded):
     """At a huge epsilon k* is the number of possible classes, which differs from row to row."""
-    monkeypatch.setattr(_top_k, "_CHUNK_CELLS", chunk)
+    monkeypatch.setattr(_classes, "_CHUNK_CELLS", chunk)
     labels, support = np.arange(400) % 8, np.random.default_rng(11).uniform(size=(400, 8)) < 0.5
     support[np.arange(400), labels] = True
     priors = support / support.sum(axis=1, keepdims=True)

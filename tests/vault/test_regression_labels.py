@@ -12,6 +12,7 @@ from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting._receipts import Histories
 from tf_labeldp.mechanisms import (
     ALIBI,
+    ChannelMechanism,
     DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
@@ -21,7 +22,6 @@ from tf_labeldp.mechanisms import (
     RegressionMechanism,
     RROnBins,
     StaircaseMechanism,
-    optimal_bins,
 )
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
@@ -280,7 +280,7 @@ def test_whether_a_mechanism_fails_says_nothing_of_the_labels(kind):
             ExponentialMechanism(1.0, 0.0, 9.0),
             DiscreteLaplaceMechanism(1.0, 0, 9),
             DiscreteStaircaseMechanism(1.0, 0, 9),
-            optimal_bins(np.arange(10.0), np.full(10, 0.1), 1.0, unbiased=True),
+            ChannelMechanism(1.0, np.arange(10.0), (-9.0, 18.0), np.full((10, 2), 0.5)),
         ):
             for ask in (vault.randomize, vault.release):
                 try:

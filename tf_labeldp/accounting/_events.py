@@ -141,10 +141,11 @@ def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: in
     import dp_accounting
 
     noise = _validate.positive_finite("noise_multiplier", noise_multiplier)
-    probability = _validate.rate(
+    probability = _validate.number_in(
         "sampling_probability",
         sampling_probability,
-        "It is the expected batch size, divided by the number of examples.",
+        "(0, 1]",
+        ". It is the expected batch size, divided by the number of examples",
     )
     steps = _validate.integer_at_least("steps", steps, 1)
     step: DpEvent = dp_accounting.GaussianDpEvent(noise)

@@ -236,7 +236,7 @@ def peer_to_peer_assumptions(
 def _checked_rates(flip_probability: Any, subsampling_rate: Any) -> tuple[float, float]:
     """Returns alpha and theta, or raises."""
     alpha = _validate.positive_finite("flip_probability", flip_probability)
-    theta = _validate.rate("subsampling_rate", subsampling_rate)
+    theta = _validate.number_in("subsampling_rate", subsampling_rate, "(0, 1]")
     if alpha > 0.5:
         raise ValueError(
             f"flip_probability must be in (0, 0.5], got {alpha:g}. At 0.5 the labels are pure "

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from tf_labeldp import mechanisms
 from tf_labeldp.cli import _randomize_task, _table_read
+from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 
 
@@ -84,7 +85,7 @@ class Classification(_randomize_task.Task):
         else:
             mechanism = with_prior = mechanisms.RRWithPrior(self.epsilon, self.num_classes)
             size = with_prior.optimal_k(self.prior)
-            possible = np.flatnonzero(mechanisms.top_k_members(self.prior[np.newaxis], size)[0])
+            possible = np.flatnonzero(top_k_members(self.prior[np.newaxis], size)[0])
             if possible.size < self.num_classes:
                 names = self.classes
                 outputs = possible.tolist() if names is None else [names[i] for i in possible]

@@ -16,6 +16,7 @@ from tf_labeldp import mechanisms
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli._errors import CommandError
 from tf_labeldp.cli._id_facts import IdFacts
+from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.vault import LabelStoreError, NoisyLabels, PrivateLabels
 from tf_labeldp.vault._store import DrawSettingsError, budget_for_store
 
@@ -152,7 +153,7 @@ class Task(abc.ABC):
             with self._explained():
                 ids.check_store(self.store.expanduser())
 
-    def split(self, mechanism: mechanisms.Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
+    def split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
         """Returns the mechanism that drew, and how epsilon was split, as JSON can hold them."""
         return {
             "epsilon": {

@@ -20,13 +20,8 @@ from tf_labeldp.data._read import (
     read_labels,
 )
 from tf_labeldp.data._replace import replace_by_id, replace_in_order
-from tf_labeldp.mechanisms import (
-    ALIBI,
-    LabelMechanism,
-    Mechanism,
-    PeerToPeerRandomizedResponse,
-    checked_mechanism,
-)
+from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
 from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._store import budget_for_store

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.estimation._posterior import number_priors
+from tf_labeldp.estimation._posterior import number_priors, priors_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
     DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
-    LabelMechanism,
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
@@ -23,11 +21,17 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RROnBins,
     StaircaseMechanism,
-    checked_mechanism,
-    top_k_members,
 )
-from tf_labeldp.mechanisms._prior_resampling import checked_bias_correction
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms._clusters import checked_bias_correction
 
+_ADDITIVE = (
+    LaplaceMechanism,
+    DiscreteLaplaceMechanism,
+    StaircaseMechanism,
+    DiscreteStaircaseMechanism,
+)
 _MAX_CONDITION = 1e12
 
 
@@ -64,19 +68,19 @@ def debiased(
     *Noisy one-hot rows* of ``ALIBI`` are unbiased as they are.
 
     *Numbers.* An output of RR-on-Bins is the mean over everybody who may have been given it, so
-    noisy labels are pulled to the overall mean, and so are the predictions of a model that is
-    trained on them. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
+    noisy labels, and the predictions of a model that is trained on them, are pulled to the overall
+    mean. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
     ``T = 1 + (d - 1) s``, the labels ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have
     ``E[w | bin b] = r_b``: the inverse of the channel over the bins, applied to ``r``. They spread
-    more, by about ``T / (1 - s)``, and may leave the range of the labels; what is left of a bias is
-    the width of the bins. They pay where examples are many and features predict: on 80,000
-    insurance policies, at epsilon 1 to 4, a third to 57 % of what privacy costs the plain labels is
-    left; below 0.8 their variance costs more than the pull (``tests/benchmarks``). Section 6 of
-    ``ghazi2023`` names this bias as an open question. Laplace and staircase noise that is not
-    clipped has no bias.
+    more, by about ``T / (1 - s)``, and may leave the range of the labels; the remaining bias is the
+    width of the bins. They pay off where there are many examples and features predict: on 80,000
+    insurance policies, at epsilon 1 to 4, a third to 57 % of the loss that privacy costs the plain
+    labels remains; below 0.8 their variance costs more than the pull (``tests/benchmarks``).
+    Section 6 of ``ghazi2023`` names this bias as an open question. Laplace and staircase noise that
+    is not clipped has no bias.
 
-    Privacy: post-processing of noisy labels, and of a prior that is public or was paid for; nothing
-    is charged.
+    Guarantee:
+        Post-processing of noisy labels, and of a prior that is public or was paid for: no charge.
 
     Args:
         mechanism: the mechanism that drew the labels.
@@ -105,52 +109,52 @@ def debiased(
         >>> debiased(bins, [0.25, 0.75], Priors([0.5, 0.5], values=[0.0, 1.0])).round(4).tolist()
         [-0.582, 1.582]
     """
-    return _debiased_by_kind(mechanism, noisy_labels, priors, bias_correction=bias_correction)
-
-
-@functools.singledispatch
-def _debiased_by_kind(
-    mechanism: Any, noisy_labels: Any, priors: Any, *, bias_correction: float | None
-) -> np.ndarray:
     checked_mechanism(mechanism, LabelMechanism)
+    if bias_correction is not None and not isinstance(mechanism, PriorResampling):
+        raise ValueError(
+            f"bias_correction is for PriorResampling, got {type(mechanism).__name__}, whose loss "
+            "is corrected in full. Leave bias_correction=None."
+        )
+    if isinstance(mechanism, ClassificationMechanism):
+        return _of_classes(mechanism, noisy_labels, priors, bias_correction)
+    if isinstance(mechanism, RROnBins):
+        return _of_bins(mechanism, noisy_labels, priors)
+    if isinstance(mechanism, _ADDITIVE):
+        if mechanism.clip:
+            raise ValueError(
+                f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "
+                "clip=False."
+            )
+        return _validate.real_vector("noisy_labels", noisy_labels)
+    if isinstance(mechanism, ALIBI):
+        return np.array(noisy_labels, dtype=np.float64)
+    if isinstance(mechanism, PeerToPeerRandomizedResponse):
+        alpha = mechanism.flip_probability
+        channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
+        return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]
     raise TypeError(
         f"the bias of labels drawn by {type(mechanism).__name__} is not known here. Use the noisy "
         "labels as they are, or their posterior."
     )
 
 
-@_debiased_by_kind.register
 def _of_classes(
-    mechanism: ClassificationMechanism,
-    noisy_labels: Any,
-    priors: Any = None,
-    *,
-    bias_correction: float | None = None,
+    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any, beta: float | None
 ) -> np.ndarray:
     num_classes = mechanism.num_classes
-    if bias_correction is not None and not isinstance(mechanism, PriorResampling):
-        raise ValueError(
-            f"bias_correction is for PriorResampling, got {type(mechanism).__name__}, whose loss "
-            "is corrected in full. Leave bias_correction=None."
-        )
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if not mechanism.uses_priors:
-        if priors is not None:
-            raise ValueError(f"{type(mechanism).__name__} takes no priors; leave priors=None.")
+        mechanism._refuse_public(priors)
         if isinstance(mechanism, RandomizedResponse):
             everywhere = np.ones((1, num_classes), dtype=bool)
             return _top_k_weights(noisy, everywhere, np.array([num_classes]), mechanism.epsilon)
         return channel_inverse(mechanism.transition_matrix())[noisy]
-    if priors is None:
-        raise ValueError(
-            f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of shape "
-            f"({num_classes},) or ({noisy.size}, {num_classes})."
-        )
+    priors = priors_of_the_draw(mechanism, priors, noisy.size)
+    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
     if isinstance(mechanism, PriorResampling):
-        return _resampling_weights(mechanism, noisy, priors, bias_correction)
+        return _resampling_weights(mechanism, noisy, rows, beta)
     if not isinstance(mechanism, PriorMechanism):
         raise ValueError(f"the channel of {type(mechanism).__name__} by prior is not known here.")
-    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
     k = mechanism.set_sizes(rows)
     members = top_k_members(rows, k)
     possible = np.broadcast_to(members, (noisy.size, num_classes))[np.arange(noisy.size), noisy]
@@ -164,30 +168,62 @@ def _of_classes(
 
 
 def _resampling_weights(
-    mechanism: PriorResampling, noisy: np.ndarray, priors: Any, bias_correction: float | None
+    mechanism: PriorResampling, noisy: np.ndarray, rows: np.ndarray, beta: float | None
 ) -> np.ndarray:
     """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``.
 
     As ``q^T 1 = 1``, the formula of Sherman and Morrison gives ``(I - beta 1 q^T) / (1 - beta)``.
     """
-    rows = _validate.prior_rows("priors", priors, noisy.size, mechanism.num_classes)
-    if bias_correction is not None:
-        beta = np.array([checked_bias_correction(bias_correction)])
+    if beta is not None:
+        betas = np.array([checked_bias_correction(beta)])
     else:
-        beta = mechanism.resampling_probabilities(rows)
-        lost = int(np.count_nonzero((1.0 - beta) * _MAX_CONDITION < 1.0))
+        betas = mechanism.resampling_probabilities(rows)
+        lost = int(np.count_nonzero((1.0 - betas) * _MAX_CONDITION < 1.0))
         if lost:
             raise ValueError(
                 f"{lost} prior(s) have resampling probability 1, or next to it: the noisy label "
-                "says nothing of the true one, and no loss is unbiased. Give a bias_correction "
-                "below 1; 0 takes the noisy labels as they are. Or draw with priors that have no "
+                "reveals nothing of the true one, and no loss is unbiased. Give a bias_correction "
+                "below 1 (0 takes the noisy labels as they are), or draw with priors that have no "
                 "entries near zero."
             )
-    weights = np.broadcast_to(rows, (noisy.size, mechanism.num_classes)) * -beta[:, np.newaxis]
+    weights = np.broadcast_to(rows, (noisy.size, mechanism.num_classes)) * -betas[:, np.newaxis]
     weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them
     weights[np.arange(noisy.size), noisy] += 1.0
-    weights /= 1.0 - beta[:, np.newaxis]
+    weights /= 1.0 - betas[:, np.newaxis]
     return weights
+
+
+def _top_k_weights(
+    noisy: np.ndarray, members: np.ndarray, k: np.ndarray, epsilon: float
+) -> np.ndarray:
+    """Returns the weights of equation 17; ``members`` (1 or n, K), ``k`` (1 or n,)."""
+    # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
+    # with e^-eps so that neither a large nor a small epsilon loses digits.
+    gain, shrink = -math.expm1(-epsilon), math.exp(-epsilon)
+    weights = np.where(members, -shrink / gain, 0.0)
+    weights = np.broadcast_to(weights, (noisy.size, members.shape[1])).copy()
+    weights[np.arange(noisy.size), noisy] += (1.0 + (k - 1) * shrink) / gain
+    return weights
+
+
+def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
+    values, prior = number_priors(priors)
+    place, known = mechanism.output_index(noisy_labels)
+    strange = int(np.count_nonzero(~known))
+    if strange:
+        raise ValueError(
+            f"{strange} noisy label(s) are no outputs of {mechanism!r}, so it did not draw them. "
+            "Pass the mechanism of the draw."
+        )
+    outputs = np.asarray(mechanism.outputs)
+    bins = mechanism.bin_of(values)
+    mass = np.bincount(bins, prior, minlength=outputs.size)
+    total = np.bincount(bins, prior * values, minlength=outputs.size)
+    # A bin that the prior leaves empty has its output alone to stand for it.
+    means = np.where(mass > 0.0, total / np.where(mass > 0.0, mass, 1.0), outputs)
+    shrink, gain = math.exp(-mechanism.epsilon), -math.expm1(-mechanism.epsilon)
+    spread = 1.0 + (outputs.size - 1) * shrink
+    return ((spread * means - shrink * means.sum()) / gain)[place]
 
 
 def channel_inverse(transition_matrix: Any) -> np.ndarray:
@@ -217,79 +253,7 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
     condition = np.linalg.cond(matrix)
     if not condition < _MAX_CONDITION:
         raise ValueError(
-            f"the channel cannot be inverted (condition number {condition:.3g}): its outputs say "
-            "too little about the label. Raise epsilon, or use ForwardCorrectedLoss."
+            f"the channel cannot be inverted (condition number {condition:.3g}): its outputs "
+            "reveal too little of the label. Raise epsilon, or use ForwardCorrectedLoss."
         )
     return np.linalg.solve(matrix, np.eye(matrix.shape[0]))
-
-
-def _top_k_weights(
-    noisy: np.ndarray, members: np.ndarray, k: np.ndarray, epsilon: float
-) -> np.ndarray:
-    """Returns the weights of equation 17; ``members`` (1 or n, K), ``k`` (1 or n,)."""
-    # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
-    # with e^-eps so that neither a large nor a small epsilon loses digits.
-    gain = -math.expm1(-epsilon)
-    shrink = math.exp(-epsilon)
-    weights = np.where(members, -shrink / gain, 0.0)
-    weights = np.broadcast_to(weights, (noisy.size, members.shape[1])).copy()
-    weights[np.arange(noisy.size), noisy] += (1.0 + (k - 1) * shrink) / gain
-    return weights
-
-
-@_debiased_by_kind.register
-def _of_bins(
-    mechanism: RROnBins, noisy_labels: Any, priors: Any = None, *, bias_correction: None = None
-) -> np.ndarray:
-    values, prior = number_priors(priors)
-    place, known = mechanism.output_index(noisy_labels)
-    strange = int(np.count_nonzero(~known))
-    if strange:
-        raise ValueError(
-            f"{strange} noisy label(s) are no outputs of {mechanism!r}, so it did not draw them. "
-            "Pass the mechanism of the draw."
-        )
-    outputs = np.asarray(mechanism.outputs)
-    bins = mechanism.bin_of(values)
-    mass = np.bincount(bins, prior, minlength=outputs.size)
-    total = np.bincount(bins, prior * values, minlength=outputs.size)
-    # A bin that the prior leaves empty has its output alone to stand for it.
-    means = np.where(mass > 0.0, total / np.where(mass > 0.0, mass, 1.0), outputs)
-    shrink, gain = math.exp(-mechanism.epsilon), -math.expm1(-mechanism.epsilon)
-    spread = 1.0 + (outputs.size - 1) * shrink
-    return ((spread * means - shrink * means.sum()) / gain)[place]
-
-
-@_debiased_by_kind.register(LaplaceMechanism)
-@_debiased_by_kind.register(DiscreteLaplaceMechanism)
-@_debiased_by_kind.register(StaircaseMechanism)
-@_debiased_by_kind.register(DiscreteStaircaseMechanism)
-def _of_additive_noise(
-    mechanism: Any, noisy_labels: Any, priors: Any = None, *, bias_correction: None = None
-) -> np.ndarray:
-    if mechanism.clip:
-        raise ValueError(
-            f"{mechanism!r} clips its noisy labels, and what clipping took can't be given back. "
-            "Draw with clip=False."
-        )
-    return _validate.real_vector("noisy_labels", noisy_labels)
-
-
-@_debiased_by_kind.register
-def _of_alibi(
-    mechanism: ALIBI, noisy_labels: Any, priors: Any = None, *, bias_correction: None = None
-) -> np.ndarray:
-    return np.array(noisy_labels, dtype=np.float64)
-
-
-@_debiased_by_kind.register
-def _of_peers(
-    mechanism: PeerToPeerRandomizedResponse,
-    noisy_labels: Any,
-    priors: Any = None,
-    *,
-    bias_correction: None = None,
-) -> np.ndarray:
-    alpha = mechanism.flip_probability
-    channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
-    return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]

@@ -1,9 +1,9 @@
-"""What noisy labels and their priors say of the true labels: Bayes' rule by mechanism."""
+"""What noisy labels and their priors reveal of the true labels: Bayes' rule by mechanism."""
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,14 @@ from tf_labeldp import _validate
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
-    LabelMechanism,
     PriorMechanism,
     PriorResampling,
     Priors,
     RegressionMechanism,
-    checked_mechanism,
-    top_k_members,
 )
-from tf_labeldp.mechanisms._prior_resampling import prior_units
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms._clusters import prior_units
 
 _CHUNK_CELLS = 1 << 20
 """Likelihoods that are held at a time."""
@@ -29,26 +28,24 @@ _CHUNK_CELLS = 1 << 20
 def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) -> np.ndarray:
     """Returns what each noisy label says of its true label; ``NoisyLabels.posterior`` calls it.
 
-    * Classes: ``P(true class | noisy label, prior)``, the best soft targets that the draw allows,
-      if the priors are right: the noisy label and the prior, each with the weight that it deserves.
-      Where the priors are wrong, a model that is trained on them learns part of what is wrong;
-      ``debiased`` targets are free of that, and far noisier. For a mechanism that draws with
+    * Classes: ``P(true class | noisy label, prior)``, the best soft targets that the draw allows if
+      the priors are right. Where they are wrong, a model that is trained on them learns part of the
+      error; ``debiased`` targets are free of that, and far noisier. For a mechanism that draws with
       priors, they must be those of the draw, since they decide the channel. A label that no class
-      of positive prior can have produced says nothing: there the posterior is the prior.
+      of positive prior can have produced carries no information: there the posterior is the prior.
     * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``. The noise has the density f,
       so class i has the likelihood ``f(x - e_i)``: up to a factor that all classes share,
       ``exp((|x_i| - |x_i - 1|) / b)`` for Laplace noise of scale b, and ``exp(x_i / sigma^2)`` for
       Gaussian noise. (Published code has ``x_i / sigma``, which is Bayes' rule at sigma 1 only.)
-    * Numbers: ``E[true label | noisy label]``. Of all functions of the noisy label it has the least
-      expected squared error to the true label, if the prior is right. This makes it the best guess
-      of the *label*, not the best *target*: the guesses are shrunk towards the mean of the prior,
-      and so are the predictions of a model that is trained on them, the more so the smaller
-      epsilon. Where the scale of the predictions matters and examples abound, use ``debiased``
-      labels. The outputs of ``optimal_bins`` for squared error are posterior means already, under
-      the prior that it was given.
+    * Numbers: ``E[true label | noisy label]``, the guess of least expected squared error if the
+      prior is right. It is the best guess of the *label*, not the best *target*: guesses are shrunk
+      towards the mean of the prior, and so are the predictions of a model that is trained on them,
+      the more so the smaller epsilon. Where the scale of the predictions matters and there are many
+      examples, use ``debiased`` labels. The outputs of ``optimal_bins`` for squared error are
+      posterior means already, under the prior that it was given.
 
-    Privacy: post-processing of noisy labels; nothing is charged, if the priors are public or were
-    released.
+    Guarantee:
+        Post-processing of noisy labels: no charge, if the priors are public or were released.
 
     Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; for
     numbers, denoising after the mechanism, an open direction of section 6 of ``ghazi2023``.
@@ -61,7 +58,7 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
 
     Returns:
         ``float64`` (n, K) with rows that sum to one; for numbers (n,), between the smallest and the
-        largest of the priors' values. The memory needed beside it is bounded.
+        largest of the priors' values.
 
     Raises:
         TypeError: a mechanism of another kind, or labels of a wrong type.
@@ -78,11 +75,12 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
         >>> posterior(bins, [0.0, 1.0], Priors([0.5, 0.5], values=[0.0, 1.0])).round(4).tolist()
         [0.2689, 0.7311]
     """
-    return _posterior_by_kind(mechanism, noisy_labels, priors)
-
-
-@functools.singledispatch
-def _posterior_by_kind(mechanism: Any, noisy_labels: Any, priors: Any) -> np.ndarray:
+    if isinstance(mechanism, ClassificationMechanism):
+        return _of_classes(mechanism, noisy_labels, priors)
+    if isinstance(mechanism, RegressionMechanism):
+        return _of_numbers(mechanism, noisy_labels, priors)
+    if isinstance(mechanism, ALIBI):
+        return _of_alibi(mechanism, noisy_labels, priors)
     checked_mechanism(mechanism, LabelMechanism)
     raise TypeError(
         f"the posterior of labels drawn by {type(mechanism).__name__} is not known here. Use the "
@@ -90,56 +88,65 @@ def _posterior_by_kind(mechanism: Any, noisy_labels: Any, priors: Any) -> np.nda
     )
 
 
-@_posterior_by_kind.register
 def _of_classes(
-    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any = None
+    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any
 ) -> np.ndarray:
     num_classes = mechanism.num_classes
-    if mechanism.uses_priors and not isinstance(mechanism, (PriorMechanism, PriorResampling)):
+    likelihood = _likelihood_of_classes(mechanism)
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
+    if mechanism.uses_priors:
+        priors = priors_of_the_draw(mechanism, priors, noisy.size)
+    elif priors is None:
+        priors = np.full(num_classes, 1.0 / num_classes)
+    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
+    found = np.empty((noisy.size, num_classes))
+    for chunk, prior in _chunks(rows, noisy.size):
+        weights = likelihood(noisy[chunk], prior) * prior
+        evidence = weights.sum(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            weights = np.where(evidence > 0.0, weights / evidence, prior)
+        found[chunk] = weights / weights.sum(axis=1, keepdims=True)
+    return found
+
+
+def priors_of_the_draw(mechanism: ClassificationMechanism, priors: Any, size: int) -> Any:
+    """Returns priors with which labels were drawn, or raises without any."""
+    if priors is None:
+        raise ValueError(
+            f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of "
+            f"shape ({mechanism.num_classes},) or ({size}, {mechanism.num_classes})."
+        )
+    return priors
+
+
+def _chunks(priors: np.ndarray, size: int) -> list[tuple[slice, np.ndarray]]:
+    """Returns slices of ``size`` labels of about ``_CHUNK_CELLS`` cells each, and their priors."""
+    step = max(1, _CHUNK_CELLS // priors.shape[1])
+    slices = [slice(start, start + step) for start in range(0, size, step)]
+    return [(one, priors if priors.shape[0] == 1 else priors[one]) for one in slices]
+
+
+def _likelihood_of_classes(
+    mechanism: ClassificationMechanism,
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Returns ``P[noisy_i | class]`` (m, K) as a function of noisy (m,) and priors (m or 1, K)."""
+    if isinstance(mechanism, PriorMechanism):
+        return lambda noisy, prior: _top_k_likelihood(mechanism, noisy, prior)
+    if isinstance(mechanism, PriorResampling):
+        return lambda noisy, prior: _resampling_likelihood(mechanism, noisy, prior)
+    if mechanism.uses_priors:
         raise ValueError(
             f"the channel of {type(mechanism).__name__} by prior is not known here. Use one of "
             "RandomizedResponse, RRTopK, RRWithPrior and PriorResampling."
         )
-    noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
-    if priors is None:
-        if mechanism.uses_priors:
-            raise ValueError(
-                f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of "
-                f"shape ({num_classes},) or ({noisy.size}, {num_classes})."
-            )
-        priors = np.full(num_classes, 1.0 / num_classes)
-    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
-    channel = None if mechanism.uses_priors else mechanism.transition_matrix()
-    found = np.empty((noisy.size, num_classes))
-    step = max(1, _CHUNK_CELLS // num_classes)
-    for start in range(0, noisy.size, step):
-        chunk = slice(start, start + step)
-        prior = rows if rows.shape[0] == 1 else rows[chunk]
-        if isinstance(mechanism, PriorMechanism):
-            weights = _top_k_likelihood(mechanism, noisy[chunk], prior)
-        elif isinstance(mechanism, PriorResampling):
-            weights = _resampling_likelihood(mechanism, noisy[chunk], prior)
-        else:
-            weights = channel[:, noisy[chunk]].T  # type: ignore[index]
-        weights = weights * prior
-        evidence = weights.sum(axis=1, keepdims=True)
-        told = evidence > 0.0
-        with np.errstate(invalid="ignore"):
-            weights = np.where(told, weights / evidence, prior)
-        found[chunk] = weights / weights.sum(axis=1, keepdims=True)
-    return found
+    channel = mechanism.transition_matrix()
+    return lambda noisy, prior: channel[:, noisy].T
 
 
 def _top_k_likelihood(
     mechanism: PriorMechanism, noisy: np.ndarray, prior: np.ndarray
 ) -> np.ndarray:
-    """Returns ``P[noisy_i | class]`` of RRTop-k (Algorithm 1, ``ghazi2021``), (m, K).
-
-    Args:
-        mechanism: decides the size of the set for each prior.
-        noisy: noisy labels (m,).
-        prior: (m, K), or (1, K) for all.
-    """
+    """Returns the likelihood of RRTop-k (Algorithm 1, ``ghazi2021``)."""
     k = np.reshape(mechanism.set_sizes(prior), (-1, 1))
     members = top_k_members(prior, k)
     shrink = math.exp(-mechanism.epsilon)
@@ -155,13 +162,7 @@ def _top_k_likelihood(
 def _resampling_likelihood(
     mechanism: PriorResampling, noisy: np.ndarray, prior: np.ndarray
 ) -> np.ndarray:
-    """Returns ``P[noisy_i | class]`` of Algorithm 1 of ``esfandiari2022``, (m, K).
-
-    Args:
-        mechanism: decides lambda for each prior.
-        noisy: noisy labels (m,).
-        prior: (m, K), or (1, K) for all.
-    """
+    """Returns the likelihood of Algorithm 1 of ``esfandiari2022``."""
     resampled = mechanism.resampling_probabilities(prior)
     every = np.arange(noisy.size)
     drawn = prior_units(prior) / 2.0**53  # the prior as it is drawn from
@@ -171,22 +172,17 @@ def _resampling_likelihood(
     return likelihood
 
 
-@_posterior_by_kind.register
-def _of_numbers(
-    mechanism: RegressionMechanism, noisy_labels: Any, priors: Any = None
-) -> np.ndarray:
+def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     values, probabilities = number_priors(priors)
     noisy = _validate.real_vector("noisy_labels", noisy_labels)
-    if not np.all(np.isfinite(noisy)):
-        bad = int(np.count_nonzero(~np.isfinite(noisy)))
+    bad = int(np.count_nonzero(~np.isfinite(noisy)))
+    if bad:
         raise ValueError(f"noisy_labels must be finite, but {bad} of {noisy.size} are infinite.")
     outputs, place = np.unique(noisy, return_inverse=True)
     means = np.empty(outputs.size)
-    step = max(1, _CHUNK_CELLS // values.size)
     impossible = np.zeros(outputs.size, dtype=bool)
-    for start in range(0, outputs.size, step):
-        chunk = slice(start, start + step)
-        weights = mechanism.likelihood(outputs[chunk], values) * probabilities
+    for chunk, prior in _chunks(probabilities[np.newaxis], outputs.size):
+        weights = mechanism.likelihood(outputs[chunk], values) * prior
         total = weights.sum(axis=1)
         impossible[chunk] = ~(total > 0.0)
         with np.errstate(invalid="ignore"):
@@ -219,8 +215,7 @@ def number_priors(priors: Any) -> tuple[np.ndarray, np.ndarray]:
     return values, _validate.prior_rows("probabilities", priors, None, values.size)[0]
 
 
-@_posterior_by_kind.register
-def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any = None) -> np.ndarray:
+def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
     num_classes = mechanism.num_classes
     rows = _finite_rows("noisy_labels", noisy_labels)
     if rows.shape[1] != num_classes:
@@ -230,74 +225,12 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any = None) -> np.nda
         )
     if priors is None:
         priors = np.full(num_classes, 1.0 / num_classes)
-    weights = _validate.prior_rows("priors", priors, rows.shape[0], num_classes)
     found = np.empty(rows.shape)
-    step = max(1, _CHUNK_CELLS // num_classes)
-    for start in range(0, rows.shape[0], step):
-        chunk = slice(start, start + step)
-        prior = weights if weights.shape[0] == 1 else weights[chunk]
+    checked = _validate.prior_rows("priors", priors, rows.shape[0], num_classes)
+    for chunk, prior in _chunks(checked, rows.shape[0]):
         noisy = rows[chunk].astype(np.float64)
         found[chunk] = _softmax(_log_likelihood(mechanism, noisy, prior), prior)
     return found
-
-
-def project_onto_simplex(values: Any) -> np.ndarray:
-    """Returns the nearest probabilities to each row, in Euclidean distance.
-
-    Soft targets from ``ALIBI`` that need neither the law of the noise nor a prior: the
-    "MinProjection" mode of the published code. ``posterior`` uses what is known, and is the
-    better target as a rule.
-
-    Privacy: post-processing of noisy rows; nothing is charged.
-
-    Source: by sorting, Wang and Carreira-Perpinan 2013, "Projection onto the probability simplex".
-
-    Args:
-        values: finite numbers (n, K).
-
-    Returns:
-        ``float64`` (n, K); rows sum to one, and no entry is negative.
-
-    Raises:
-        TypeError: not integers or floats.
-        ValueError: not of shape (n, K), or not finite.
-
-    Example:
-        >>> project_onto_simplex([[0.9, -0.2, 0.4], [3.0, 0.0, 0.0]]).round(2).tolist()
-        [[0.75, 0.0, 0.25], [1.0, 0.0, 0.0]]
-    """
-    rows = _finite_rows("values", values)
-    nearest = np.empty(rows.shape)
-    step = max(1, _CHUNK_CELLS // rows.shape[1])
-    counts = np.arange(1, rows.shape[1] + 1)
-    for start in range(0, rows.shape[0], step):
-        chunk = rows[start : start + step].astype(np.float64)
-        # Entries more than one below the largest are zero in the answer, so they may move up to
-        # there: sums then run over numbers of the size of the answer.
-        with np.errstate(over="ignore"):
-            chunk = np.maximum(chunk - chunk.max(axis=1, keepdims=True), -2.0)
-        ordered = -np.sort(-chunk, axis=1)
-        excess = np.cumsum(ordered, axis=1) - 1.0
-        support = np.count_nonzero(ordered * counts > excess, axis=1)[:, np.newaxis]
-        threshold = np.take_along_axis(excess, support - 1, axis=1) / support
-        nearest[start : start + step] = np.maximum(chunk - threshold, 0.0)
-    return nearest
-
-
-def _finite_rows(name: str, values: Any) -> np.ndarray:
-    """Returns numbers as they are (n, K), or raises."""
-    rows = np.asarray(values)
-    if rows.ndim != 2 or rows.shape[1] == 0:
-        raise ValueError(f"{name} must have shape (n, K), one row a label, got {rows.shape}.")
-    if rows.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be numbers, got dtype {rows.dtype}.")
-    wrong = int(np.count_nonzero(~np.isfinite(rows)))
-    if wrong:
-        raise ValueError(
-            f"{name} must be finite, but {wrong} of {rows.size} entries are NaN or infinite. Pass "
-            "what the mechanism released."
-        )
-    return rows
 
 
 def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> np.ndarray:
@@ -320,3 +253,48 @@ def _softmax(scores: np.ndarray, prior: np.ndarray) -> np.ndarray:
         scores = np.where(prior > 0.0, scores + np.log(prior), -np.inf)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def project_onto_simplex(values: Any) -> np.ndarray:
+    """Returns the nearest probabilities to each row (n, K), in Euclidean distance; ``float64``.
+
+    Soft targets from ``ALIBI`` that need neither the law of the noise nor a prior: the
+    "MinProjection" mode of the published code. ``posterior`` is the better target as a rule.
+
+    Source: by sorting, Wang and Carreira-Perpinan 2013, "Projection onto the probability simplex".
+
+    Example:
+        >>> project_onto_simplex([[0.9, -0.2, 0.4], [3.0, 0.0, 0.0]]).round(2).tolist()
+        [[0.75, 0.0, 0.25], [1.0, 0.0, 0.0]]
+    """
+    rows = _finite_rows("values", values)
+    nearest = np.empty(rows.shape)
+    counts = np.arange(1, rows.shape[1] + 1)
+    for some, _ in _chunks(rows, rows.shape[0]):
+        chunk = rows[some].astype(np.float64)
+        # Entries more than one below the largest are zero in the answer, so they may move up to
+        # there: sums then run over numbers of the size of the answer.
+        with np.errstate(over="ignore"):
+            chunk = np.maximum(chunk - chunk.max(axis=1, keepdims=True), -2.0)
+        ordered = -np.sort(-chunk, axis=1)
+        excess = np.cumsum(ordered, axis=1) - 1.0
+        support = np.count_nonzero(ordered * counts > excess, axis=1)[:, np.newaxis]
+        threshold = np.take_along_axis(excess, support - 1, axis=1) / support
+        nearest[some] = np.maximum(chunk - threshold, 0.0)
+    return nearest
+
+
+def _finite_rows(name: str, values: Any) -> np.ndarray:
+    """Returns numbers as they are (n, K), or raises."""
+    rows = np.asarray(values)
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise ValueError(f"{name} must have shape (n, K), one row a label, got {rows.shape}.")
+    if rows.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be numbers, got dtype {rows.dtype}.")
+    wrong = int(np.count_nonzero(~np.isfinite(rows)))
+    if wrong:
+        raise ValueError(
+            f"{name} must be finite, but {wrong} of {rows.size} entries are NaN or infinite. Pass "
+            "what the mechanism released."
+        )
+    return rows

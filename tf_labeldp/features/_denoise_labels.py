@@ -10,7 +10,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.features._clusters import checked_clusters
-from tf_labeldp.mechanisms import RandomizedResponse, checked_mechanism
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.mechanisms._base import checked_mechanism
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

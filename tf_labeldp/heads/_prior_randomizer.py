@@ -11,14 +11,9 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegression
-from tf_labeldp.mechanisms import (
-    LabelMomentMechanism,
-    Mechanism,
-    Priors,
-    RRWithPrior,
-    serialize,
-    top_k_members,
-)
+from tf_labeldp.mechanisms import LabelMomentMechanism, Priors, RRWithPrior, serialize
+from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
 from tf_labeldp.vault._store import DrawSettingsError
 

@@ -1,34 +1,45 @@
-"""How a label becomes a noisy label: one small file a mechanism, one contract; no TensorFlow."""
+"""What may see a label: one contract, one file per kind of output; loads no TensorFlow.
+
+=================== ====================================================================
+``_base``           the contracts, and how mechanisms are written down
+``_classes``        classes: randomized response, RRTop-k, RRWithPrior
+``_alibi``          noisy one-hot rows of classes
+``_numbers``        numbers in a range: Laplace, staircase, exponential
+``_bins``           numbers of a finite set: RR-on-Bins, any table of probabilities
+``_optimal_bins``   the best bins, by the costs in ``_losses``
+``_clusters``       classes by cluster: resampling from a prior, exchange between peers
+``_histogram``      noisy counts
+``_label_moments``  noisy sums of features and labels
+``_random``         random bits, and where randomized response flips
+``_integer_noise``  exact noise of single labels
+``_grid_noise``     exact noise of statistics, and its calibration
+``_check``          whether a mechanism does what it claims
+=================== ====================================================================
+"""
 
 from tf_labeldp.mechanisms._alibi import ALIBI
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
     ClassificationMechanism,
-    LabelMechanism,
-    Mechanism,
     RegressionMechanism,
-    checked_mechanism,
     deserialize,
     serialize,
 )
-from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
 from tf_labeldp.mechanisms._check import check_mechanism
-from tf_labeldp.mechanisms._cluster_distributions import cluster_distributions
-from tf_labeldp.mechanisms._exponential import ExponentialMechanism
+from tf_labeldp.mechanisms._classes import PriorMechanism, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms._clusters import PeerToPeerRandomizedResponse, PriorResampling
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
-from tf_labeldp.mechanisms._laplace import DiscreteLaplaceMechanism, LaplaceMechanism
+from tf_labeldp.mechanisms._numbers import (
+    DiscreteLaplaceMechanism,
+    DiscreteStaircaseMechanism,
+    ExponentialMechanism,
+    LaplaceMechanism,
+    StaircaseMechanism,
+)
 from tf_labeldp.mechanisms._optimal_bins import optimal_bins
-from tf_labeldp.mechanisms._peer_to_peer import PeerToPeerRandomizedResponse
-from tf_labeldp.mechanisms._prior_mechanism import PriorMechanism
-from tf_labeldp.mechanisms._prior_resampling import PriorResampling
 from tf_labeldp.mechanisms._priors import Priors
-from tf_labeldp.mechanisms._randomized_response import RandomizedResponse
-from tf_labeldp.mechanisms._rr_on_bins import RROnBins
-from tf_labeldp.mechanisms._rr_top_k import RRTopK
-from tf_labeldp.mechanisms._rr_with_prior import RRWithPrior
-from tf_labeldp.mechanisms._staircase import DiscreteStaircaseMechanism, StaircaseMechanism
-from tf_labeldp.mechanisms._top_k import top_k_members
 
 __all__ = [
     "ALIBI",
@@ -39,10 +50,8 @@ __all__ = [
     "DiscreteStaircaseMechanism",
     "ExponentialMechanism",
     "HistogramMechanism",
-    "LabelMechanism",
     "LabelMomentMechanism",
     "LaplaceMechanism",
-    "Mechanism",
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",
     "PriorResampling",
@@ -54,10 +63,7 @@ __all__ = [
     "RegressionMechanism",
     "StaircaseMechanism",
     "check_mechanism",
-    "checked_mechanism",
-    "cluster_distributions",
     "deserialize",
     "optimal_bins",
     "serialize",
-    "top_k_members",
 ]

@@ -1,4 +1,4 @@
-"""The contracts of mechanisms: what may see a label, what it costs, what it gives back."""
+"""The contracts of mechanisms: what may see a label, what it costs, what it returns."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
 _Self = TypeVar("_Self", bound="Mechanism")
+_Kind = TypeVar("_Kind", bound="Mechanism")
 _REGISTRY: dict[str, type[Mechanism]] = {}
 
 
 def is_of_this_library(value: object) -> bool:
-    """Returns whether a class was reviewed here; a subclass that was made elsewhere was not."""
+    """Returns whether a class was reviewed here; a subclass made elsewhere was not."""
     return _is_ours(type(value))
 
 
 def has_own_event(mechanism: Mechanism) -> bool:
-    """Returns whether a class that was made elsewhere says itself how its uses compose."""
+    """Returns whether a class made elsewhere states itself how its uses compose."""
     return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
 
 
@@ -43,13 +44,13 @@ class Mechanism(abc.ABC):
     """Anything that may see true labels: an immutable value with a price, known by its name.
 
     Guarantee:
-        What a mechanism of this library hands out is (epsilon, delta)-DP for the replacement of
-        one label, and ``dp_event()`` says the same to ``dp_accounting``. What a mechanism of
-        another library promises is its author's claim, and statements say so.
+        The output of a mechanism of this library is (epsilon, delta)-DP for the replacement of one
+        label, and ``dp_event()`` states the same to ``dp_accounting``. The promise of a mechanism
+        of another library is its author's claim, and statements say so.
 
     A mechanism of your own is an ordinary class: set ``epsilon`` and the attributes of the contract
-    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` hold the
-    draws against the channel. ``docs/write_a_mechanism.md`` goes through an example.
+    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` compare its
+    draws with its channel. ``docs/write_a_mechanism.md`` has an example.
 
     Attributes:
         epsilon: finite and above zero.
@@ -65,7 +66,7 @@ class Mechanism(abc.ABC):
     delta: float = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Makes every mechanism known by name, so that a stored draw can name its mechanism."""
+        """Registers every mechanism by name, so that a stored draw can name its mechanism."""
         super().__init_subclass__(**kwargs)
         _REGISTRY[_name(cls)] = cls
         owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
@@ -75,15 +76,14 @@ class Mechanism(abc.ABC):
     def dp_event(self) -> DpEvent:
         """Returns the ``dp_accounting`` event of one use.
 
-        This is the event of the worst pure mechanism of this epsilon; with a delta, one that adds
-        up by basic composition.
+        This is the event of the worst pure mechanism of this epsilon; with a delta, one that
+        composes by basic composition.
         """
         return approximate_dp_event(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument, as JSON can hold it."""
-        names = [name for name in inspect.signature(type(self)).parameters]
-        return {name: getattr(self, name) for name in names}
+        """Returns every constructor argument, for JSON."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def from_config(cls: type[_Self], config: dict[str, Any]) -> _Self:
@@ -95,13 +95,16 @@ class LabelMechanism(Mechanism):
     """Turns each label into one noisy label: what ``PrivateLabels.randomize`` takes.
 
     Guarantee:
-        Each noisy label, with all others, is (epsilon, delta)-DP for the replacement of one label;
-        draws for different examples compose in parallel. Assumes that the public input of a label
-        (its prior, its cluster) does not depend on that label.
+        Each noisy label, together with all others, is (epsilon, delta)-DP for the replacement of
+        one label; draws for different examples compose in parallel. Assumes that the public input
+        of a label (its prior, its cluster) does not depend on that label.
     """
 
     public_input: ClassVar[str | None] = None
     """What ``randomize`` takes beside the labels: ``"priors"``, ``"clusters"`` or None."""
+
+    _takes_priors: ClassVar[str] = "RRWithPrior"
+    """What to use if there are priors."""
 
     @abc.abstractmethod
     def randomize(
@@ -117,17 +120,20 @@ class LabelMechanism(Mechanism):
 
     @abc.abstractmethod
     def check_output(self, noisy: Any, size: int) -> np.ndarray:
-        """Returns noisy labels of so many examples, or raises a ``ValueError`` that shows none."""
+        """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` that shows none."""
 
     def _refuse_public(self, public: Any) -> None:
-        """Raises if a mechanism that takes no public input was given one."""
+        """Raises if a mechanism without public input was given one."""
         if public is not None:
             raise ValueError(
                 f"{type(self).__name__} takes no priors and no clusters; leave them out. "
                 f"{self._takes_priors} makes use of priors."
             )
 
-    _takes_priors: ClassVar[str] = "RRWithPrior"
+    def _refuse_prior_of_channel(self, prior: Any) -> None:
+        """Raises if the channel of a mechanism without priors is asked for by prior."""
+        if prior is not None:
+            raise ValueError(f"{type(self).__name__} has one channel for every prior; pass none.")
 
 
 class ClassificationMechanism(LabelMechanism):
@@ -165,9 +171,9 @@ class RegressionMechanism(LabelMechanism):
     """A label randomizer over numbers in a public range; noisy labels are ``float64``.
 
     Guarantee:
-        That of ``LabelMechanism``, for every pair of labels in ``label_range()``. A label outside
-        is refused, not clipped: clip the labels to their public range first (``PrivateLabels``
-        does so with ``clip=True``).
+        That of ``LabelMechanism``, for every pair of labels in ``label_range()``. Labels outside
+        are refused, not clipped: clip them to their public range first (``PrivateLabels`` does so
+        with ``clip=True``).
     """
 
     _takes_priors = "optimal_bins(values, probabilities, epsilon)"
@@ -185,8 +191,8 @@ class RegressionMechanism(LabelMechanism):
             labels: true labels in ``label_range()``, (k,).
 
         Returns:
-            ``float64`` (m, k): probabilities where an output has one, else densities; entries of
-            one row may be compared, and no ratio of two of them exceeds e^epsilon.
+            ``float64`` (m, k): probabilities where an output has one, else densities. The entries
+            of one row are comparable, and no ratio of two of them exceeds e^epsilon.
         """
 
     def check_output(self, noisy: Any, size: int) -> np.ndarray:
@@ -195,11 +201,11 @@ class RegressionMechanism(LabelMechanism):
 
 
 class AggregateMechanism(Mechanism):
-    """Hands out one noisy statistic of many labels, such as a histogram.
+    """Releases one noisy statistic of many labels, such as a histogram.
 
     Guarantee:
         The whole result is (epsilon, delta)-DP for the replacement of any one of the labels, and
-        whether ``release`` raises does not depend on labels of the kind that it says it is for.
+        whether ``release`` raises does not depend on labels of the kind that it is stated for.
 
     Attributes:
         num_classes: K, for labels that are classes 0..K-1; None for others.
@@ -210,7 +216,7 @@ class AggregateMechanism(Mechanism):
     num_labels: int | None = None
 
     def label_range(self) -> tuple[float, float] | None:
-        """Returns the range outside of which it refuses numbers; None for none."""
+        """Returns the range outside of which numbers are refused; None for none."""
         return None
 
     @abc.abstractmethod
@@ -228,45 +234,31 @@ class AggregateMechanism(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenClassification(ClassificationMechanism):
-    """The classification mechanisms of this library: frozen values."""
+class Frozen(Mechanism):
+    """The mechanisms of this library: frozen values, whose arguments are checked once."""
 
     epsilon: float
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        self._set(epsilon=_validate.positive_finite("epsilon", self.epsilon))
+
+    def _set(self, **values: Any) -> None:
+        """Sets arguments to their checked values."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenClassification(Frozen, ClassificationMechanism):
+    """The mechanisms for classes of this library."""
+
     num_classes: int
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        check_epsilon(self)
-        classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
-        object.__setattr__(self, "num_classes", classes)
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenRegression(RegressionMechanism):
-    """The regression mechanisms of this library: frozen values."""
-
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        """Checks the range."""
-        check_epsilon(self)
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenAggregate(AggregateMechanism):
-    """The statistics of this library: frozen values."""
-
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        """Checks the range."""
-        check_epsilon(self)
-
-
-def check_epsilon(mechanism: Mechanism) -> None:
-    """Sets epsilon of a frozen mechanism to a float, or raises."""
-    epsilon = _validate.positive_finite("epsilon", mechanism.epsilon)
-    object.__setattr__(mechanism, "epsilon", epsilon)
+        super().__post_init__()
+        self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
 
 
 def checked_output(
@@ -274,7 +266,7 @@ def checked_output(
 ) -> np.ndarray:
     """Returns noisy labels as an array of this shape and kind of numbers, all finite, or raises.
 
-    ``shape`` is None for a noisy statistic, which has any.
+    ``shape`` is None for a noisy statistic, which may have any.
     """
     try:
         array = np.asarray(noisy)
@@ -293,57 +285,33 @@ def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError
     what = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
     return ValueError(
         f"{type(mechanism).__name__} returned {what} with {found}, expected {expected}. Mend it, "
-        "and hold it against mechanisms.check_mechanism."
-    )
-
-
-_Kind = TypeVar("_Kind", bound=Mechanism)
-
-
-def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
-    """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``.
-
-    Args:
-        value: what a caller gave.
-        kind: ``LabelMechanism``, or a narrower class.
-
-    Example:
-        >>> from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse
-        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
-        >>> checked_mechanism(mechanism, ClassificationMechanism).num_classes
-        3
-    """
-    if isinstance(value, kind):
-        return value
-    wanted, example = _EXAMPLE_OF.get(kind, (f"a {kind.__name__}", f"{kind.__name__}(...)"))
-    raise TypeError(
-        f"mechanism must be {wanted}, got {type(value).__name__}, for example {example}."
+        "and test it with mechanisms.check_mechanism."
     )
 
 
 _EXAMPLE_OF: dict[type, tuple[str, str]] = {
-    ClassificationMechanism: (
-        "a tf_labeldp mechanism for classes",
-        "RandomizedResponse(epsilon=1.0, num_classes=10)",
-    ),
-    RegressionMechanism: (
-        "a tf_labeldp mechanism for numbers",
-        "LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)",
-    ),
-    AggregateMechanism: (
-        "a tf_labeldp mechanism of many labels",
-        "HistogramMechanism(epsilon=1.0, num_classes=10)",
-    ),
+    ClassificationMechanism: (" for classes", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
+    RegressionMechanism: (" for numbers", "LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)"),
+    AggregateMechanism: (" of many labels", "HistogramMechanism(epsilon=1.0, num_classes=10)"),
+    LabelMechanism: ("", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
+    Mechanism: ("", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
 }
-for _kind in (Mechanism, LabelMechanism):
-    _EXAMPLE_OF[_kind] = (
-        "a tf_labeldp mechanism",
-        "RandomizedResponse(epsilon=1.0, num_classes=10)",
+
+
+def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
+    """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
+    if isinstance(value, kind):
+        return value
+    # A narrower kind is known by its name.
+    of, example = _EXAMPLE_OF.get(kind, (f" {kind.__name__}", f"{kind.__name__}(...)"))
+    raise TypeError(
+        f"mechanism must be a tf_labeldp mechanism{of}, got {type(value).__name__}, for example "
+        f"{example}."
     )
 
 
 def serialize(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns ``{"class_name": ..., "config": ...}``, which JSON can hold.
+    """Returns ``{"class_name": ..., "config": ...}``, for JSON.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse

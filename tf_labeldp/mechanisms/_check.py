@@ -269,12 +269,7 @@ def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: An
 
 
 def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
-    """Raises if a set of outputs is too much likelier for one label than for another.
-
-    Args:
-        mechanism: that is checked.
-        outputs: draws for each label, (m, d).
-    """
+    """Raises if a set of outputs (m, d) is too much likelier for one label than for another."""
     level = _FALSE_ALARM / (2 * len(outputs) ** 2)
     for first, second in itertools.permutations(outputs, 2):
         half = len(first) // 2

@@ -29,7 +29,6 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import gaussian_event, gaussian_sigma, pure_dp_event
-from tf_labeldp.mechanisms._certified_laplace import certified_laplace
 from tf_labeldp.mechanisms._random import checked_generator
 
 if TYPE_CHECKING:
@@ -41,16 +40,9 @@ _LARGEST = 2.0**57
 
 
 def checked_delta(value: Any, noise: Any, known: Iterable[str], pure: str) -> float:
-    """Returns delta as a float, or raises if it is not above zero just for Gaussian noise.
+    """Returns delta as a float, or raises unless it is above zero just for Gaussian noise.
 
-    Args:
-        value: what a caller gave.
-        noise: likewise: ``"gaussian"``, or the name of a noise that is pure.
-        known: all that ``noise`` may be.
-        pure: what the message says of the pure ones.
-
-    Raises:
-        ValueError: a noise that is not known, or a delta that does not fit it.
+    ``known`` are all kinds of noise, and ``pure`` is what the message says of the pure ones.
     """
     _validate.one_of("noise", noise, known)
     delta = _validate.probability_below_one("delta", value)
@@ -84,7 +76,7 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
 
 
 def laplace_scale(epsilon: float, l1_sensitivity: float) -> float:
-    """Returns the scale of discrete Laplace noise for epsilon, in grid steps, before OpenDP."""
+    """Returns the scale of discrete Laplace noise in grid steps, which OpenDP may raise."""
     return _checked(math.ceil(l1_sensitivity) / epsilon, epsilon)
 
 
@@ -98,14 +90,9 @@ def with_noise(
 ) -> np.ndarray:
     """Returns integers (``int64``, any shape) with noise on every entry.
 
-    Args:
-        exact: the integers.
-        kind: ``"gaussian"`` or ``"laplace"``.
-        scale: from ``gaussian_scale`` or ``laplace_scale``.
-        epsilon: for Laplace noise, what OpenDP's own privacy map has to certify.
-        l1_sensitivity: likewise.
-        rng: a generator for a repeatable (not private) run; None takes OpenDP's exact samplers,
-            which draw from the operating system's random bits.
+    ``scale`` is from ``gaussian_scale`` or ``laplace_scale``; for Laplace noise OpenDP's privacy
+    map has to certify ``epsilon`` at ``l1_sensitivity``. Without ``rng``, which is for repeatable
+    (not private) runs, OpenDP's exact samplers draw from the operating system's random bits.
     """
     if rng is not None:
         return exact + _seeded(kind, scale, exact.shape, rng)
@@ -117,22 +104,51 @@ def _checked(scale: float, epsilon: float) -> float:
     if scale > _LARGEST:
         raise ValueError(
             f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. At such an epsilon "
-            "nothing of the labels is left in the release; use a larger one."
+            "the release is indistinguishable from noise; use a larger one."
         )
     return scale
 
 
 def _opendp_measurement(kind: str, scale: float, epsilon: float, l1_sensitivity: float) -> Any:
+    if kind == "laplace":
+        return certified_laplace(np.int64, scale, math.ceil(l1_sensitivity), epsilon)[0]
+    dp = _opendp()
+    atoms = dp.vector_domain(dp.atom_domain(T="i64"))
+    return (atoms, dp.l2_distance(T="f64")) >> dp.m.then_gaussian(scale)
+
+
+def certified_laplace(
+    kind: type[np.int64] | type[np.float64], scale: float, moved: float, epsilon: float
+) -> tuple[Any, float]:
+    """Returns OpenDP's Laplace measurement of a vector, certified for epsilon, and its scale.
+
+    ``kind`` is that of the numbers and of the noise, ``moved`` the L1 sensitivity. The scale rounds
+    to a double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first
+    at which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
+    """
+    dp = _opendp()
+    # Types are given in full: T=int would be 32 bits, at which counts saturate.
+    if kind is np.int64:
+        atoms, distance, moved = dp.atom_domain(T="i64"), dp.l1_distance(T="i64"), int(moved)
+    else:
+        atoms, distance = dp.atom_domain(T="f64", nan=False), dp.l1_distance(T="f64")
+    for _ in range(64):
+        measurement = (dp.vector_domain(atoms), distance) >> dp.m.then_laplace(scale)
+        if measurement.map(moved) <= epsilon:
+            return measurement, scale
+        scale = math.nextafter(scale, math.inf)
+    raise RuntimeError(
+        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}; it gives "
+        f"{measurement.map(moved)}. Please report this with your version of opendp."
+    )
+
+
+def _opendp() -> Any:
     import opendp.prelude as dp
 
     # OpenDP asks for this before any component whose written proof is not finished.
     dp.enable_features("contrib")
-    # The type is said in full: T=int would be 32 bits, at which sums saturate.
-    atoms = dp.vector_domain(dp.atom_domain(T="i64"))
-    if kind == "gaussian":
-        return (atoms, dp.l2_distance(T="f64")) >> dp.m.then_gaussian(scale)
-    space = (atoms, dp.l1_distance(T="i64"))
-    return certified_laplace(space, scale, math.ceil(l1_sensitivity), epsilon)[0]
+    return dp
 
 
 def _seeded(

@@ -11,9 +11,8 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import gaussian_sigma
 from tf_labeldp.mechanisms import _grid_noise
-from tf_labeldp.mechanisms._base import FrozenAggregate
-from tf_labeldp.mechanisms._certified_laplace import certified_laplace
-from tf_labeldp.mechanisms._nearest import nearest_index
+from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
+from tf_labeldp.mechanisms._bins import nearest_index
 from tf_labeldp.mechanisms._random import checked_generator
 
 if TYPE_CHECKING:
@@ -28,20 +27,21 @@ _MOST_STEPS = 1 << 61
 
 
 @dataclasses.dataclass(frozen=True)
-class HistogramMechanism(FrozenAggregate):
+class HistogramMechanism(Frozen, AggregateMechanism):
     """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
 
-    Privacy: all the noisy counts together, of all groups, are (epsilon, delta)-DP for the
-    replacement of one label; delta is zero for Laplace noise. A replaced label moves two counts of
-    one group by one each, so the sensitivity is 2 in L1 and sqrt(2) in L2 however many groups there
-    are. The groups, their sizes and the number of labels are public.
+    Guarantee:
+        All the noisy counts together, of all groups, are (epsilon, delta)-DP for the replacement of
+        one label; delta is zero for Laplace noise. A replaced label moves two counts of one group
+        by one each, so the sensitivity is 2 in L1 and sqrt(2) in L2, for any number of groups. The
+        groups, their sizes and the number of labels are public.
 
     Laplace noise has the scale 2/epsilon. It comes from OpenDP, whose own privacy map certifies
     ``epsilon`` for L1 sensitivity 2; its samplers are exact (``"discrete_laplace"``) or safe in
     floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration, and is
     drawn by OpenDP's exact sampler on a fine grid of fractions of a count (``_grid_noise``). For
     one release it is less than Laplace noise only where epsilon is below some 200 delta; it pays
-    where many releases compose.
+    off where many releases compose.
 
     Source: M^Lap, Algorithm 4 of ``ghazi2023`` (appendix C.1), before its clipping, which is
     ``estimation.histogram_prior``; by groups, Algorithm 4 of ``ghazi2021``. With Gaussian noise,
@@ -78,14 +78,12 @@ class HistogramMechanism(FrozenAggregate):
                 f"{'no' if self.values is None else 'some'} values."
             )
         if self.values is None:
-            classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
-            object.__setattr__(self, "num_classes", classes)
+            self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
         else:
             values = _validate.increasing_numbers("values", self.values)
-            object.__setattr__(self, "values", tuple(values.tolist()))
+            self._set(values=tuple(values.tolist()))
         pure = "the Laplace noises are pure."
-        delta = _grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure)
-        object.__setattr__(self, "delta", delta)
+        self._set(delta=_grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
 
     def dp_event(self) -> DpEvent:
         """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
@@ -120,8 +118,7 @@ class HistogramMechanism(FrozenAggregate):
 
         Returns:
             ``int64`` for ``"discrete_laplace"``, else ``float64``; (cells,), or (G, cells) with
-            groups. Negative counts are possible. No charge is made here: ``PrivateLabels.release``
-            makes it.
+            groups. Counts may be negative. ``PrivateLabels.release`` makes the charge.
 
         Raises:
             TypeError: labels, groups or ``rng`` of a wrong kind.
@@ -156,20 +153,28 @@ class HistogramMechanism(FrozenAggregate):
                 "counts, not of frequencies."
             )
         if counts.size and counts.min() < 0:
-            raise ValueError("counts must not be negative. Noise was added already, or they wrap.")
+            raise ValueError("counts must not be negative. Has noise been added to them already?")
         if self.noise == "gaussian":
             return self._with_gaussian_noise(counts, rng)
-        kind = np.int64 if self.noise == "discrete_laplace" else np.float64
-        exact = counts.astype(kind)
+        exact = counts.astype(self._kind)
         if rng is not None:
             return exact + _seeded_noise(self.noise, self.epsilon, exact.shape, rng)
-        measure, _ = _certified_measurement(self.noise, self.epsilon)
-        return np.array(measure(exact.ravel().tolist()), dtype=kind).reshape(exact.shape)
+        measure, _ = self._certified_laplace()
+        return np.array(measure(exact.ravel().tolist()), dtype=self._kind).reshape(exact.shape)
+
+    @property
+    def _kind(self) -> type[np.int64] | type[np.float64]:
+        return np.int64 if self.noise == "discrete_laplace" else np.float64
+
+    def _certified_laplace(self) -> tuple[Any, float]:
+        """Returns OpenDP's measurement for Laplace noise, and the scale of the noise."""
+        scale = _SENSITIVITY / self.epsilon
+        return _grid_noise.certified_laplace(self._kind, scale, _SENSITIVITY, self.epsilon)
 
     def _with_gaussian_noise(
         self, counts: np.ndarray, rng: np.random.Generator | None
     ) -> np.ndarray:
-        """Returns counts with the noise that is drawn in whole steps of a grid."""
+        """Returns counts with noise that is drawn in whole steps of a grid."""
         if not counts.size:
             return counts.astype(np.float64)
         bits = _grid_bits(self.epsilon, self.delta, counts.size)
@@ -193,7 +198,7 @@ class HistogramMechanism(FrozenAggregate):
             cells = nearest_index(self.values, _validate.real_vector("labels", labels))
         if groups is None:
             return np.bincount(cells, minlength=self.num_cells)
-        groups = _checked_groups(groups, cells.size)
+        groups = _validate.group_vector("groups", groups, cells.size, "G")
         shape = (int(groups.max(initial=-1)) + 1, self.num_cells)
         flat = groups * self.num_cells + cells
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
@@ -205,30 +210,6 @@ def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:
     # 140 m / sigma^2 < 1e-9 min(epsilon, 1), with a factor of two to spare in sigma.
     needed = 2.0 * math.sqrt(1.4e11 * num_counts / min(epsilon, 1.0))
     return max(0, math.ceil(math.log2(needed / sigma)))
-
-
-def _checked_groups(groups: Any, size: int) -> np.ndarray:
-    """Returns public groups as ``int64`` (n,), or raises."""
-    array = np.asarray(groups)
-    if array.shape != (size,):
-        raise ValueError(f"groups must have shape ({size},), one a label, got {array.shape}.")
-    return _validate.group_numbers("groups", array, "G")
-
-
-def _certified_measurement(noise: str, epsilon: float) -> tuple[Any, float]:
-    """Returns OpenDP's Laplace measurement of a vector, and the scale that makes it epsilon-DP."""
-    import opendp.prelude as dp
-
-    # OpenDP asks for this before any component whose written proof is not finished.
-    dp.enable_features("contrib")
-    # The type is said twice and in full: T=int would be 32 bits, at which counts saturate.
-    moved: float
-    if noise == "discrete_laplace":
-        space, moved = (dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")), 2
-    else:
-        atoms = dp.atom_domain(T="f64", nan=False)
-        space, moved = (dp.vector_domain(atoms), dp.l1_distance(T="f64")), 2.0
-    return certified_laplace(space, _SENSITIVITY / epsilon, moved, epsilon)
 
 
 def _seeded_noise(

@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _grid_noise
-from tf_labeldp.mechanisms._base import FrozenAggregate
+from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -23,7 +23,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMomentMechanism(FrozenAggregate):
+class LabelMomentMechanism(Frozen, AggregateMechanism):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
     The codes, and the L2 distance of two of them:
@@ -37,13 +37,14 @@ class LabelMomentMechanism(FrozenAggregate):
     The L2 sensitivity under replacement of one label is this distance times ``max_norm``, and the
     L1 sensitivity (for 1, 2, ``high - low``, L) that times ``max_l1``.
 
-    Privacy: the whole matrix is (epsilon, delta)-DP for the replacement of one label; delta is zero
-    for Laplace noise. The features, their number and the number of labels are public. The sum is
-    exact: features (and labels that are numbers) are rounded to a public grid so fine that the
-    sums are integers below 2^53, the rounding is in the sensitivity (at most ``sqrt(d) / 2`` steps
-    a row), and the noise is drawn by OpenDP's exact samplers on the integers. Nothing depends on
-    the order of a sum or on a rounding error. The centre's part of the sum is public and is
-    subtracted afterwards.
+    Guarantee:
+        The whole matrix is (epsilon, delta)-DP for the replacement of one label; delta is zero for
+        Laplace noise. The features, their number and the number of labels are public. The sum is
+        exact: features (and labels that are numbers) are rounded to a public grid so fine that the
+        sums are integers below 2^53, the rounding is in the sensitivity (at most ``sqrt(d) / 2``
+        steps a row), and the noise is drawn by OpenDP's exact samplers on the integers. Nothing
+        depends on the order of a sum or on a rounding error. The centre's part of the sum is public
+        and is subtracted afterwards.
 
     Source: analytic calibration, Balle and Wang 2018, Theorem 8; releasing the moments of a
     regression ("sufficient statistics perturbation"): Vu and Slavkovic 2009.
@@ -89,7 +90,7 @@ class LabelMomentMechanism(FrozenAggregate):
             "noise='laplace' with delta=0 is pure, and far more noise for more than a handful of "
             "features."
         )
-        self._set("delta", _grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
+        self._set(delta=_grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
         has_range = self.low is not None or self.high is not None
         if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
             raise ValueError(
@@ -98,12 +99,9 @@ class LabelMomentMechanism(FrozenAggregate):
                 f"{self.num_classes}, low={self.low}, high={self.high}, num_labels="
                 f"{self.num_labels}."
             )
-        if self.num_classes is not None:
-            classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
-            self._set("num_classes", classes)
-        if self.num_labels is not None:
-            number = _validate.integer_at_least("num_labels", self.num_labels, 1)
-            self._set("num_labels", number)
+        for name, least in (("num_classes", 2), ("num_labels", 1)):
+            if getattr(self, name) is not None:
+                self._set(**{name: _validate.integer_at_least(name, getattr(self, name), least)})
         if has_range:
             low, high = _validate.number_range(self.low, self.high)
             if not 0.0 < 0.5 * (high - low) < math.inf:  # else codes are NaN at some labels
@@ -111,11 +109,10 @@ class LabelMomentMechanism(FrozenAggregate):
                     f"the range from low={low:g} to high={high:g} is beyond the doubles. Use "
                     "labels of another unit."
                 )
-            self._set("low", low)
-            self._set("high", high)
-        self._set("max_norm", _validate.positive_finite("max_norm", self.max_norm))
+            self._set(low=low, high=high)
+        self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
-            self._set("max_l1", _validate.positive_finite("max_l1", self.max_l1))
+            self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))
 
     def dp_event(self) -> DpEvent:
         """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
@@ -141,7 +138,7 @@ class LabelMomentMechanism(FrozenAggregate):
         """
         grid = self._grid(num_rows, num_features)
         scale, _ = self._scale(grid, num_features)
-        # Of the discrete Laplace law at these scales; 1/6 a step more matters to nobody.
+        # Of the discrete Laplace law at these scales; 1/6 of a step more is negligible.
         return scale * grid.unit * (1.0 if self.noise == "gaussian" else math.sqrt(2.0))
 
     def release(
@@ -157,8 +154,8 @@ class LabelMomentMechanism(FrozenAggregate):
                 draws from the operating system's random bits and cannot be seeded.
 
         Returns:
-            ``float64`` (d, columns), with independent noise on every entry. No charge is made here:
-            ``PrivateLabels.release`` makes it.
+            ``float64`` (d, columns), with independent noise on every entry.
+            ``PrivateLabels.release`` makes the charge.
 
         Raises:
             TypeError: labels or ``rng`` of a wrong kind.
@@ -171,9 +168,6 @@ class LabelMomentMechanism(FrozenAggregate):
         scale, moved = self._scale(grid, moments.shape[0])
         noisy = _grid_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
         return noisy * grid.unit - self._centre() * totals[:, np.newaxis]
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
     def _code_distances(self, grid: _Grid) -> tuple[float, float]:
         """Returns the largest L2 and L1 distance of two codes, in grid steps."""
@@ -288,7 +282,7 @@ class LabelMomentMechanism(FrozenAggregate):
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """Steps a unit of a feature; steps a half range of a label; the value of one step of a sum."""
+    """Steps per unit of a feature and per half range of a label; the value of a step of a sum."""
 
     steps: float
     label_steps: float

@@ -1,7 +1,17 @@
-"""The losses between a noisy label and the true one: three by name, and any other as a callable."""
+"""Losses between a noisy label and the true one, and what a bin of labels costs under each.
+
+*Costs of bins.* With ``s = e^-epsilon``, an output ``v`` of the bin [a, b) contributes
+``s f(v) + (1 - s) W(v)`` to the expected loss of RR-on-Bins times ``1 + (d - 1) s``:
+``f(v) = sum_y p_y loss(v, y)`` over all labels, since each of them may be answered by ``v``, and
+``W(v)`` the same sum over the labels of the bin. The place ``v`` is searched only between the last
+value before the bin and the first value after it: this costs nothing and makes the costs Monge, see
+``optimal_bins``.
+"""
 
 from __future__ import annotations
 
+import abc
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,13 +61,13 @@ def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
 
 def xlogy(x: Any, y: Any) -> np.ndarray:
     """Returns ``x log(y)``, and zero where x is zero."""
-    from scipy import special  # takes longer to load than all of the mechanisms
+    from scipy import special  # takes longer to load than all mechanisms together
 
     return special.xlogy(x, y)
 
 
 def check_domain(loss: Loss, low: float) -> None:
-    """Raises if the loss has no meaning for labels as small as ``low``."""
+    """Raises if the loss is not defined for labels as small as ``low``."""
     if loss == "poisson" and low < 0.0:
         raise ValueError(
             f"the Poisson loss is for labels of zero or more, got values from {low:g} on. Use "
@@ -72,14 +82,9 @@ def expected_loss(
     inputs: np.ndarray,
     prior: np.ndarray,
 ) -> float:
-    """Returns ``E loss(output, input)`` of a channel under a prior (k,) of its inputs.
+    """Returns ``E loss(output, input)`` of a channel under a prior (k,) of its inputs (k,).
 
-    Args:
-        columns: the probabilities of each output, (k,) each: a generator need not hold them all.
-        outputs: of the channel, one a column.
-        loss: the loss.
-        inputs: of the channel, (k,).
-        prior: of the inputs, (k,).
+    ``columns`` are the probabilities of each output, (k,) each; a generator saves memory.
     """
     total = 0.0
     for output, column in zip(outputs, columns, strict=True):
@@ -87,3 +92,316 @@ def expected_loss(
         used = weights > 0.0  # 0 * inf, where the loss of an impossible pair is infinite
         total += float(np.dot(weights[used], loss_values(loss, output, inputs[used])))
     return total
+
+
+class SegmentCosts(abc.ABC):
+    """Costs of bins of sorted distinct values (k,) with probabilities above zero."""
+
+    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        self.values = values
+        self.prior = prior
+        self.shrink = math.exp(-epsilon)
+        self.gain = -math.expm1(-epsilon)
+
+    @abc.abstractmethod
+    def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the cost of each bin [start, end), in a unit of the class's own."""
+
+    @abc.abstractmethod
+    def outputs(self, cuts: np.ndarray) -> np.ndarray:
+        """Returns the best output of each of the bins between cuts (d + 1,), as (d,) values."""
+
+    def neighbours(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the indices of the values between which the output of each bin may lie."""
+        return np.maximum(start - 1, 0), np.minimum(end, self.values.size - 1)
+
+
+def segment_costs(
+    loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float
+) -> SegmentCosts:
+    """Returns the costs for a loss."""
+    if callable(loss):
+        return CallableCosts(values, prior, epsilon, loss)
+    return _BY_NAME[loss](values, prior, epsilon)
+
+
+class _Sums:
+    """Sums over consecutive elements: prefix sums in the longest float there is, kept in two."""
+
+    def __init__(self, terms: np.ndarray) -> None:
+        total = np.concatenate(([0.0], np.cumsum(terms, dtype=np.longdouble)))
+        self._high = total.astype(np.float64)
+        self._low = (total - self._high).astype(np.float64)
+        self.all = float(self._high[-1])
+
+    def __call__(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return (self._high[end] - self._high[start]) + (self._low[end] - self._low[start])
+
+
+class SquaredErrorCosts(SegmentCosts):
+    """Squared error: the best output is a weighted mean."""
+
+    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        super().__init__(values, prior, epsilon)
+        middle, half = centre(values)
+        x = (values - middle) / half
+        self._mean = float(np.dot(prior, x))
+        self._x = x - self._mean  # around the mean, where less cancels
+        self._mass = _Sums(prior)
+        self._first = _Sums(prior * self._x)
+        self._second = _Sums(prior * self._x * self._x)
+
+    def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the costs in units of the squared half range."""
+        mass, first = self._mass(start, end), self._first(start, end)
+        low, high = self.neighbours(start, end)
+        v = self.gain * first / (self.shrink + self.gain * mass)
+        v = np.minimum(np.maximum(v, self._x[low]), self._x[high])
+        inside = self._second(start, end) + v * (v * mass - 2.0 * first)
+        return self.shrink * (self._second.all + v * v) + self.gain * np.maximum(inside, 0.0)
+
+    def outputs(self, cuts: np.ndarray) -> np.ndarray:
+        """Returns the weighted means."""
+        return _weighted_means(self, cuts, *centre(self.values))
+
+
+class PoissonCosts(SegmentCosts):
+    """Poisson log loss plus ``y log y - y``, which no mechanism changes and which Monge needs."""
+
+    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        super().__init__(values, prior, epsilon)
+        self._x = values / values[-1] if values[-1] > 0.0 else values
+        self._mass = _Sums(prior)
+        self._first = _Sums(prior * self._x)
+        self._own = _Sums(prior * (xlogy(self._x, self._x) - self._x))
+
+    def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the costs in units of the largest value."""
+        mass = self.shrink + self.gain * self._mass(start, end)
+        first = self.shrink * self._first.all + self.gain * self._first(start, end)
+        own = self.shrink * self._own.all + self.gain * self._own(start, end)
+        low, high = self.neighbours(start, end)
+        v = np.minimum(np.maximum(first / mass, self._x[low]), self._x[high])
+        return v * mass - xlogy(first, v) + own
+
+    def outputs(self, cuts: np.ndarray) -> np.ndarray:
+        """Returns the weighted means: above zero, where any label is, since the loss ends there."""
+        return _weighted_means(self, cuts, 0.0, float(self.values[-1]) or 1.0)
+
+
+class AbsoluteErrorCosts(SegmentCosts):
+    """Absolute error: the best output is a weighted median, so one of the values."""
+
+    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        super().__init__(values, prior, epsilon)
+        middle, half = centre(values)
+        self._x = (values - middle) / half
+        self._mass = _Sums(prior)
+        self._first = _Sums(prior * self._x)
+        self._cumulative = np.cumsum(prior)
+        everything = np.zeros(values.size, dtype=np.int64), np.full(values.size, values.size)
+        self._overall = self._deviation(np.arange(values.size), *everything)
+
+    def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the costs in units of the half range."""
+        low, high = self.neighbours(start, end)
+        j = np.minimum(np.maximum(self._median(start, end), low), high)
+        return self.shrink * self._overall[j] + self.gain * self._deviation(j, start, end)
+
+    def outputs(self, cuts: np.ndarray) -> np.ndarray:
+        """Returns the weighted medians, the smallest ones where several are."""
+        return self.values[self._median(cuts[:-1], cuts[1:])]
+
+    def _median(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the index at which the cumulative weight of each bin's problem passes one half.
+
+        The weight is ``s p_y`` outside the bin and ``p_y`` inside, so the cumulative weight is a
+        function of that of ``p`` with two kinks, and one search in the latter finds the index.
+        """
+        before = self._mass(np.zeros_like(start), start)
+        inside = self._mass(start, end)
+        half = 0.5 * (self.shrink + self.gain * inside)
+        with np.errstate(over="ignore", divide="ignore"):
+            target = np.where(
+                self.shrink * before >= half,
+                half / self.shrink,
+                np.where(
+                    before + inside - self.gain * before >= half,
+                    half + self.gain * before,
+                    (half - self.gain * inside) / self.shrink,
+                ),
+            )
+        index = np.searchsorted(self._cumulative, target, side="left")
+        return np.minimum(index, self.values.size - 1)
+
+    def _deviation(self, j: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns ``sum_y p_y |x_j - x_y|`` over the labels of each bin."""
+        split = np.minimum(np.maximum(j + 1, start), end)
+        below = self._x[j] * self._mass(start, split) - self._first(start, split)
+        above = self._first(split, end) - self._x[j] * self._mass(split, end)
+        return np.maximum(below, 0.0) + np.maximum(above, 0.0)
+
+
+class CallableCosts(SegmentCosts):
+    """Any loss that meets Assumption 4: the best output on a grid, then polished.
+
+    The grid has the values and as many points again in each gap between two of them, about 2,000 in
+    all, half of them evenly spaced and half closing in on the lower end.
+    """
+
+    _GRID = 2000
+    _CELLS = 1 << 21
+    _MOST_CELLS = 40_000_000
+
+    def __init__(
+        self, values: np.ndarray, prior: np.ndarray, epsilon: float, loss: Callable[[Any, Any], Any]
+    ) -> None:
+        super().__init__(values, prior, epsilon)
+        self._loss = loss
+        self.grid = _grid_between(values, self._GRID)
+        cells = self.grid.size * values.size
+        if cells > self._MOST_CELLS:
+            raise ValueError(
+                f"a callable loss is computed for {self.grid.size:,} outputs and {values.size:,} "
+                f"values at once, more than {self._MOST_CELLS:,} cells. Round the labels to at "
+                "most 3,500 values, or use a loss by name."
+            )
+        table = loss_values(loss, self.grid[:, np.newaxis], values)
+        self._place = np.searchsorted(self.grid, values)
+        table = _meeting_assumption_4(table, self.grid, values, self._place)
+        table[np.isinf(table)] = 1e6 * np.max(np.abs(table[np.isfinite(table)]), initial=1.0)
+        sums = np.cumsum(table * prior, axis=1)
+        self._sums = np.concatenate((np.zeros((self.grid.size, 1)), sums), axis=1)
+
+    def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the costs on the grid, up to a term that no choice of bins changes."""
+        result = np.empty(start.size)
+        step = max(1, self._CELLS // self.grid.size)
+        for i in range(0, start.size, step):
+            rows = slice(i, i + step)
+            result[rows] = np.min(self._on_grid(start[rows], end[rows]), axis=1)
+        return result
+
+    def _on_grid(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns the cost of each bin for each output of the grid, infinite where not allowed."""
+        low, high = self.neighbours(start, end)
+        inside = (self._sums[:, end] - self._sums[:, start]).T
+        costs = self.shrink * self._sums[:, -1] + self.gain * inside
+        g = np.arange(self.grid.size)
+        allowed = (g >= self._place[low][:, np.newaxis]) & (g <= self._place[high][:, np.newaxis])
+        return np.where(allowed, costs, np.inf)
+
+    def outputs(self, cuts: np.ndarray) -> np.ndarray:
+        """Returns the best outputs: on the grid, then by a bounded search between its points."""
+        from scipy import optimize
+
+        places = np.argmin(self._on_grid(cuts[:-1], cuts[1:]), axis=1)
+        found = self.grid[places]
+        for i, g in enumerate(places):
+            weights = self.shrink * self.prior
+            weights[cuts[i] : cuts[i + 1]] = self.prior[cuts[i] : cuts[i + 1]]
+
+            def total(v: float, weights: np.ndarray = weights) -> float:
+                return float(np.dot(weights, loss_values(self._loss, v, self.values)))
+
+            low, high = self.grid[max(g - 1, 0)], self.grid[min(g + 1, self.grid.size - 1)]
+            if high > low:
+                width = {"xatol": 1e-12 * max(abs(low), abs(high))}
+                search = optimize.minimize_scalar(
+                    total, bounds=(low, high), method="bounded", options=width
+                )
+                if search.fun < total(found[i]):
+                    found[i] = search.x
+        return found
+
+
+def _grid_between(values: np.ndarray, number: int) -> np.ndarray:
+    """Returns the values and about ``number`` points in the gaps between them, increasing."""
+    if values.size == 1:
+        return values
+    each = max(1, number // (2 * (values.size - 1)))
+    even = np.arange(1, each + 1) / (each + 1)
+    places = np.concatenate((even, 0.5 ** np.arange(1, each + 1)[: min(each, 40)]))
+    points = values[:-1, np.newaxis] * (1.0 - places) + values[1:, np.newaxis] * places
+    points = np.clip(points, values[:-1, np.newaxis], values[1:, np.newaxis])  # of rounding
+    return np.unique(np.concatenate((values, points.ravel())))
+
+
+def centre(values: np.ndarray) -> tuple[float, float]:
+    """Returns middle and half width of sorted values; halved first, since a sum may overflow."""
+    low, high = 0.5 * float(values[0]), 0.5 * float(values[-1])
+    return low + high, (high - low) or 1.0
+
+
+def _weighted_means(
+    costs: SegmentCosts, cuts: np.ndarray, origin: float, scale: float
+) -> np.ndarray:
+    """Returns the mean of all labels, those of a bin with weight 1 and the others with e^-eps.
+
+    It is summed up as seen from ``origin``, in units of ``scale``: next to there it is most exact.
+    """
+    bins = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
+    mass = np.bincount(bins, costs.prior)
+    first = np.bincount(bins, costs.prior * ((costs.values - origin) / scale))
+    mean = (costs.shrink * first.sum() + costs.gain * first) / (
+        costs.shrink * mass.sum() + costs.gain * mass
+    )
+    return np.clip(origin + scale * mean, costs.values[0], costs.values[-1])
+
+
+def _meeting_assumption_4(
+    table: np.ndarray, grid: np.ndarray, values: np.ndarray, place: np.ndarray
+) -> np.ndarray:
+    """Returns the losses (grid, values), less those at each value's own place if that helps.
+
+    A term of the label alone changes no choice of bins. With it or without, the loss has to fall as
+    output and label come nearer to each other.
+
+    Raises:
+        ValueError: it does in neither form, or is not a number somewhere.
+    """
+    if np.any(np.isnan(table)):
+        raise ValueError(
+            "the loss is NaN for some outputs and labels in the range of the values. Where that is "
+            "0 * log(0), write scipy.special.xlogy; else choose values in the loss's domain."
+        )
+    own = table[place, np.arange(values.size)]
+    with np.errstate(invalid="ignore"):
+        relative = table - own
+    rounding = 1e-13 * (np.abs(table) + np.abs(own))
+    # Only at the ends of the range a loss may be infinite, as the Poisson loss is at zero.
+    if np.all(np.isfinite(table[1:-1])):
+        for form in (relative, table):
+            slack = rounding + 1e-9 * np.abs(form)
+            if not np.any(np.isnan(form)) and _falls_towards_the_label(form, slack, grid, values):
+                return form.copy()
+    raise ValueError(
+        "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
+        "finite, fall as y_hat comes nearer to y and rise as it goes away, and likewise in y. "
+        "Check the order of the arguments, loss(y_hat, y), and its domain."
+    )
+
+
+def _falls_towards_the_label(
+    table: np.ndarray, slack: np.ndarray, grid: np.ndarray, values: np.ndarray
+) -> bool:
+    """Returns whether a loss (grid, values) meets Assumption 4, to the slack at each point."""
+    output = grid[:, np.newaxis]
+    with np.errstate(invalid="ignore"):  # inf - inf is no step at all
+        by_output, by_label = np.diff(table, axis=0), np.diff(table, axis=1)
+    of_output = np.maximum(slack[1:], slack[:-1])
+    of_label = np.maximum(slack[:, 1:], slack[:, :-1])
+    wrong = (
+        (output[1:] <= values) & (by_output > of_output),  # the output rises towards the label
+        (output[:-1] >= values) & (-by_output > of_output),
+        (values[1:] <= output) & (by_label > of_label),  # the label rises towards the output
+        (values[:-1] >= output) & (-by_label > of_label),
+    )
+    return not any(np.any(one) for one in wrong)
+
+
+_BY_NAME: dict[str, type[SquaredErrorCosts | PoissonCosts | AbsoluteErrorCosts]] = {
+    "squared_error": SquaredErrorCosts,
+    "absolute_error": AbsoluteErrorCosts,
+    "poisson": PoissonCosts,
+}

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
-from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
-from tf_labeldp.mechanisms._least_weight import cheapest_cuts
+from tf_labeldp.mechanisms._bins import RROnBins
+from tf_labeldp.mechanisms._losses import SegmentCosts, segment_costs
 from tf_labeldp.mechanisms._priors import Priors
-from tf_labeldp.mechanisms._rr_on_bins import RROnBins
-from tf_labeldp.mechanisms._segment_costs import SegmentCosts, segment_costs
-from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
+
+SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Costs of the segments [start, end), for arrays of starts and ends, as ``float64``."""
 
 _MOST_ROUNDS = 100
 """Dinkelbach's method needs three to six; each round strictly lowers the loss, or is the last."""
 
-
-@overload
-def optimal_bins(
-    values: Any,
-    probabilities: Any,
-    epsilon: float,
-    loss: _losses.Loss = ...,
-    *,
-    unbiased: Literal[False] = ...,
-    output_range: None = ...,
-) -> RROnBins: ...
-
-
-@overload
-def optimal_bins(
-    values: Any,
-    probabilities: Any,
-    epsilon: float,
-    loss: _losses.Loss = ...,
-    *,
-    unbiased: Literal[True],
-    output_range: tuple[float, float] | None = ...,
-) -> ChannelMechanism: ...
+_LEAF = 48
+"""Below this many ends all pairs are evaluated at once."""
 
 
 def optimal_bins(
-    values: Any,
-    probabilities: Any,
-    epsilon: float,
-    loss: _losses.Loss = "squared_error",
-    *,
-    unbiased: bool = False,
-    output_range: tuple[float, float] | None = None,
-) -> RROnBins | ChannelMechanism:
+    values: Any, probabilities: Any, epsilon: float, loss: _losses.Loss = "squared_error"
+) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
     For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
@@ -90,20 +64,13 @@ def optimal_bins(
             ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone). The
             bins of a callable are chosen for outputs on a grid of about 2,000 points, which are
             then polished, so its optimum is one to the width of that grid; at most 3,500 values.
-        unbiased: whether the mean of the noisy label must be the true one, for every value. Then
-            the optimum is no RR-on-Bins but a general channel, found by a linear program for at
-            most 64 values (round to a coarser grid first: ``estimation.rounding_grid``), and its
-            outputs reach beyond the labels. See ``estimation.debiased`` for a cheaper way.
-        output_range: where the outputs of an unbiased channel may lie; None for a range that gains
-            most of what a wider one could.
 
     Returns:
-        The mechanism; its inputs are the distinct values. A ``ChannelMechanism`` if ``unbiased``.
+        The mechanism; its inputs are the distinct values.
 
     Raises:
         ValueError: shapes differ, values or probabilities are out of range, the loss is unknown or
-            does not meet Assumption 4, or there is no unbiased channel with outputs in the range
-            (the message has the smallest range that works) or for so many values.
+            does not meet Assumption 4, or there are too many values for a callable.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -113,14 +80,6 @@ def optimal_bins(
     epsilon = _validate.positive_finite("epsilon", epsilon)
     loss = _losses.checked_loss(loss)
     values, prior = _checked_prior(values, probabilities)
-    if unbiased:
-        channel = unbiased_channel(values, prior, epsilon, loss, output_range)
-        return _with_receipts(channel, probabilities)
-    if output_range is not None:
-        raise ValueError(
-            "output_range is for unbiased=True; without it the best outputs lie in the range of "
-            "the values."
-        )
     _losses.check_domain(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]
@@ -128,12 +87,8 @@ def optimal_bins(
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
     mechanism = RROnBins(epsilon, tuple(values), tuple(outputs), all_bins)
-    return _with_receipts(mechanism, probabilities)
-
-
-def _with_receipts(mechanism: Any, probabilities: Any) -> Any:
-    """Returns the mechanism with the receipts of its prior, which its noisy labels are made of."""
     if isinstance(probabilities, Priors) and probabilities.receipts:
+        # Its noisy labels are made of the releases of the prior too.
         object.__setattr__(mechanism, "receipts", probabilities.receipts)
     return mechanism
 
@@ -208,3 +163,92 @@ def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndar
     distinct, place = np.unique(array, return_inverse=True)
     merged = np.bincount(place, prior)
     return distinct, merged / merged.sum()
+
+
+def cheapest_cuts(length: int, cost: SegmentCost) -> np.ndarray:
+    """Returns where to cut [0, length) into segments of the least total cost.
+
+    Costs ``w(a, b)`` of a segment [a, b) are Monge if ``w(a, c) + w(b, d) <= w(a, d) + w(b, c)``
+    for ``a <= b <= c <= d``. Then the best last cut moves to the right as the end does (Aggarwal,
+    Klawe, Moran, Shor and Wilber 1987), so each half of the ends finds its cuts among those of the
+    half before in O(n log n) evaluations, and all ends in O(n log^2 n): the "online" form by divide
+    and conquer.
+
+    Args:
+        length: number of elements, at least 1.
+        cost: Monge costs of segments with ``0 <= start < end <= length``; may be negative.
+
+    Returns:
+        ``int64`` array from 0 to ``length``, increasing: the ends of the segments.
+
+    Example:
+        >>> cheapest_cuts(4, lambda a, b: (b - a - 2.0) ** 2).tolist()
+        [0, 2, 4]
+    """
+    best = np.full(length + 1, np.inf)
+    best[0] = 0.0
+    cut = np.zeros(length + 1, dtype=np.int64)
+    _solve(0, length + 1, best, cut, cost)
+    ends = [length]
+    while ends[-1] > 0:
+        ends.append(int(cut[ends[-1]]))
+    return np.array(ends[::-1], dtype=np.int64)
+
+
+def _solve(first: int, last: int, best: np.ndarray, cut: np.ndarray, cost: SegmentCost) -> None:
+    """Completes ``best`` and ``cut`` on [first, last), given all cuts before ``first``."""
+    if last - first <= _LEAF:
+        _solve_leaf(first, last, best, cut, cost)
+        return
+    middle = (first + last) // 2
+    _solve(first, middle, best, cut, cost)
+    totals, argmins = _row_minima(first, middle, last, best, cost)
+    ends = slice(middle, last)
+    better = totals < best[ends]
+    best[ends] = np.where(better, totals, best[ends])
+    cut[ends] = np.where(better, argmins, cut[ends])
+    _solve(middle, last, best, cut, cost)
+
+
+def _solve_leaf(
+    first: int, last: int, best: np.ndarray, cut: np.ndarray, cost: SegmentCost
+) -> None:
+    size = last - first
+    starts, ends = np.triu_indices(size, k=1)
+    costs = np.full((size, size), np.inf)
+    costs[ends, starts] = cost(starts + first, ends + first)
+    for row in range(1, size):
+        totals = best[first : first + row] + costs[row, :row]
+        i = int(np.argmin(totals))
+        if totals[i] < best[first + row]:
+            best[first + row] = totals[i]
+            cut[first + row] = first + i
+
+
+def _row_minima(
+    first: int, middle: int, last: int, best: np.ndarray, cost: SegmentCost
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the best total for each end in [middle, last) with its last cut in [first, middle).
+
+    The argmins do not decrease from row to row, so the rows in the middle of two that are known
+    only search between their argmins; all rows of one level are evaluated together.
+    """
+    rows = last - middle
+    totals = np.empty(rows + 2)
+    argmins = np.empty(rows + 2, dtype=np.int64)  # rows 1..n, between two known sentinels
+    argmins[0], argmins[rows + 1] = first, middle - 1
+    step = 1 << (rows.bit_length() - 1)
+    while step:
+        level = np.arange(step, rows + 1, 2 * step)
+        low = argmins[level - step]
+        high = argmins[np.minimum(level + step, rows + 1)]
+        sizes = high - low + 1
+        offsets = np.cumsum(sizes) - sizes
+        starts = np.arange(int(sizes.sum())) + np.repeat(low - offsets, sizes)
+        candidates = best[starts] + cost(starts, np.repeat(level + (middle - 1), sizes))
+        least = np.minimum.reduceat(candidates, offsets)
+        hits = np.flatnonzero(candidates == np.repeat(least, sizes))
+        totals[level] = least
+        argmins[level] = starts[hits[np.searchsorted(hits, offsets)]]  # the leftmost of each row
+        step //= 2
+    return totals[1 : rows + 1], argmins[1 : rows + 1]

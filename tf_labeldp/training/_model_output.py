@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.mechanisms import top_k_members
+from tf_labeldp.mechanisms._classes import top_k_members
 
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
 

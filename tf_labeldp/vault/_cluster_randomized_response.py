@@ -13,17 +13,13 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Receipt
 from tf_labeldp.accounting._receipts import merge_receipts
-from tf_labeldp.mechanisms import (
-    HistogramMechanism,
-    Mechanism,
-    PriorResampling,
-    Priors,
-    cluster_distributions,
-)
-from tf_labeldp.mechanisms._cluster_distributions import checked_threshold
-from tf_labeldp.mechanisms._prior_resampling import (
+from tf_labeldp.mechanisms import HistogramMechanism, PriorResampling, Priors
+from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms._clusters import (
     checked_bias_correction,
     checked_resampling_probability,
+    checked_threshold,
+    cluster_distributions,
 )
 from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._noisy_labels import NoisyLabels, Randomizer

@@ -11,14 +11,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge
-from tf_labeldp.mechanisms import (
-    AggregateMechanism,
-    ClassificationMechanism,
-    LabelMechanism,
-    Mechanism,
-    RegressionMechanism,
-    checked_mechanism,
-)
+from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.vault._store import array_digest
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._receipts import merge_receipts
-from tf_labeldp.estimation import rounding_grid
-from tf_labeldp.mechanisms import HistogramMechanism, Mechanism, Priors, RROnBins, optimal_bins
-from tf_labeldp.mechanisms._losses import check_domain, checked_loss
-from tf_labeldp.mechanisms._segment_costs import segment_costs
+from tf_labeldp.estimation._priors import rounding_grid
+from tf_labeldp.mechanisms import HistogramMechanism, Priors, RROnBins, optimal_bins
+from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms._losses import check_domain, checked_loss, segment_costs
 from tf_labeldp.vault._noisy_labels import NoisyLabels, Randomizer
 from tf_labeldp.vault._store import DrawSettingsError
 

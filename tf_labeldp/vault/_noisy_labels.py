@@ -25,12 +25,11 @@ from tf_labeldp.estimation import debiased, histogram_prior, posterior
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     HistogramMechanism,
-    LabelMechanism,
-    Mechanism,
     Priors,
     deserialize,
     serialize,
 )
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._store import array_digest, publish
 

@@ -43,16 +43,20 @@ from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
     HistogramMechanism,
-    LabelMechanism,
-    Mechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
-    checked_mechanism,
     deserialize,
     serialize,
 )
-from tf_labeldp.mechanisms._base import checked_output, has_own_event, is_of_this_library
+from tf_labeldp.mechanisms._base import (
+    LabelMechanism,
+    Mechanism,
+    checked_mechanism,
+    checked_output,
+    has_own_event,
+    is_of_this_library,
+)
 from tf_labeldp.vault._carried import VAULTS, note_digests, receipts_of
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic, Randomizer

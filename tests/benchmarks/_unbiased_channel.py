@@ -1,4 +1,7 @@
-"""The best channel among the private ones whose noisy label is right on average."""
+"""The best channel among the private ones whose noisy label is right on average.
+
+A plug-in: a table of probabilities, which ``mechanisms.ChannelMechanism`` checks and draws.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.mechanisms import _losses
-from tf_labeldp.mechanisms._channel_mechanism import ChannelMechanism
+from tf_labeldp.mechanisms import ChannelMechanism, _losses
 
 _MAX_VALUES = 64
 _GRID = 101
@@ -31,7 +33,7 @@ def unbiased_channel(
     values: Any,
     probabilities: Any,
     epsilon: float,
-    loss: _losses.Loss,
+    loss: _losses.Loss = "squared_error",
     output_range: tuple[float, float] | None = None,
 ) -> ChannelMechanism:
     """Returns the channel of least expected loss with E[output | label = v] = v for every value v.
@@ -57,7 +59,8 @@ def unbiased_channel(
     sparse ones at epsilon above 5 (3 to 30 values, epsilon 0.1 to 10). Above epsilon 20 the channel
     for 20 is returned, which errs in one draw in 10^7.
 
-    Privacy: that of ``ChannelMechanism``, which checks the result: the solver is not trusted.
+    Guarantee:
+        That of ``ChannelMechanism``, which checks the result: the solver is not trusted.
 
     Args:
         values: the possible labels, finite, strictly increasing, (k,), k at most 64.

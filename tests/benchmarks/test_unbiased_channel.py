@@ -10,9 +10,8 @@ from fractions import Fraction
 import bins_oracles
 import numpy as np
 import pytest
+from _unbiased_channel import unbiased_channel
 from scipy import optimize, sparse
-
-from tf_labeldp.mechanisms._unbiased_channel import unbiased_channel
 
 LOSSES = ("squared_error", "absolute_error")
 
@@ -56,9 +55,14 @@ def program_of_all_pairs(values, prior, epsilon, loss, outputs):
     return result.fun * cost.max()
 
 
+def worst_log_ratio(matrix):
+    logs = np.log(matrix[:, matrix.max(axis=0) > 0.0])
+    return float((logs.max(axis=0) - logs.min(axis=0)).max())
+
+
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 4.0, 12.0, 50.0])
 @pytest.mark.parametrize("size", [2, 3, 9])
-def test_the_noisy_label_is_right_on_average_and_private(worst_log_ratio, epsilon, size):
+def test_the_noisy_label_is_right_on_average_and_private(epsilon, size):
     rng = np.random.default_rng([size, int(100 * epsilon)])
     for start, step in ((0.0, 1.0), (1e6, 0.25), (-300.0, 40.0)):
         values = start + step * np.sort(rng.choice(50, size, replace=False))
@@ -222,6 +226,7 @@ def test_bad_input(case):
         unbiased_channel(*arguments)
 
 
+@pytest.mark.slow
 def test_as_many_values_as_allowed():
     values, prior = np.arange(64.0), np.full(64, 1 / 64)
     channel = unbiased_channel(values, prior, 8.0, "squared_error")
@@ -229,6 +234,7 @@ def test_as_many_values_as_allowed():
     assert channel.expected_loss(prior) < 0.005 * 63**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 15.0, 20.0, 50.0])
 def test_epsilon_at_which_the_solver_has_no_digits_left(epsilon):
     """Whatever the solver makes of it, the channel is private and unbiased."""

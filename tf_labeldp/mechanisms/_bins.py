@@ -1,0 +1,365 @@
+"""Mechanisms with finitely many noisy numbers: randomized response on bins, and any table.
+
+Both draw for the input that is nearest to the label. Sensitivity plays no role: what protects a
+label is the ratio of two probabilities of one output.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.mechanisms import _classes, _losses, _random
+from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism
+
+_UNITS = 1 << 53
+"""The draw compares 53 random bits: a probability is a whole number of this many units."""
+
+_SUM_TOLERANCE = 1e-9
+_RATIO_TOLERANCE = 1e-9
+
+
+def nearest_index(values: Any, labels: Any) -> np.ndarray:
+    """Returns the index of the value nearest to each label; of two equally near, the smaller.
+
+    Midpoints are rounded to doubles; a label that equals a value always goes to that value.
+
+    Args:
+        values: finite, strictly increasing, (k,), k at least 1.
+        labels: finite, any shape; beyond the ends they go to the end.
+
+    Returns:
+        ``int64`` array of the shape of ``labels``, in 0..k-1.
+
+    Example:
+        >>> nearest_index([0.0, 10.0, 20.0], [-3.0, 5.0, 5.1, 20.0]).tolist()
+        [0, 0, 1, 2]
+    """
+    values = np.asarray(values, dtype=np.float64)
+    lower, upper = values[:-1], values[1:]
+    # Halved first: the sum of two huge values overflows. Where rounding carries the midpoint of two
+    # neighbouring doubles to the upper one, that one must still be nearest to itself.
+    midpoints = np.minimum(0.5 * lower + 0.5 * upper, np.nextafter(upper, -np.inf))
+    return np.searchsorted(midpoints, np.asarray(labels, dtype=np.float64), side="left")
+
+
+@dataclasses.dataclass(frozen=True)
+class FiniteMechanism(Frozen, RegressionMechanism):
+    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs."""
+
+    inputs: tuple[float, ...]
+    outputs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        super().__post_init__()
+        for name in ("inputs", "outputs"):
+            numbers = _validate.increasing_numbers(name, getattr(self, name))
+            self._set(**{name: tuple(numbers.tolist())})
+
+    def label_range(self) -> tuple[float, float]:
+        """Returns the first and the last input."""
+        return self.inputs[0], self.inputs[-1]
+
+    def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
+        """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior.
+
+        Args:
+            probabilities: of the inputs, (k,); sums to one (tolerance 1e-4).
+            loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
+                ``"poisson"`` ``y_hat - y log(y_hat)``, or a callable ``loss(y_hat, y)``.
+        """
+        loss = _losses.checked_loss(loss)
+        inputs = np.asarray(self.inputs)
+        prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
+        return _losses.expected_loss(self._columns(), self.outputs, loss, inputs, prior)
+
+    @abc.abstractmethod
+    def _columns(self) -> Iterable[np.ndarray]:
+        """Returns the probabilities of each output for each input, (k,) each."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RROnBins(FiniteMechanism):
+    """Maps a label to its bin and runs randomized response over the bins' outputs.
+
+    ``optimal_bins`` finds the bins with the least expected loss; no epsilon-DP mechanism on these
+    inputs has less (``ghazi2023``, Theorem 5).
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label by any other in the range, if the bins were
+        made without the labels, or paid for (``LabelRandomizer``). With two or more outputs in use
+        the worst log-ratio equals epsilon; with one, the output reveals nothing of the label.
+
+    Source: ``ghazi2023``, Algorithm 1. A label between two inputs counts as the nearest input
+    (appendix A.1, proof of Lemma 16), the smaller of two equally near.
+
+    Attributes:
+        epsilon: finite and above zero.
+        inputs: the labels that are told apart, strictly increasing, finite.
+        outputs: the noisy labels, strictly increasing, within the range of the inputs.
+        bin_of_input: for each input the index of its output, not decreasing.
+
+    Raises:
+        ValueError: sizes or order are wrong.
+
+    Example:
+        >>> mechanism = RROnBins(1.0, [0, 1, 2, 3], outputs=[0.5, 2.5], bin_of_input=[0, 0, 1, 1])
+        >>> mechanism.transition_matrix().round(4).tolist()[1]
+        [0.7311, 0.2689]
+        >>> round(mechanism.expected_loss([0.25, 0.25, 0.25, 0.25]), 4)
+        1.3258
+    """
+
+    bin_of_input: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Checks sizes and order."""
+        super().__post_init__()
+        inputs, outputs = np.asarray(self.inputs), np.asarray(self.outputs)
+        bins = np.asarray(self.bin_of_input)
+        if bins.shape != inputs.shape or bins.dtype.kind not in "iu":
+            raise ValueError(
+                f"bin_of_input must hold one integer for each of the {inputs.size} inputs, got "
+                f"dtype {bins.dtype} and shape {bins.shape}."
+            )
+        if bins.min() < 0 or bins.max() >= outputs.size or np.any(np.diff(bins) < 0):
+            raise ValueError(
+                f"bin_of_input must not decrease and lie in 0..{outputs.size - 1}, the indices of "
+                "the outputs."
+            )
+        if outputs[0] < inputs[0] or outputs[-1] > inputs[-1]:
+            raise ValueError(
+                f"outputs must lie in the range of the inputs, [{inputs[0]:g}, {inputs[-1]:g}], "
+                f"got outputs from {outputs[0]:g} to {outputs[-1]:g}."
+            )
+        self._set(bin_of_input=tuple(bins.tolist()))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee of a draw rests on."""
+        return ("the bins were chosen without these labels, but for the uses counted here",)
+
+    @property
+    def num_bins(self) -> int:
+        """Number of outputs d."""
+        return len(self.outputs)
+
+    def bin_of(self, labels: Any) -> np.ndarray:
+        """Returns the index of the bin of each label (n,) in the range, ``int64``: not private."""
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
+        return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
+
+    def output_index(self, noisy_labels: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,).
+
+        Noisy labels may have been cast to ``float32`` on their way.
+        """
+        noisy = _validate.real_vector("noisy_labels", noisy_labels)
+        outputs = np.asarray(self.outputs)
+        place = nearest_index(outputs, noisy)
+        return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
+
+    def randomize(
+        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
+
+        Labels are numbers (n,) in the range of the inputs. ``priors`` must be None: the bins
+        contain the prior. ``rng`` is a generator for repeatable (not private) runs; None takes
+        secure random bits. Raises a ``TypeError`` for labels that are not numbers, a ``ValueError``
+        for labels out of range or of a wrong shape.
+        """
+        self._refuse_public(priors)
+        true_bin = self.bin_of(labels)
+        size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
+        return np.asarray(self.outputs)[_classes.draw_ranks(true_bin, size, self.epsilon, rng)]
+
+    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+        """Returns ``P[output | input]``, ``float64`` (inputs, outputs); ``prior`` must be None."""
+        self._refuse_prior_of_channel(prior)
+        kept, other = self._chances
+        matrix = np.full((len(self.inputs), self.num_bins), other)
+        matrix[np.arange(len(self.inputs)), self.bin_of_input] = kept
+        return matrix
+
+    def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
+        """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
+        place, known = self.output_index(outputs)
+        answer = np.where(place[:, np.newaxis] == self.bin_of(labels), *self._chances)
+        return np.where(known[:, np.newaxis], answer, 0.0)
+
+    def _columns(self) -> Iterable[np.ndarray]:
+        # One by one: the (inputs, outputs) channel of many values need not be in memory.
+        bins = np.asarray(self.bin_of_input)
+        return (np.where(bins == j, *self._chances) for j in range(self.num_bins))
+
+    @property
+    def _chances(self) -> tuple[float, float]:
+        """The probabilities of the output of a label's own bin, and of each other one."""
+        shrink = math.exp(-self.epsilon)
+        total = 1.0 + (self.num_bins - 1) * shrink
+        return 1.0 / total, shrink / total
+
+    def __repr__(self) -> str:
+        """Returns sizes and range, and the outputs where they are few."""
+        low, high = self.label_range()
+        shown = ", ".join(f"{output:.6g}" for output in self.outputs[:8])
+        more = ", ..." if self.num_bins > 8 else ""
+        return (
+            f"RROnBins(epsilon={self.epsilon!r}, inputs=<{len(self.inputs)} in [{low:g}, {high:g}]>"
+            f", outputs=<{self.num_bins}: {shown}{more}>)"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelMechanism(FiniteMechanism):
+    """Draws the noisy label from a table: one row of probabilities for each possible label.
+
+    A label uses the row of its nearest input, of two equally near the smaller one.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label; the table's own worst log-ratio is checked
+        against epsilon at construction. The draws follow the table rounded to multiples of 2^-53
+        (``transition_matrix`` returns just that), of which the ratio of any two entries of a column
+        is at most e^epsilon, checked on whole numbers: where rounding alone, of at most 1e-9, would
+        break it, single units move within a row.
+
+    Source: the channels of the linear program (2) in appendix A of ``ghazi2023``.
+
+    Attributes:
+        epsilon: finite and above zero.
+        inputs: the possible labels, strictly increasing, (k,); the range is from first to last.
+        outputs: the possible noisy labels, strictly increasing, (m,).
+        probabilities: k rows of m probabilities ``P[output | input]``, each of which sums to one
+            (tolerance 1e-9).
+
+    Example:
+        >>> mechanism = ChannelMechanism(1.0, (0.0, 1.0), (-1.0, 2.0), ((0.6, 0.4), (0.4, 0.6)))
+        >>> mechanism.transition_matrix().round(4).tolist()
+        [[0.6, 0.4], [0.4, 0.6]]
+        >>> mechanism.randomize([0.0, 0.2, 1.0]).shape
+        (3,)
+    """
+
+    probabilities: tuple[tuple[float, ...], ...] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Checks the table, and turns it into whole numbers of units."""
+        super().__post_init__()
+        table = np.asarray(self.probabilities, dtype=np.float64)
+        _check_table(table, len(self.inputs), len(self.outputs))
+        self._set(probabilities=tuple(map(tuple, table.tolist())))
+        _ = self._units  # refuses a table that is not epsilon-DP
+
+    def randomize(
+        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
+
+        Labels are numbers (n,) in ``label_range()``. ``priors`` must be None. ``rng`` is a
+        generator for repeatable (not private) runs; None takes secure random bits. Raises a
+        ``TypeError`` for labels that are not numbers, a ``ValueError`` for labels out of range, NaN
+        or of a wrong shape.
+        """
+        self._refuse_public(priors)
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
+        rows = nearest_index(self.inputs, labels)
+        drawn = _random.uniform_integers(labels.size, rng)
+        order = np.argsort(rows, kind="stable")
+        ends = np.cumsum(np.bincount(rows, minlength=len(self.inputs)))
+        column = np.empty(labels.size, dtype=np.int64)
+        thresholds = np.cumsum(self._units, axis=1).astype(np.uint64)
+        for row, end in enumerate(ends):
+            members = order[ends[row - 1] if row else 0 : end]
+            column[members] = np.searchsorted(thresholds[row], drawn[members], side="right")
+        return np.array(self.outputs)[column]
+
+    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+        """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
+        self._refuse_prior_of_channel(prior)
+        return self._units / float(_UNITS)
+
+    def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
+        """Returns the probability of each output (m,) under each label (k,): ``float64`` (m, k).
+
+        It is zero for a number that is not among ``outputs``.
+        """
+        wanted = _validate.real_vector("outputs", outputs)
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
+        own = np.array(self.outputs)
+        column = np.minimum(np.searchsorted(own, wanted), own.size - 1)
+        matrix = self.transition_matrix()[nearest_index(self.inputs, labels)]
+        return np.where(own[column] == wanted, matrix[:, column], 0.0).T
+
+    def _columns(self) -> Iterable[np.ndarray]:
+        return self.transition_matrix().T
+
+    @functools.cached_property
+    def _units(self) -> np.ndarray:
+        """The probabilities that are drawn, in units, ``int64`` (k, m)."""
+        table = np.array(self.probabilities)
+        return _whole_units(table / table.sum(axis=1, keepdims=True), self.epsilon)
+
+
+def _check_table(table: np.ndarray, num_inputs: int, num_outputs: int) -> None:
+    """Raises unless these are rows of probabilities."""
+    if table.shape != (num_inputs, num_outputs):
+        raise ValueError(
+            f"probabilities must have shape ({num_inputs}, {num_outputs}), a row for each input "
+            f"and a column for each output, got {table.shape}."
+        )
+    if not np.all(np.isfinite(table)) or table.min() < 0.0:
+        raise ValueError("probabilities must be finite and not negative.")
+    off = np.abs(table.sum(axis=1) - 1.0)
+    if off.max() > _SUM_TOLERANCE:
+        raise ValueError(
+            f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but "
+            f"{int(np.count_nonzero(off > _SUM_TOLERANCE))} row(s) miss it by up to "
+            f"{off.max():.3g}. Divide each row by its sum."
+        )
+
+
+def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
+    """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon.
+
+    Raises:
+        ValueError: the ratio of two entries of a column is above e^epsilon by more than rounding.
+    """
+    with np.errstate(divide="ignore"):
+        logs = np.log(table[:, table.max(axis=0) > 0.0])
+    worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))
+    refusal = ValueError(
+        f"the table is not epsilon-DP: the worst log-ratio of two probabilities of one output is "
+        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon, or mix every row "
+        "with one common row."
+    )
+    if worst > epsilon + _RATIO_TOLERANCE:
+        raise refusal
+    # Rounded up, and the largest entry of the row pays: a small entry rounded down would cost its
+    # column's largest a multiple of what it lost itself, or be zero.
+    units = np.ceil(table * float(_UNITS)).astype(np.int64)
+    everyone = np.arange(table.shape[0])
+    units[everyone, np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
+
+    # Rounded down by more than exp and a product can lose, so the whole numbers keep to e^epsilon.
+    grown = np.exp(min(epsilon, 40.0)) * (1.0 - 2.0**-50)
+    least = units.min(axis=0)
+    most = np.maximum(np.minimum(np.floor(least * grown), float(_UNITS)).astype(np.int64), least)
+    cut = np.maximum(units - most, 0)
+    units -= cut
+    # What was cut goes to the row's other entries, as far as each has room. That can raise a least
+    # entry, never lower one.
+    total = cut.sum(axis=1, keepdims=True)
+    room = np.minimum(most - units, total)
+    units += np.clip(total - (np.cumsum(room, axis=1) - room), 0, room)
+    if np.any(units.sum(axis=1) != _UNITS):
+        raise refusal
+    return units

@@ -1,0 +1,312 @@
+"""Randomized response on classes: RR, RRTop-k and RRWithPrior, and the draw that they share.
+
+Ties are broken by one rule everywhere: of two classes with equal prior the one with the smaller
+index comes first, and of two set sizes with equal objective the smaller wins.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting import randomized_response_event
+from tf_labeldp.mechanisms import _random
+from tf_labeldp.mechanisms._base import FrozenClassification
+
+if TYPE_CHECKING:
+    from tf_labeldp.accounting._events import DpEvent
+
+_CHUNK_CELLS = 1 << 20
+"""Cells of rows that are handled at a time, which bounds the working memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomizedResponse(FrozenClassification):
+    """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label; the worst log-ratio equals epsilon.
+
+    Source: Warner 1965; ``ghazi2021``, section 2 (RR). It equals RRTop-k with k = K.
+
+    Attributes:
+        epsilon: finite and above zero.
+        num_classes: K, at least 2.
+
+    Example:
+        >>> import numpy as np
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=10)
+        >>> round(float(mechanism.transition_matrix()[0, 0]), 6)
+        0.231969
+        >>> mechanism.randomize(np.array([3, 7])).shape
+        (2,)
+    """
+
+    def randomize(
+        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Returns noisy labels, ``int64`` (n,), of labels that are integers (n,) in 0..K-1.
+
+        ``priors`` must be None. ``rng`` is a generator for repeatable (not private) runs; None
+        takes secure random bits. Raises a ``TypeError`` for labels that are not integers, a
+        ``ValueError`` for labels out of range or of a wrong shape.
+        """
+        self._refuse_public(priors)
+        labels = _validate.class_indices("labels", labels, self.num_classes)
+        size = np.full(labels.shape, self.num_classes, dtype=np.int64)
+        return draw_ranks(labels, size, self.epsilon, rng)
+
+    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+        """Returns ``P[output | input]``, ``float64`` (K, K); ``prior`` must be None."""
+        self._refuse_prior_of_channel(prior)
+        uniform = np.full(self.num_classes, 1.0 / self.num_classes)
+        return top_k_transition_matrix(uniform, self.num_classes, self.epsilon)
+
+    def dp_event(self) -> DpEvent:
+        """Returns the randomized response event over K values."""
+        return randomized_response_event(self.epsilon, self.num_classes)
+
+
+class WithPriors(FrozenClassification):
+    """What mechanisms that draw with a prior of each label share: the checks of the priors."""
+
+    public_input = "priors"
+
+    def _checked_priors(self, priors: Any, num_rows: int | None) -> np.ndarray:
+        """Returns priors (1 or n, K), or raises; ``num_rows`` is n, or None for any."""
+        if priors is None:
+            raise ValueError(
+                f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
+                f"({'n' if num_rows is None else num_rows}, {self.num_classes}). Without any, use "
+                "RandomizedResponse."
+            )
+        return _validate.prior_rows("priors", priors, num_rows, self.num_classes)
+
+    def _one_prior(self, prior: Any) -> np.ndarray:
+        """Returns the prior of a channel as (1, K), or raises."""
+        shape = np.shape(prior)
+        if prior is None or shape != (self.num_classes,):
+            raise ValueError(
+                f"transition_matrix of {type(self).__name__} needs one prior of shape "
+                f"({self.num_classes},), got {'None' if prior is None else shape}. "
+                "Pass one row at a time."
+            )
+        return self._checked_priors(prior, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class PriorMechanism(WithPriors):
+    """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that the prior alone decides.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
+        label does not depend on that label.
+
+    Attributes:
+        epsilon: finite and above zero.
+        num_classes: K, at least 2.
+
+    Example:
+        >>> isinstance(RRTopK(epsilon=1.0, num_classes=3, k=2), PriorMechanism)
+        True
+    """
+
+    @abc.abstractmethod
+    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+        """Returns k for each checked row of priors (n, K): ``int64`` (n,), in 1..K."""
+
+    def randomize(
+        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
+    ) -> np.ndarray:
+        """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
+
+        Labels are integers (n,) in 0..K-1, ``priors`` probabilities (K,) or (n, K) whose rows sum
+        to one (tolerance 1e-4). ``rng`` is a generator for repeatable (not private) runs; None
+        takes secure random bits. Raises a ``TypeError`` for labels that are not integers, a
+        ``ValueError`` for labels or priors out of range, missing or of a wrong shape.
+        """
+        labels = _validate.class_indices("labels", labels, self.num_classes)
+        rows = self._checked_priors(priors, labels.size)
+        sizes = np.broadcast_to(self.set_sizes(rows), labels.shape)
+        return randomize_in_top_k(labels, rows, sizes, self.epsilon, rng)
+
+    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+        """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K)."""
+        rows = self._one_prior(prior)
+        return top_k_transition_matrix(rows[0], int(self.set_sizes(rows)[0]), self.epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class RRTopK(PriorMechanism):
+    """Randomized response on the k classes of largest prior; other labels answer uniformly in it.
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
+        label does not depend on that label. For 2 <= k the worst log-ratio equals epsilon; for
+        k = 1 the output is constant.
+
+    Source: ``ghazi2021``, Algorithm 1.
+
+    Attributes:
+        epsilon: finite and above zero.
+        num_classes: K, at least 2.
+        k: size of the set, in 1..K; of classes with equal prior the smaller index enters first.
+
+    Example:
+        >>> mechanism = RRTopK(epsilon=1.0, num_classes=5, k=2)
+        >>> mechanism.transition_matrix([0.4, 0.35, 0.15, 0.05, 0.05])[1].round(6).tolist()
+        [0.268941, 0.731059, 0.0, 0.0, 0.0]
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        super().__post_init__()
+        self._set(k=_validate.integer_at_least("k", self.k, 1))
+        if self.k > self.num_classes:
+            raise ValueError(
+                f"k must be at most num_classes={self.num_classes}, got {self.k}. Use "
+                "RandomizedResponse to answer among all classes."
+            )
+
+    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+        """Returns k for each row of priors (n, K): ``int64`` (n,)."""
+        return np.full(priors.shape[0], self.k, dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class RRWithPrior(PriorMechanism):
+    """The epsilon-DP channel that keeps a label drawn from the prior most often.
+
+    For each prior it runs RRTop-k with the k* that maximises
+    ``w_k = e^eps / (e^eps + k - 1) * (sum of the k largest priors)``; no epsilon-DP channel has a
+    larger ``Pr[output = input]`` under the prior (``ghazi2021``, Theorem 3).
+
+    Guarantee:
+        (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Corollary 2), if the prior
+        of a label does not depend on that label: k* is computed from the prior alone.
+
+    Source: ``ghazi2021``, Algorithm 2. Ties between classes go to the smaller index, ties between
+    set sizes to the smaller set.
+
+    Attributes:
+        epsilon: finite and above zero.
+        num_classes: K, at least 2.
+
+    Example:
+        >>> mechanism = RRWithPrior(epsilon=2.0, num_classes=4)
+        >>> mechanism.optimal_k([0.5, 0.3, 0.1, 0.1]).tolist()
+        [4]
+        >>> mechanism.optimal_k([[0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]]).tolist()
+        [1, 4]
+    """
+
+    def optimal_k(self, priors: Any) -> np.ndarray:
+        """Returns k* for each prior.
+
+        Args:
+            priors: probabilities of shape (K,) or (n, K); rows sum to one (tolerance 1e-4).
+
+        Returns:
+            ``int64`` array of shape (1,) or (n,), in 1..K.
+
+        Raises:
+            ValueError: wrong shape or not probabilities.
+        """
+        return self.set_sizes(self._checked_priors(priors, None))
+
+    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+        """Returns k* of Algorithm 2 for each checked row of priors (n, K): ``int64`` (n,)."""
+        best = np.empty(priors.shape[0], dtype=np.int64)
+        # Written with e^-epsilon so that a large epsilon does not overflow.
+        weights = 1.0 / (1.0 + np.arange(priors.shape[1]) * math.exp(-self.epsilon))
+        for rows in row_chunks(priors.shape):
+            mass = np.cumsum(np.sort(priors[rows], axis=1)[:, ::-1], axis=1)
+            best[rows] = np.argmax(mass * weights, axis=1) + 1
+        return best
+
+
+def draw_ranks(
+    rank: np.ndarray, k: np.ndarray, epsilon: float, rng: np.random.Generator | None
+) -> np.ndarray:
+    """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is "outside the set".
+
+    Inside the set: another rank of the set with the flip probability of randomized response over k
+    values, else the rank itself. Outside: uniform over the set.
+    """
+    inside = rank < k
+    flip = _random.uniform_integers(rank.size, rng) < _random.flip_threshold(epsilon, k)
+    # Inside the set there are k - 1 other ranks (one stands in where k = 1, and is never used).
+    target = _random.uniform_below(np.where(inside, np.maximum(k - 1, 1), k), rng)
+    other = target + (inside & (target >= rank))  # skips the true rank
+    return np.where(inside & ~flip, rank, other)
+
+
+def randomize_in_top_k(
+    labels: np.ndarray,
+    priors: np.ndarray,
+    k: np.ndarray,
+    epsilon: float,
+    rng: np.random.Generator | None,
+) -> np.ndarray:
+    """Returns one draw of RRTop-k (Algorithm 1, ``ghazi2021``) for each label (n,).
+
+    ``priors`` is (n, K), or (1, K) for all labels; ``k`` (n,) is the size of each set.
+    """
+    noisy = np.empty_like(labels)
+    shared = priors.shape[0] == 1
+    order = rank_classes(priors) if shared else None
+    for rows in row_chunks((labels.size, priors.shape[1])):
+        if order is not None:  # the inverse permutation gives ranks
+            ranked = np.broadcast_to(order, (labels[rows].size, order.shape[1]))
+            rank = np.argsort(order[0])[labels[rows]]
+        else:
+            ranked = rank_classes(priors[rows])
+            rank = np.argmax(ranked == labels[rows][:, np.newaxis], axis=1)
+        drawn = draw_ranks(rank, k[rows], epsilon, rng)
+        noisy[rows] = np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
+    return noisy
+
+
+def top_k_transition_matrix(prior: np.ndarray, k: int, epsilon: float) -> np.ndarray:
+    """Returns the channel of Algorithm 1 for one prior (K,): ``float64`` (K, K)."""
+    members = rank_classes(prior[np.newaxis, :])[0, :k]
+    shrink = math.exp(-epsilon)
+    matrix = np.zeros((prior.size, prior.size))
+    matrix[:, members] = 1.0 / k
+    matrix[np.ix_(members, members)] = shrink / (1.0 + (k - 1) * shrink)
+    matrix[members, members] = 1.0 / (1.0 + (k - 1) * shrink)
+    return matrix
+
+
+def rank_classes(priors: np.ndarray) -> np.ndarray:
+    """Returns the classes of each row (n, K) from the largest prior to the smallest."""
+    return np.argsort(-priors, axis=1, kind="stable")
+
+
+def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
+    """Returns which classes are in the top-k set of each row (n, K), as RRTop-k draws: ``bool``.
+
+    Example:
+        >>> import numpy as np
+        >>> top_k_members(np.array([[0.2, 0.4, 0.2, 0.2]]), 2).tolist()
+        [[True, True, False, False]]
+    """
+    within = np.arange(scores.shape[1]) < np.reshape(k, (-1, 1))
+    members = np.empty(scores.shape, dtype=bool)
+    np.put_along_axis(members, rank_classes(scores), within, axis=1)
+    return members
+
+
+def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yields slices of rows that hold about ``_CHUNK_CELLS`` cells each."""
+    step = max(1, _CHUNK_CELLS // max(1, shape[1]))
+    for start in range(0, shape[0], step):
+        yield slice(start, min(start + step, shape[0]))
