@@ -310,7 +310,7 @@ def test_an_epsilon_that_hardly_any_noise_reaches_gets_the_least_noise():
 
 GOOD = {"noise_multiplier": 1.0, "sampling_probability": 0.1, "steps": 10, "delta": 1e-5}
 BAD_STEPS = [
-    ({"sampling_probability": 0.0}, ValueError, "sampling_probability must be finite and above"),
+    ({"sampling_probability": 0.0}, ValueError, r"sampling_probability must be in \(0, 1\], got 0"),
     ({"sampling_probability": 1.5}, ValueError, r"must be in \(0, 1\], got 1.5.*expected batch"),
     ({"sampling_probability": "1"}, TypeError, "sampling_probability must be a number"),
     ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
