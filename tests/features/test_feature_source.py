@@ -9,14 +9,9 @@ import tensorflow as tf
 from scipy import sparse
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features import PatchDictionary, RandomFourierFeatures, _feature_source
 from tf_labeldp.features._feature_source import FeatureSource
-from tf_labeldp.heads import (
-    PrivateLogisticRegression,
-    PrivateRidge,
-    _feature_source,
-    _one_release_head,
-)
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _one_release_head
 from tf_labeldp.vault import PrivateLabels
 
 HEADS = [PrivateRidge, PrivateLogisticRegression]
