@@ -64,8 +64,17 @@ def features_by_hand(encoder, raw):
     return encoder.predict(raw, verbose=0) if hasattr(encoder, "predict") else encoder(raw)
 
 
-@pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, PrivateRidge) for name in ENCODERS),
+        ("function", PrivateLogisticRegression),
+        *(
+            pytest.param(name, PrivateLogisticRegression, marks=pytest.mark.slow)
+            for name in ENCODERS[:-1]
+        ),
+    ],
+)
 def test_an_encoder_in_the_head_is_one_before_it(name, kind):
     encoder, raw = encoder_and_inputs(name)
     features = features_by_hand(encoder, raw)
@@ -77,7 +86,7 @@ def test_an_encoder_in_the_head_is_one_before_it(name, kind):
     assert inside.predict(raw).shape == inside.decision_function(raw).shape == (N,)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [pytest.param("patches", marks=pytest.mark.slow), *ENCODERS[1:]])
 def test_data_sets_of_raw_inputs_give_the_same_head(name):
     encoder, raw = encoder_and_inputs(name)
     expected = head(encoder=encoder).fit(raw, LABELS)

@@ -171,8 +171,8 @@ class NeighbourSmoothing(FeatureMap):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw inputs to the smoothed features; it saves and loads.
 
-        A file of it is loaded after ``import tf_labeldp.keras_layers``. Neighbours that are equally
-        near to the last digit may be others than in ``transform``.
+        Import ``tf_labeldp.keras_layers`` before loading its file. Of neighbours that are equally
+        near to the last digit, it may take others than ``transform``.
 
         Raises:
             TypeError: the encoder is a plain function, which has no Keras model.
@@ -258,18 +258,11 @@ def _block(rows: Rows, which: Any) -> np.ndarray:
 
 
 def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.ndarray:
-    """Returns the places of the nearest rows of each query by cosine, without rows equal to it.
+    """Returns the nearest rows of each query by cosine, without its equals, ``int32`` (m, num).
 
-    All products are computed, n^2 d operations, in blocks. A row among the ``num`` nearest lies in
-    one of the ``num`` groups of rows with the largest maxima, so only these are searched.
-
-    Args:
-        queries: ``float32`` (m, d), of unit norm or zero.
-        rows: ``float32`` (n, d), likewise; more than ``num``.
-        num: number of neighbours.
-
-    Returns:
-        ``int32`` (m, num), in no order.
+    Queries (m, d) and rows (n, d), more than ``num``, are ``float32`` of unit norm or zero. All
+    products are computed, in blocks. A row among the ``num`` nearest lies in one of the ``num``
+    groups of rows with the largest maxima, so only these are searched.
     """
     size, width = rows.shape
     groups = max(1, min(_GROUPS, size // num))

@@ -168,8 +168,8 @@ class PatchDictionary(FeatureMap):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw images to the features; it saves and loads.
 
-        Its input has the shape and the scale of the images of ``fit``. A file of it is loaded after
-        ``import tf_labeldp.keras_layers``.
+        Its input has the shape and the scale of the images of ``fit``. Import
+        ``tf_labeldp.keras_layers`` before loading its file.
         """
         self._refuse_unfitted("filters_", "fit(images)")
         import keras
@@ -242,11 +242,8 @@ class PatchDictionary(FeatureMap):
         for name in ("whitening", "contrast"):
             _validate.positive_finite(name, getattr(self, name))
         threshold: Any = self.threshold
-        if (
-            isinstance(threshold, bool)
-            or not isinstance(threshold, numbers.Real)
-            or not 0.0 <= float(threshold) < float("inf")
-        ):
+        is_number = isinstance(threshold, numbers.Real) and not isinstance(threshold, bool)
+        if not (is_number and 0.0 <= float(threshold) < float("inf")):
             raise ValueError(f"threshold must be a finite number >= 0, got {threshold!r}.")
         given = self.patch_size
         sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
@@ -406,11 +403,9 @@ def _sample_patches(
 
 
 def zca(rows: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean (p,) and the symmetric whitening matrix (p, p) of rows, ``float64``.
+    """Returns the mean (p,) and the symmetric whitening matrix (p, p) of rows (n, p), ``float64``.
 
-    Args:
-        rows: (n, p).
-        floor: what is added to every eigenvalue of the covariance, above zero.
+    The floor, above zero, is added to every eigenvalue of the covariance.
     """
     wide = rows.astype(np.float64, copy=False)
     mean = wide.mean(axis=0)
@@ -422,18 +417,12 @@ def zca(rows: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
 def spherical_kmeans(
     rows: np.ndarray, num_atoms: int, rng: np.random.Generator, rounds: int = 15
 ) -> np.ndarray:
-    """Returns directions of unit norm, ``float32`` (num_atoms, p), up to sign.
+    """Returns directions of unit norm of ``float32`` rows (n, p), (num_atoms, p), up to sign.
 
     A row belongs to the atom of the largest absolute product with it, and moves that atom by the
     product times the row (so rows of high energy count more, and opposite rows pull alike).
 
     Source: Coates and Ng, "Learning feature representations with k-means" (2012), section 3.
-
-    Args:
-        rows: ``float32`` (n, p).
-        num_atoms: the number of directions.
-        rng: the source of the first directions.
-        rounds: passes over the rows.
     """
     from scipy import sparse
 
@@ -456,5 +445,4 @@ def spherical_kmeans(
 def _unit(rows: np.ndarray) -> np.ndarray:
     """Returns rows scaled to unit norm; a row of zeros becomes the first axis."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    first = np.eye(1, rows.shape[1])
-    return np.where(norms > 0.0, rows / np.where(norms > 0.0, norms, 1.0), first)
+    return np.where(norms > 0.0, rows / np.where(norms > 0.0, norms, 1.0), np.eye(1, rows.shape[1]))

@@ -132,7 +132,7 @@ class RandomFourierFeatures(FeatureMap):
             TypeError: a column of another kind than in ``fit``.
             ValueError: not fitted, columns missing, numbers not finite.
         """
-        self._check_fitted()
+        self._refuse_unfitted("_frequencies", "fit(table)")
         columns = Table(table)
         missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
         if missing:
@@ -157,10 +157,10 @@ class RandomFourierFeatures(FeatureMap):
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
 
         It takes an array (n, p) of numbers if ``fit`` did, and otherwise a dict of columns (n, 1)
-        by name: float32, int64, or text. A file of it is loaded after
-        ``import tf_labeldp.keras_layers``.
+        by name: float32, int64, or text. Import ``tf_labeldp.keras_layers`` before loading its
+        file.
         """
-        self._check_fitted()
+        self._refuse_unfitted("_frequencies", "fit(table)")
         import keras
 
         from tf_labeldp.keras_layers import FourierFeatures
@@ -217,9 +217,6 @@ class RandomFourierFeatures(FeatureMap):
         if self.hash_buckets is not None:
             _validate.integer_at_least("hash_buckets", self.hash_buckets, 2)
         _validate.probability_below_one("linear_weight", self.linear_weight)
-
-    def _check_fitted(self) -> None:
-        self._refuse_unfitted("_frequencies", "fit(table)")
 
 
 def _median_distance(rows: np.ndarray) -> float:

@@ -19,11 +19,6 @@ _ENCODED_ROWS = 4096
 """Rows that an encoder is given at a time."""
 _FINITE_CELLS = 1 << 24
 NO_ROWS = "features hold no rows; give at least one."
-_CHANGES = (
-    "the data set gave other rows, or the same in another order, when it was read again. It must "
-    "not be shuffled: leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
-    "augment nothing."
-)
 
 
 class Rows:
@@ -356,7 +351,11 @@ def collected(dataset: Any) -> Any:
         seen.append(new_digest())
         _add_to_digest(seen[-1], x)
     if seen[0].digest() != seen[1].digest():
-        raise ValueError(_CHANGES)
+        raise ValueError(
+            "the data set gave other rows, or the same in another order, when it was read again. "
+            "It must not be shuffled: leave out .shuffle(), or pass "
+            "reshuffle_each_iteration=False with a seed; augment nothing."
+        )
 
     def joined(*parts: Any) -> np.ndarray:
         arrays = [np.atleast_1d(part) for part in parts]
@@ -372,11 +371,8 @@ def new_digest() -> Any:
 
 
 def _is_frame(inputs: Any) -> bool:
-    return (
-        hasattr(inputs, "columns")
-        and hasattr(inputs, "__getitem__")
-        and not isinstance(inputs, Mapping)
-    )
+    is_indexed = hasattr(inputs, "columns") and hasattr(inputs, "__getitem__")
+    return is_indexed and not isinstance(inputs, Mapping)
 
 
 def _is_structured(inputs: Any) -> bool:
