@@ -1,36 +1,86 @@
-"""Progress of long passes over the features, on stderr."""
+"""Progress of long passes over rows, on stderr."""
 
 from __future__ import annotations
 
 import sys
-import time
+from typing import Any
+
+from tqdm import tqdm
+
+_DELAY = 5.0
+"""Seconds until the first word; a pass that is done by then says nothing."""
+_EVERY_TERMINAL = 1.0
+_EVERY_FILE = 10.0
+"""Seconds between words, where a line can be rewritten and where it cannot."""
 
 
-class Progress:
-    """Says how far a long pass is: nothing in the first seconds, then now and then."""
+class Progress(tqdm):
+    """Says how far a long pass is: nothing in the first seconds, then now and then.
 
-    def __init__(self, what: str, total: int | None) -> None:
-        self._what, self._total, self._rows = what, total, 0
-        self._start = time.monotonic()
-        self._next = self._start + 5.0
-        self._spoke = False
+    A terminal gets one line that changes, a file a new line each time.
+
+    Args:
+        what: the pass.
+        total: its number of rows; None if that is not known.
+        delay: seconds until the first word.
+        quiet: says nothing at all.
+
+    Example:
+        >>> with Progress("Reading", total=200) as progress:
+        ...     progress.advance(200)
+    """
+
+    monitor_interval = 0  # no thread beside the pass
+
+    def __init__(
+        self, what: str, total: int | None = None, *, delay: float = _DELAY, quiet: bool = False
+    ) -> None:
+        try:
+            self._is_terminal = bool(sys.stderr.isatty())
+        except (AttributeError, ValueError):  # None, or closed
+            self._is_terminal, quiet = False, True
+        self._has_ended = False
+        super().__init__(
+            desc=what,
+            total=total,
+            delay=delay,
+            file=sys.stderr,
+            disable=quiet,
+            miniters=1,
+            mininterval=_EVERY_TERMINAL if self._is_terminal else _EVERY_FILE,
+            bar_format="{text}",
+            dynamic_ncols=True,
+        )
+        if not quiet:
+            self.last_print_t -= self.mininterval  # the delay alone decides on the first word
 
     def advance(self, rows: int) -> None:
         """Counts rows."""
-        self._rows += rows
-        now = time.monotonic()
-        if now >= self._next:
-            self._next, self._spoke = now + 10.0, True
-            of = f" of {self._total:,}" if self._total else ""
-            rate = self._rows / (now - self._start)
-            print(
-                f"{self._what}: {self._rows:,}{of} rows, {rate:,.0f} a second",
-                file=sys.stderr,
-                flush=True,
-            )
+        self.update(rows)
 
     def end(self) -> None:
         """Says how long it took, if it said anything."""
-        if self._spoke:
-            taken = time.monotonic() - self._start
-            print(f"{self._what}: {self._rows:,} rows in {taken:.0f} s", file=sys.stderr)
+        self._has_ended = True
+        self.close()
+
+    def __exit__(self, *exception: Any) -> None:
+        self.end()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What the line is made of."""
+        found: dict[str, Any] = super().format_dict
+        seconds = max(found["elapsed"], 1e-9)
+        rows = f"{self.n:,} rows in {seconds:.0f} s"
+        if not self._has_ended:
+            of = f" of {self.total:,}" if self.total else ""
+            rows = f"{self.n:,}{of} rows, {self.n / seconds:,.0f} a second"
+        return {**found, "text": f"{self.desc}: {rows}"}
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Writes the line, over the one before where that is possible."""
+        if self._is_terminal:
+            super().display(msg, pos)
+            return
+        self.fp.write(f"{self}" if self._has_ended else f"{self}\n")
+        self.fp.flush()

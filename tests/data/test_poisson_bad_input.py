@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import sparse
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.data import poisson_batches
@@ -49,13 +48,12 @@ def labels_with(value: Any) -> np.ndarray:
         ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*classes="),
         ({"labels": None}, TypeError, "vault or an array of numbers.*NoneType"),
         ({"labels": SECRET}, ValueError, "got one number"),
-        ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no examples"),
-        ({"features": {}}, ValueError, "hold no examples"),
+        ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no rows"),
+        ({"features": {}}, ValueError, "hold no rows"),
         ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),
         ({"features": np.float32(1.0)}, TypeError, "got float32"),
         ({"features": np.array(1.0)}, ValueError, "got one number"),
         ({"features": FEATURES.astype(str)}, TypeError, "must be numbers.*StringLookup"),
-        ({"features": sparse.csr_matrix(FEATURES)}, TypeError, r"dense.*\.toarray\(\)"),
         ({"features": tf.data.Dataset.range(N)}, TypeError, "tf.data.Dataset can't be read by row"),
         ({"features": "x.npy"}, TypeError, "got str"),
     ],

@@ -216,41 +216,16 @@ def test_summary():
     assert repr(clusters) == f"<Clusters: {text}>"
 
 
-def flat_images(x):
-    return x.reshape(len(x), 1, 3)
-
-
 NAN = np.where(np.arange(300).reshape(100, 3) == 7, np.nan, BLOBS)
 BAD = {
-    "vector": (BLOBS[:, 0], 2, {}, ValueError, r"shape \(n, d\) .*got \(100,\).*newaxis"),
-    "empty": (np.zeros((0, 3)), 1, {}, ValueError, r"not empty, got \(0, 3\)"),
-    "no-columns": (np.zeros((3, 0)), 1, {}, ValueError, r"not empty, got \(3, 0\)"),
     "nan": (NAN, 2, {}, ValueError, r"finite, but 1 of 100 rows"),
     "inf": (np.where(NAN == NAN, BLOBS, np.inf), 2, {}, ValueError, "finite, but 1 of 100 rows"),
     "huge": (BLOBS * 1e307, 2, {}, ValueError, "too large for sums"),
-    "text": ([["a"], ["b"]], 1, {}, TypeError, "must be numbers, got list of dtype <U1"),
     "too-many": (BLOBS, 101, {}, ValueError, "at most the number of examples, 100, got 101"),
     "none": (BLOBS, 0, {}, ValueError, "num_clusters must be at least 1, got 0"),
     "fraction": (BLOBS, 2.5, {}, TypeError, "num_clusters must be an integer"),
     "seed": (BLOBS, 2, {"seed": -1}, ValueError, "seed must be at least 0"),
-    "encoder": (BLOBS, 2, {"encoder": 3}, TypeError, "encoder must be a Keras model.*got 3"),
-    "class": (BLOBS, 2, {"encoder": FeatureMap}, TypeError, "got the class FeatureMap"),
-    "encoder-shape": (
-        BLOBS,
-        2,
-        {"encoder": flat_images},
-        ValueError,
-        r"outputs of shape \(m, d\), got \(100, 1, 3\).*Flatten",
-    ),
-    "encoder-rows": (
-        BLOBS,
-        2,
-        {"encoder": lambda x: x[:7]},
-        ValueError,
-        "gave 7 rows for 100 examples",
-    ),
     "encoder-nan": (BLOBS, 2, {"encoder": np.log}, ValueError, "must be finite"),
-    "encoder-empty": (BLOBS[:0], 1, {"encoder": np.abs}, ValueError, "hold no examples"),
 }
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _nearest_neighbours
-from tf_labeldp.features._nearest_neighbours import nearest_neighbours
+from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _neighbour_smoothing
+from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault._carried import carry, receipts_of
@@ -27,7 +27,7 @@ def unit(rows):
 @pytest.mark.parametrize("block", [7, 512])
 @pytest.mark.parametrize(("size", "num"), [(11, 10), (40, 10), (333, 10), (333, 1), (700, 3)])
 def test_neighbours_equal_a_full_sort(monkeypatch, block, size, num):
-    monkeypatch.setattr(_nearest_neighbours, "_BLOCK", block)
+    monkeypatch.setattr(_neighbour_smoothing, "_QUERIES", block)
     rows, queries = unit(X[:size, :5]), unit(X[-50:, :5])
     for asked in (rows, queries):
         products = (asked @ rows.T).astype(np.float64)

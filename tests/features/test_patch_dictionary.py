@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.features import PatchDictionary
-from tf_labeldp.features._spherical_kmeans import spherical_kmeans, zca
+from tf_labeldp.features import NeighbourSmoothing, PatchDictionary
+from tf_labeldp.features._patch_dictionary import spherical_kmeans, zca
 
 SHAPES = [(9, 12), (11, 8, 1), (10, 13, 3), (7, 7, 2)]
 
@@ -79,17 +79,17 @@ def test_many_blocks_give_what_one_gives(monkeypatch, share, block_bytes):
     images = some_images((12, 12))
     model = PatchDictionary(5, (3, 4), pooling=2).fit(images)
     whole = model.transform(images)
-    monkeypatch.setattr("tf_labeldp.features._patch_responses._SHARE", share)
-    monkeypatch.setattr("tf_labeldp.features._patch_responses._BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("tf_labeldp.features._patch_dictionary._SHARE", share)
+    monkeypatch.setattr("tf_labeldp.features._patch_dictionary._BLOCK_BYTES", block_bytes)
     np.testing.assert_allclose(model.transform(images), whole, atol=1e-5)
 
 
 def test_the_number_of_cores_changes_nothing(monkeypatch):
     images = some_images((12, 12), n=90)
-    monkeypatch.setattr("tf_labeldp.features._patch_responses._SHARE", 8)
+    monkeypatch.setattr("tf_labeldp.features._patch_dictionary._SHARE", 8)
     results = []
     for cores in (1, 5):
-        module = "tf_labeldp.features._patch_responses"
+        module = "tf_labeldp.features._patch_dictionary"
         monkeypatch.setattr(f"{module}._cores", lambda cores=cores: cores)
         results.append(PatchDictionary(5, 4, pooling=2).fit_transform(images))
     np.testing.assert_array_equal(*results)
@@ -212,8 +212,11 @@ def test_parameters_follow_scikit_learn():
     model = PatchDictionary(num_atoms=5, patch_size=(3, 5))
     assert base.clone(model).get_params() == model.get_params()
     assert model.set_params(pooling=2).pooling == 2
-    with pytest.raises(ValueError, match="no parameter 'labels'"):
+    with pytest.raises(ValueError, match="Invalid parameter 'labels'"):
         model.set_params(labels=1)
+    with pytest.raises(ValueError, match="an encoder is used as it was fitted"):
+        NeighbourSmoothing(model).set_params(encoder__pooling=3)
+    assert model.pooling == 2 and repr(model).startswith("PatchDictionary(num_atoms=5, patch")
 
 
 IMAGES = some_images((12, 12))

@@ -254,7 +254,7 @@ def test_scikit_learn_takes_it():
 
     one = clone(head(epsilon=0.7))
     assert one.get_params()["epsilon"] == 0.7 and is_classifier(one)
-    assert repr(one) == "NoiseCluster(num_clusters=5, epsilon=0.7, num_classes=3, insecure_seed=0)"
+    assert repr(one) == "NoiseCluster(epsilon=0.7, insecure_seed=0, num_classes=3, num_clusters=5)"
     assert one.set_params(delta=1e-4).fit(X, Y).guarantee().delta == 1e-4
 
 

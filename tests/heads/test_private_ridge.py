@@ -247,12 +247,11 @@ def test_scikit_learns_conventions(kind, examples):
     assert clone(one).get_params() == one.get_params()
     assert not hasattr(clone(one.fit(x, y)), "coef_")
     assert one.set_params(epsilon=2.0) is one and one.epsilon == 2.0
-    with pytest.raises(ValueError, match="no parameter 'alpha'"):
+    with pytest.raises(ValueError, match="Invalid parameter 'alpha'"):
         one.set_params(alpha=1)
     assert is_classifier(one) and is_regressor(PrivateRidge(1.0, 1e-6, low=0.0, high=1.0))
-    assert repr(head(kind=kind)) == (
-        f"{kind.__name__}(epsilon=1.0, delta=1e-06, num_classes=3, insecure_seed=0)"
-    )
+    shown = "".join(repr(head(kind=kind)).split())
+    assert shown == f"{kind.__name__}(delta=1e-06,epsilon=1.0,insecure_seed=0,num_classes=3)"
     pipeline = make_pipeline(StandardScaler(), head(5.0, kind=kind)).fit(x, y)
     assert pipeline.score(x, y) > 0.6
     assert pipeline.predict_proba(x).shape == (3000, 3)
@@ -361,7 +360,8 @@ def test_prediction_needs_a_fit_and_the_same_features(kind, examples):
 def test_repr_shows_what_differs_from_the_default():
     one = PrivateRidge(1.0, classes=np.array(["no", "yes"]), center=True, insecure_seed=3)
     classes = "array(['no', 'yes'], dtype='<U3')"
-    assert repr(one) == f"PrivateRidge(epsilon=1.0, classes={classes}, insecure_seed=3)"
+    shown = " ".join(repr(one).split())
+    assert shown == f"PrivateRidge(classes={classes}, epsilon=1.0, insecure_seed=3)"
 
 
 def test_a_delta_above_one_over_n_is_told(examples):

@@ -8,11 +8,12 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+import tqdm.std
 from scipy import stats
 
 from tf_labeldp import _progress
-from tf_labeldp.features import _feature_source
-from tf_labeldp.features._feature_source import FeatureSource
+from tf_labeldp.features import _reader
+from tf_labeldp.features._reader import FeatureSource
 from tf_labeldp.heads import _public_rows
 
 FALSE_ALARM = 1e-6
@@ -56,7 +57,7 @@ def scaled_by_hand(x, center, intercept, spread):
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("intercept", [0.0, 0.2])
 def test_rows_have_unit_norm_and_their_gram_matrix(center, intercept, noise_to_signal, monkeypatch):
-    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 4096)  # seven blocks
+    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 4096)  # seven blocks
     x = table()
     rows, scaling = designed(x, center, intercept, noise_to_signal)
     assert (scaling.spread is None) == (noise_to_signal is None)
@@ -115,7 +116,7 @@ def test_the_digest_knows_the_rows_and_not_how_they_are_cut_or_rounded(monkeypat
     x = table()
     digest = scanned(x).digest()
     assert scanned(x).digest() == digest
-    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 1000)
     noise = 1e-6 * np.random.default_rng(5).normal(size=x.shape)
     batches = tf.data.Dataset.from_tensor_slices(x).batch(33)
     for source in (x.copy(), batches, x.astype(np.float64), x + noise):
@@ -178,9 +179,16 @@ def test_a_memory_mapped_array_is_read_in_place(tmp_path):
 
 
 def test_a_long_pass_says_how_far_it_is(monkeypatch, capsys):
-    clock = iter(range(0, 10_000, 6))
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(tqdm.std, "time", lambda: float(clock[0]))
+    advance = _progress.Progress.advance
+
+    def six_seconds_later(self, rows):
+        clock[0] += 6
+        advance(self, rows)
+
+    clock = [0]
+    monkeypatch.setattr(_progress.Progress, "advance", six_seconds_later)
+    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 4096)
     rows, _ = designed(table())
     capsys.readouterr()
     rows.scan()
@@ -198,7 +206,7 @@ def test_a_short_pass_says_nothing(capsys):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39, 1e200])
 def test_rows_that_are_not_finite_are_refused(bad, monkeypatch):
-    monkeypatch.setattr(_feature_source, "_BLOCK_BYTES", 560)  # ten rows a block
+    monkeypatch.setattr(_reader, "_BLOCK_BYTES", 560)  # ten rows a block
     x = table(dtype=np.float64)
     x[[17, 19, 30], 2] = bad
     with pytest.raises(ValueError, match=r"2 row\(s\) hold NaN, infinity .* first at row 17"):

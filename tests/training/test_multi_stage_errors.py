@@ -155,9 +155,11 @@ def test_other_data_leave_nothing_in_the_optimizer(kit, problem, data):
 
 def test_rows_instead_of_arrays(kit, problem):
     x, y = problem
-    for features in (x.tolist(), list(x), [x, x]):
-        with pytest.raises(ValueError, match=r"got a list of \d+ values or arrays"):
-            kit.stages(features, kit.labels(y))
+    """A list is read as an array of rows, so that several inputs need a tuple."""
+    for features in (x.tolist(), list(x)):
+        kit.stages(features, kit.labels(y))
+    with pytest.raises(ValueError, match="features have 2 rows, labels have 240"):
+        kit.stages([x, x], kit.labels(y))
     with pytest.raises(ValueError, match="at least one"):
         kit.stages(x[:0], kit.labels(y[:0]))
 

@@ -1,14 +1,12 @@
 """Public features: feature maps, neighbours and clusters; loads neither TensorFlow nor Keras."""
 
-from tf_labeldp.features._clusters import Clusters, find_clusters
-from tf_labeldp.features._denoise_labels import DenoisedLabels, denoise_labels
+from tf_labeldp.features._clusters import Clusters, denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
 
 __all__ = [
     "Clusters",
-    "DenoisedLabels",
     "NeighbourSmoothing",
     "PatchDictionary",
     "RandomFourierFeatures",

@@ -1,14 +1,17 @@
-"""Clusters of public features: found by k-means or given, with their sizes and centres."""
+"""Clusters of public features, found by k-means or given, and noisy labels that agree with them."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._encoded_features import encoded_features
+from tf_labeldp.features._reader import Rows
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.mechanisms._base import checked_mechanism
 
 _MINI_BATCHES_ABOVE = 100_000
 """Examples beyond which k-means is fitted on mini-batches."""
@@ -26,8 +29,9 @@ other clusters, and a stored release for them could not be found again."""
 class Clusters:
     """A cluster for each example, made by ``find_clusters`` or ``Clusters.from_assignments``.
 
-    Privacy: looks at no label, if the encoder has seen none. The assignments, and so the sizes, are
-    public like the features.
+    Guarantee:
+        No label is looked at, if the encoder has seen none. The assignments, and so the sizes, are
+        public like the features.
 
     Attributes:
         assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
@@ -36,6 +40,8 @@ class Clusters:
             ``merge_small``. None where only the assignments are known.
         cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
         encoder: what made features of the inputs; None for features as they are.
+        feature_names: names of the columns of ``find_clusters``, if they had any; ``assign``
+            refuses others, and another order.
 
     Example:
         >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
@@ -51,6 +57,7 @@ class Clusters:
     centres: np.ndarray | None = None
     cluster_of_centre: np.ndarray | None = None
     encoder: Any = None
+    feature_names: tuple[str, ...] | None = None
 
     @classmethod
     def from_assignments(cls, assignments: Any, num_clusters: int | None = None) -> Clusters:
@@ -109,8 +116,8 @@ class Clusters:
             ``int64`` (m,). For the features of ``find_clusters``, the assignments again.
 
         Raises:
-            ValueError: these clusters have no centres; or features that are not finite, or of
-                another width.
+            ValueError: these clusters have no centres; or features that are not finite, or have
+                other columns.
         """
         if self.centres is None or self.cluster_of_centre is None:
             raise ValueError(
@@ -118,7 +125,8 @@ class Clusters:
                 "examples can't be assigned. Make them with find_clusters(features, ...), or "
                 "assign new examples where the clusters come from."
             )
-        rows = encoded_features(features, self.encoder)
+        found = Rows(features, self.encoder, columns=self.feature_names, flatten=True)
+        rows = found.array()
         if rows.shape[1] != self.centres.shape[1]:
             raise ValueError(
                 f"features have {rows.shape[1]} columns, the centres {self.centres.shape[1]}. Give "
@@ -129,12 +137,13 @@ class Clusters:
     def merge_small(self, minimum_size: int) -> Clusters:
         """Returns clusters of which each has at least ``minimum_size`` examples.
 
-        A smaller one joins, whole, the larger one whose centre is nearest to its own. The others
-        keep their order and are numbered anew. In a cluster of m examples the noise of
-        a histogram by clusters is about ``3 / (epsilon m)`` on each class's share, so small
-        clusters have priors of noise.
+        A smaller cluster joins, whole, the larger one whose centre is nearest to its own. The
+        others keep their order and are renumbered. In a cluster of m examples a histogram by
+        clusters adds noise of about ``3 / (epsilon m)`` to each class's share, so the priors of
+        small clusters are mostly noise.
 
-        Privacy: looks at sizes and centres, which are public.
+        Guarantee:
+            Looks at sizes and centres, which are public.
 
         Args:
             minimum_size: at least 1; public.
@@ -196,23 +205,25 @@ def find_clusters(
 ) -> Clusters:
     """Returns clusters of public features by k-means.
 
-    Up to 100,000 examples by scikit-learn's ``KMeans``, beyond by its ``MiniBatchKMeans``. The same
-    features and seed give the same clusters on one machine; another machine may round otherwise. To
-    be sure, keep the ``assignments``.
+    Uses scikit-learn's ``KMeans`` up to 100,000 examples, and its ``MiniBatchKMeans`` beyond. The
+    same features and seed give the same clusters on one machine; another machine may round
+    differently. To be sure, keep the ``assignments``.
 
-    Privacy: looks at no label. Assumes that ``encoder`` has seen none of the labels either, except
-    through noisy labels and releases of the vault that the clusters are used with, whose guarantee
-    then covers both. It is not checked here; a head such as ``NoiseCluster`` does so.
+    Guarantee:
+        No label is looked at. Assumes that ``encoder`` has seen none of the labels either, except
+        through noisy labels and releases of the vault that the clusters are used with, whose
+        guarantee then covers both. This is not checked here; a head such as ``NoiseCluster`` does.
 
     Source: steps 2 and 3 of Algorithm 4 of ``ghazi2021``.
 
     Args:
-        features: numbers (n, ...), finite; more than two dimensions are flattened to (n, d). Or
-            what the encoder takes.
+        features: numbers (n, ...), finite; more than two dimensions are flattened to (n, d). An
+            array, a sparse matrix, a table of columns, or a ``tf.data.Dataset`` of batches of
+            these, not shuffled. Or what the encoder takes.
         num_clusters: C, at least 1, at most n.
         encoder: a Keras model, an object with ``transform``, or a callable, from inputs to (m, d);
             arrays are given to it in blocks.
-        seed: of the starts; public.
+        seed: of the starting centres; public.
 
     Raises:
         TypeError: features that are no numbers, or an encoder that is none.
@@ -226,7 +237,8 @@ def find_clusters(
     """
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
     seed = _validate.integer_at_least("seed", seed, 0)
-    rows = encoded_features(features, encoder)
+    found = Rows(features, encoder, flatten=True)
+    rows = found.array()
     if num_clusters > rows.shape[0]:
         raise ValueError(
             f"num_clusters must be at most the number of examples, {rows.shape[0]}, got "
@@ -239,6 +251,7 @@ def find_clusters(
         _frozen(centres),
         _frozen(np.arange(num_clusters)),
         encoder,
+        found.columns,
     )
 
 
@@ -296,3 +309,179 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 def checked_clusters(clusters: Any) -> Clusters:
     """Returns ``Clusters``, also of an array of assignments."""
     return clusters if isinstance(clusters, Clusters) else Clusters.from_assignments(clusters)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DenoisedLabels:
+    """What ``denoise_labels`` makes: the examples that keep their noisy label, and the others.
+
+    Attributes:
+        labelled: the examples whose noisy label is the class of their cluster, ascending, ``int64``
+            (m,).
+        labels: their labels, ``int64`` (m,).
+        unlabelled: the other examples, ascending, ``int64`` (n - m,).
+        cluster_classes: the class of each cluster, ``int64`` (C,); 0 for an empty one.
+        kept_fraction: m / n.
+        mechanism: the randomized response that drew the labels, or None.
+        cluster_accuracy: as given to ``denoise_labels``, or None.
+
+    Example:
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=2)
+        >>> made = denoise_labels([0, 0, 1, 1, 1], [0, 0, 0, 1, 1], 2, mechanism)
+        >>> made.labelled.tolist(), made.unlabelled.tolist(), made.kept_fraction
+        ([0, 1, 3, 4], [2], 0.8)
+        >>> round(made.expected_purity(0.9), 4)
+        0.9607
+    """
+
+    labelled: np.ndarray
+    labels: np.ndarray
+    unlabelled: np.ndarray
+    cluster_classes: np.ndarray
+    kept_fraction: float
+    mechanism: RandomizedResponse | None = None
+    cluster_accuracy: float | None = None
+
+    def expected_purity(self, cluster_accuracy: float | None = None) -> float:
+        """Returns the share of kept labels that are true, by equation 8 of ``tang2022``.
+
+        ``e^eps / (e^eps + (1 - a) / a)`` for randomized response and clusters whose class is the
+        true one for a share ``a`` of the examples, with errors that are the same for all classes
+        and independent of the noise.
+
+        Args:
+            cluster_accuracy: a in [0, 1]; None for that given to ``denoise_labels``, or else for
+                ``estimated_cluster_accuracy()``.
+        """
+        a = self._accuracy(cluster_accuracy)
+        if a == 0.0:
+            return 0.0
+        return a / (a + (1.0 - a) * math.exp(-self._known_mechanism().epsilon))
+
+    def expected_kept_fraction(self, cluster_accuracy: float | None = None) -> float:
+        """Returns the share of examples whose labels are expected to be kept.
+
+        ``a p + (1 - a) (1 - p) / (K - 1)`` under the assumptions of ``expected_purity``, where p is
+        the probability that randomized response keeps a label.
+
+        Args:
+            cluster_accuracy: as for ``expected_purity``.
+        """
+        kept, other = self._channel()
+        a = self._accuracy(cluster_accuracy)
+        return a * kept + (1.0 - a) * other
+
+    def estimated_cluster_accuracy(self) -> float:
+        """Returns the share a of true cluster classes that explains the kept fraction.
+
+        Unbiased where each cluster has one class that the noise can't outvote; clusters of few
+        examples agree with their own noise, which makes the estimate too high. Clipped to [0, 1].
+
+        Guarantee:
+            Computed from noisy labels; nothing is charged.
+        """
+        kept, other = self._channel()
+        gap = -kept * math.expm1(-self._known_mechanism().epsilon)  # kept - other, to all digits
+        return min(max((self.kept_fraction - other) / gap, 0.0), 1.0)
+
+    def _accuracy(self, given: float | None) -> float:
+        if given is not None:
+            return _checked_accuracy(given)
+        known = self.cluster_accuracy
+        return self.estimated_cluster_accuracy() if known is None else known
+
+    def _channel(self) -> tuple[float, float]:
+        """Returns P[y | y] and P[z | y] for another class z."""
+        mechanism = self._known_mechanism()
+        shrink = math.exp(-mechanism.epsilon)
+        kept = 1.0 / (1.0 + (mechanism.num_classes - 1) * shrink)
+        return kept, kept * shrink
+
+    def _known_mechanism(self) -> RandomizedResponse:
+        if self.mechanism is None:
+            raise ValueError(
+                "the mechanism of the noisy labels is not known; give denoise_labels the "
+                "RandomizedResponse that drew them, mechanism=."
+            )
+        return self.mechanism
+
+
+def denoise_labels(
+    noisy_labels: Any,
+    clusters: Any,
+    num_classes: int,
+    mechanism: RandomizedResponse | None = None,
+    cluster_accuracy: float | None = None,
+) -> DenoisedLabels:
+    """Returns which noisy labels agree with the majority of their cluster, and are worth keeping.
+
+    The class of a cluster is the most frequent of its noisy labels, the lowest of equally frequent
+    ones, and 0 for an empty cluster. An example whose noisy label is that class keeps it; all
+    others become unlabelled examples for semi-supervised learning. Fewer labels are left, and more
+    of them are true: see ``expected_purity`` of the result.
+
+    Guarantee:
+        Post-processing of noisy labels; nothing is charged. Assumes that the clusters were made
+        without the labels, except through noisy labels and releases of the same vault.
+
+    Source: the filter of Algorithm 7 of ``tang2022``.
+
+    Args:
+        noisy_labels: integers (n,) in 0..K-1, from randomized response or another channel that
+            keeps the true class the likeliest.
+        clusters: ``Clusters``, or integers (n,): the cluster of each example.
+        num_classes: K, at least 2.
+        mechanism: the ``RandomizedResponse`` that drew the labels, for the expected numbers; None
+            if they are not needed.
+        cluster_accuracy: in [0, 1], the share of examples whose cluster has their true class, if it
+            is known from elsewhere.
+
+    Returns:
+        The examples that keep their label (``labelled``, with their ``labels``), the others
+        (``unlabelled``), ``cluster_classes``, ``kept_fraction``; ``expected_purity()``,
+        ``expected_kept_fraction()`` and ``estimated_cluster_accuracy()`` need the mechanism.
+
+    Raises:
+        TypeError: labels or clusters that are not integers, or another mechanism.
+        ValueError: sizes that differ, or arguments out of range.
+
+    Example:
+        >>> made = denoise_labels([2, 2, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], num_classes=3)
+        >>> made.cluster_classes.tolist(), made.labels.tolist(), made.unlabelled.tolist()
+        ([2, 1], [2, 2, 1, 1, 1], [2])
+    """
+    num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
+    if mechanism is not None:
+        known = checked_mechanism(mechanism, RandomizedResponse).num_classes
+        if known != num_classes:
+            raise ValueError(
+                f"num_classes={num_classes} is not that of the mechanism, {known}. Give the "
+                "mechanism that drew the labels."
+            )
+    accuracy = None if cluster_accuracy is None else _checked_accuracy(cluster_accuracy)
+    found = checked_clusters(clusters)
+    if len(found) != noisy.size:
+        raise ValueError(
+            f"there are {noisy.size} noisy labels and {len(found)} examples in the clusters; give "
+            "one label an example, in the same order."
+        )
+    shape = (found.num_clusters, num_classes)
+    flat = found.assignments * num_classes + noisy
+    classes = np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape).argmax(axis=1)
+    agrees = noisy == classes[found.assignments]
+    labelled = np.flatnonzero(agrees)
+    return DenoisedLabels(
+        labelled=labelled,
+        labels=noisy[labelled],
+        unlabelled=np.flatnonzero(~agrees),
+        cluster_classes=classes,
+        kept_fraction=labelled.size / noisy.size,
+        mechanism=mechanism,
+        cluster_accuracy=accuracy,
+    )
+
+
+def _checked_accuracy(value: Any) -> float:
+    """Returns a share in [0, 1], or raises."""
+    return 1.0 if value == 1 else _validate.probability_below_one("cluster_accuracy", value)

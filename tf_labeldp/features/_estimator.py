@@ -1,39 +1,38 @@
-"""What scikit-learn expects of an estimator, without importing it."""
+"""What fitted feature maps and heads share: scikit-learn's manners, and the way into Keras."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, TypeVar
+
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+
+from tf_labeldp.accounting._receipts import receipts_to_bytes
+from tf_labeldp.vault._carried import remember_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
 
 
-class _Family:
-    """Stands for an estimator and its clones."""
-
-
-class Estimator:
-    """Parameters by the names of ``__init__``'s arguments; fitted values end in ``_``."""
+class Estimator(BaseEstimator):
+    """scikit-learn's estimator, whose encoder is one argument and no estimator inside."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Returns the constructor's arguments by name.
 
         Args:
-            deep: for scikit-learn's sake; there are no estimators inside.
+            deep: for scikit-learn's sake; arguments of an encoder are not listed.
         """
-        names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name != "self"}
+        del deep
+        return super().get_params(deep=False)
 
     def set_params(self: _Self, **params: Any) -> _Self:
         """Sets arguments of the constructor by name; the next ``fit`` uses them."""
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise ValueError(
-                    f"{type(self).__name__} has no parameter {name!r}; it has {sorted(known)}."
-                )
-            setattr(self, name, value)
-        return self
+        inner = [name for name in params if "__" in name]
+        if inner:
+            raise ValueError(
+                f"Invalid parameter {inner[0]!r}: an encoder is used as it was fitted. Fit another "
+                "one with these arguments, and set that."
+            )
+        return super().set_params(**params)
 
     def __sklearn_clone__(self: _Self) -> _Self:
         # scikit-learn would clone an encoder too: unfitted, or a Keras model that no one knows to
@@ -45,7 +44,7 @@ class Estimator:
     def _family_of_clones(self) -> object:
         """Returns what is the same object for this estimator and all its clones."""
         if not hasattr(self, "_family"):
-            self._family: object = _Family()
+            self._family = object()
         return self._family
 
     def _refuse_unfitted(self, attribute: str, call: str) -> None:
@@ -53,27 +52,81 @@ class Estimator:
         if not hasattr(self, attribute):
             raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
 
-    def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
-        shown = [
-            f"{name}={value!r}"
-            for name, value in self.get_params().items()
-            if value is not defaults[name].default and repr(value) != repr(defaults[name].default)
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+    def _remember_columns(self, columns: tuple[str, ...] | None) -> None:
+        """Keeps the names of the columns of ``fit``, as scikit-learn does: only if there are."""
+        self.__dict__.pop("feature_names_in_", None)
+        if columns is not None:
+            self.feature_names_in_ = columns
+
+    def _known_columns(self) -> tuple[str, ...] | None:
+        return getattr(self, "feature_names_in_", None)
+
+
+class FeatureMap(Estimator):
+    """A map of public inputs to features, with the tags of a transformer."""
+
+    def __sklearn_tags__(self) -> Any:
+        return _Transformer().__sklearn_tags__()
+
+
+class _Transformer(TransformerMixin, BaseEstimator):
+    """Has the tags of a transformer."""
+
+
+class _Classifier(ClassifierMixin, BaseEstimator):
+    """Has the tags of a classifier."""
+
+
+class _Regressor(RegressorMixin, BaseEstimator):
+    """Has the tags of a regressor."""
 
 
 def supervised_tags(*, is_number: bool) -> Any:
-    """Returns scikit-learn's tags of an estimator that is fitted to labels.
+    """Returns scikit-learn's tags (from 1.6 on) of an estimator that is fitted to labels.
 
     Args:
         is_number: whether labels are numbers, not classes.
     """
-    from sklearn import utils
+    return (_Regressor() if is_number else _Classifier()).__sklearn_tags__()
 
-    return utils.Tags(
-        estimator_type="regressor" if is_number else "classifier",
-        target_tags=utils.TargetTags(required=True),
-        classifier_tags=None if is_number else utils.ClassifierTags(),
-        regressor_tags=utils.RegressorTags() if is_number else None,
+
+def note_release(layer: Any, receipts: Any, weights: Any) -> None:
+    """Notes what a layer was made of, in its files and wherever its weights turn up."""
+    layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
+    remember_weights(weights, receipts, unless=())
+
+
+def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
+    """Returns new inputs like those of an encoder, and its outputs (m, width) for them.
+
+    Without an encoder both are the features.
+    """
+    import keras
+
+    if encoder is None:
+        features = keras.Input((width,), name="features")
+        return features, features
+    model = encoder.to_keras() if hasattr(encoder, "to_keras") else encoder
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"the encoder is {type(encoder).__name__}, which has no Keras model. Pass "
+            "to_keras(encoder=...) a Keras model that computes the same features."
+        )
+    try:
+        # A Sequential model has ``inputs``, but ``input`` only once another has called it.
+        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        shape = tuple(model.output_shape)
+    except AttributeError:
+        raise TypeError(
+            f"the encoder is a {type(model).__name__}, whose inputs Keras does not know. Wrap it: "
+            "keras.Model(inputs, encoder(inputs)) with inputs = keras.Input(...)."
+        ) from None
+    if len(shape) != 2 or shape[1] != width:
+        raise ValueError(
+            f"the encoder gives outputs of shape {shape}, the head was fitted on "
+            f"{width} features. Pass the encoder that made them, flattened."
+        )
+    inputs = keras.tree.map_structure(
+        lambda one: keras.Input(tuple(one.shape[1:]), dtype=one.dtype, name=one.name), given
     )
+    return inputs, model(inputs)

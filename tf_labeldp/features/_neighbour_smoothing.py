@@ -8,14 +8,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._as_layers import note_release, with_encoder
-from tf_labeldp.features._estimator import Estimator
-from tf_labeldp.features._feature_source import cuttable, encode
-from tf_labeldp.features._nearest_neighbours import nearest_neighbours
+from tf_labeldp.features._estimator import FeatureMap, note_release, with_encoder
+from tf_labeldp.features._reader import Rows, checked_finite
 from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
+_QUERIES = 512
+_GROUPS = 32
+_SAME = 1.0 - 1e-6
+"""Cosines above count as the row itself."""
 _SAMPLE = 20_000
 """Rows from which the principal directions are computed."""
 _SEARCH_COMPONENTS = 100
@@ -24,32 +26,33 @@ _NEGLIGIBLE = 0.01
 """What is left of the start when the smoothing ends."""
 
 
-class NeighbourSmoothing(Estimator):
+class NeighbourSmoothing(FeatureMap):
     """Draws the features of each example towards those of its nearest neighbours.
 
     Examples of one class lie close together, so features that vary slowly over the graph of
-    neighbours tell classes apart in few strong directions; and a release of few strong directions
-    drowns less in noise. With P the mean over an example's nearest neighbours, features X
-    become ``(1 - strength) * sum_t strength^t P^t X``, the fixed point of
+    neighbours separate classes in few strong directions, and a release of few strong directions
+    loses less to noise. With P the mean over an example's nearest neighbours, features X become
+    ``(1 - strength) * sum_t strength^t P^t X``, the fixed point of
     ``F = strength * P F + (1 - strength) * X``. The same equation gives the features of a new
     example from those of its neighbours in the training set.
 
-    X are the principal components of what the encoder gives. Neighbours are nearest by cosine in
+    X are the principal components of the encoder's outputs. Neighbours are nearest by cosine in
     the first 100 of them, each divided by the fourth root of its variance. An example is no
-    neighbour of its equals, so that ``transform`` of a training example gives what it has in the
+    neighbour of its equals, so that ``transform`` of a training example gives its features in the
     training set.
 
-    Privacy: no label is seen, so fitting and using it costs no budget, as long as the examples are
-    public. The features of an example depend on the other examples, which are public too.
+    Guarantee:
+        No label is looked at, so fitting and using it costs no budget, as long as the examples are
+        public. The features of an example depend on the other examples, which are public too.
 
     Source: the graph and its fixed point are those of Zhou et al., "Learning with local and global
-    consistency" (2004), which smooths labels; here the features are smoothed, before a private
-    release. (On smoothed features as a graph filter: Wu et al. 2019, "Simplifying graph
-    convolutional networks".)
+    consistency" (2004), who smooth labels; here features are smoothed, before a private release.
+    (On smoothed features as a graph filter: Wu et al. 2019, "Simplifying graph convolutional
+    networks".)
 
-    What it brings depends on whether neighbours share labels. Test accuracy of a logistic head on
-    the patch features of 60,000 images, plain and smoothed, at epsilon 0.01, 0.1, 0.5 and 2 (one
-    seed; strength and number of neighbours were compared on these two public data sets):
+    The gain depends on whether neighbours share labels. Test accuracy of a logistic head on the
+    patch features of 60,000 images, plain and smoothed, at epsilon 0.01, 0.1, 0.5 and 2 (one seed;
+    strength and number of neighbours were compared on these two public data sets):
 
     =============  ===========  ===========  ===========  ===========
     epsilon           0.01          0.1          0.5           2
@@ -58,23 +61,25 @@ class NeighbourSmoothing(Estimator):
     Fashion-MNIST  72.5, 78.8   85.1, 86.9   88.4, 89.3   90.4, 90.4
     =============  ===========  ===========  ===========  ===========
 
-    Tables are another matter: on Adult (random Fourier features) it cost a ridge head 0.4 to 0.6
-    points of accuracy at epsilon 0.01 to 0.2.
+    On Adult, a table (random Fourier features), it cost a ridge head 0.4 to 0.6 points of accuracy
+    at epsilon 0.01 to 0.2.
 
     Time and memory: all pairs of examples are compared, 15 seconds on one core for 60,000 and so
-    an hour for a million. The map keeps two tables of the training set, and so does the Keras model
-    that is exported: 120 megabytes for 60,000 examples. Where that is too much, let the head's
+    an hour for a million. The map keeps two tables of the training set, and so does the exported
+    Keras model: 120 megabytes for 60,000 examples. Where that is too much, let the head's
     predictions teach a small model (``teacher_labels``).
 
     Args:
-        encoder: what makes features (n, d) of raw inputs, as for the heads: a fitted map, a Keras
-            model or a callable; None if the inputs are features.
+        encoder: a fitted map, a Keras model or a callable, from raw inputs to features (n, d); None
+            if the inputs are features.
         num_neighbours: number of nearest neighbours.
         strength: in [0, 1), the weight of the neighbours; 0 for none.
         num_components: number of principal components, at most.
 
     Attributes:
         n_features_out_: number of features.
+        feature_names_in_: names of the columns of ``fit``, if they had any; ``transform`` refuses
+            others, and another order.
 
     Raises:
         TypeError: features that are not numbers.
@@ -106,7 +111,9 @@ class NeighbourSmoothing(Estimator):
         """Finds the principal directions and the neighbours, and smooths.
 
         Args:
-            inputs: public numbers (n, d), or what ``encoder`` takes; more than ``num_neighbours``.
+            inputs: public numbers (n, d), an array, a sparse matrix, a table of columns or a
+                ``tf.data.Dataset`` of batches of these; or what ``encoder`` takes. More rows than
+                ``num_neighbours``.
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -117,14 +124,14 @@ class NeighbourSmoothing(Estimator):
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.probability_below_one("strength", self.strength)
         self.receipts_ = receipts_of(self.encoder)
-        blocks = _Blocks(inputs, self.encoder)
-        if len(blocks) <= k:
+        rows = Rows(inputs, self.encoder)
+        if len(rows) <= k:
             raise ValueError(
-                f"there are {len(blocks)} rows for {k} neighbours of each. Give more rows, or a "
+                f"there are {len(rows)} rows for {k} neighbours of each. Give more rows, or a "
                 "smaller num_neighbours."
             )
-        self._find_directions(blocks)
-        start = self._components(blocks)
+        self._find_directions(rows)
+        start = self._components(rows)
         self._keys = self._search_keys(start)
         step = self._steps(nearest_neighbours(self._keys, self._keys, k))
         smooth = start
@@ -133,6 +140,7 @@ class NeighbourSmoothing(Estimator):
             smooth = np.float32(strength) * (step @ smooth) + np.float32(1.0 - strength) * start
         self._smooth = smooth
         self.n_features_out_ = smooth.shape[1]
+        self._remember_columns(rows.columns)
         return self
 
     def transform(self, inputs: Any) -> np.ndarray:
@@ -145,10 +153,10 @@ class NeighbourSmoothing(Estimator):
             ``float32`` (m, n_features_out_).
 
         Raises:
-            ValueError: not fitted, or another number of features than in ``fit``.
+            ValueError: not fitted, or other features than in ``fit``.
         """
         self._refuse_unfitted("_smooth", "fit(inputs)")
-        start = self._components(_Blocks(inputs, self.encoder))
+        start = self._components(Rows(inputs, self.encoder, columns=self._known_columns()))
         if not self.strength:
             return start
         found = nearest_neighbours(self._search_keys(start), self._keys, self.num_neighbours)
@@ -163,8 +171,8 @@ class NeighbourSmoothing(Estimator):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw inputs to the smoothed features; it saves and loads.
 
-        A file of it is loaded after ``import tf_labeldp.keras_layers``. Neighbours that are equally
-        near to the last digit may be others than in ``transform``.
+        Import ``tf_labeldp.keras_layers`` before loading its file. Of neighbours that are equally
+        near to the last digit, it may take others than ``transform``.
 
         Raises:
             TypeError: the encoder is a plain function, which has no Keras model.
@@ -193,12 +201,13 @@ class NeighbourSmoothing(Estimator):
         note_release(layer, self.receipts_, layer.weights)
         return keras.Model(inputs, outputs, name="neighbour_smoothing")
 
-    def _find_directions(self, blocks: _Blocks) -> None:
+    def _find_directions(self, rows: Rows) -> None:
+        """Sets mean, directions and variances, from some rows."""
         from scipy import linalg
 
-        size = len(blocks)
+        size = len(rows)
         sample = np.unique(np.linspace(0, size - 1, min(size, _SAMPLE)).astype(np.int64))
-        parts = [blocks.take(sample[at : at + _BLOCK]) for at in range(0, len(sample), _BLOCK)]
+        parts = [_block(rows, sample[at : at + _BLOCK]) for at in range(0, len(sample), _BLOCK)]
         total = np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0)
         self._mean = (total / len(sample)).astype(np.float32)
         width = self._mean.size
@@ -216,10 +225,11 @@ class NeighbourSmoothing(Estimator):
         self._vectors = vectors[:, kept][:, ::-1].astype(np.float32)
         self._variances = values[kept][::-1].astype(np.float32)
 
-    def _components(self, blocks: _Blocks) -> np.ndarray:
-        out = np.empty((len(blocks), self._variances.size), np.float32)
-        for at in range(0, len(blocks), _BLOCK):
-            part = blocks.take(slice(at, at + _BLOCK))
+    def _components(self, rows: Rows) -> np.ndarray:
+        """Returns the principal components of rows."""
+        out = np.empty((len(rows), self._variances.size), np.float32)
+        for at in range(0, len(rows), _BLOCK):
+            part = _block(rows, slice(at, at + _BLOCK))
             if part.shape[1] != self._mean.size:
                 raise ValueError(
                     f"there are {part.shape[1]} features, in fit there were {self._mean.size}."
@@ -243,17 +253,40 @@ class NeighbourSmoothing(Estimator):
         return sparse.csr_array((share, neighbours.ravel(), starts), shape=(rows, len(self._keys)))
 
 
-class _Blocks:
-    """Rows of features that are encoded when they are asked for."""
+def _block(rows: Rows, which: Any) -> np.ndarray:
+    return checked_finite(rows.take(which).astype(np.float32))
 
-    def __init__(self, inputs: Any, encoder: Any) -> None:
-        self._inputs, self._encoder = cuttable(encoder, inputs)
 
-    def __len__(self) -> int:
-        return len(self._inputs)
+def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.ndarray:
+    """Returns the nearest rows of each query by cosine, without its equals, ``int32`` (m, num).
 
-    def take(self, rows: Any) -> np.ndarray:
-        features = encode(self._encoder, self._inputs[rows]).astype(np.float32)
-        if not np.all(np.isfinite(features)):
-            raise ValueError("features must be finite, but there are NaN or infinity among them.")
-        return features
+    Queries (m, d) and rows (n, d), more than ``num``, are ``float32`` of unit norm or zero. All
+    products are computed, in blocks. A row among the ``num`` nearest lies in one of the ``num``
+    groups of rows with the largest maxima, so only these are searched.
+    """
+    size, width = rows.shape
+    groups = max(1, min(_GROUPS, size // num))
+    length = -(-size // groups)
+    # Group j holds the rows j, j + length, j + 2 length, ...: maxima are then taken by columns.
+    columns = np.zeros((width, groups * length), np.float32)
+    columns[:, :size] = rows.T
+    found = np.empty((len(queries), num), np.int32)
+    for start in range(0, len(queries), _QUERIES):
+        products = queries[start : start + _QUERIES] @ columns
+        products[:, size:] = -np.inf
+        products[products > _SAME] = -np.inf
+        maxima = products.reshape(-1, groups, length).max(axis=1)
+        best = _largest(maxima, num)
+        places = best[:, np.newaxis, :] + length * np.arange(groups)[:, np.newaxis]
+        places = places.reshape(len(products), -1)
+        chosen = _largest(np.take_along_axis(products, places, axis=1), num)
+        found[start : start + _QUERIES] = np.take_along_axis(places, chosen, axis=1)
+    return np.minimum(found, size - 1)  # where all rows are equal, any will do
+
+
+def _largest(values: np.ndarray, num: int) -> np.ndarray:
+    """Returns the places of the ``num`` largest of each row."""
+    first = values.shape[1] - num
+    if first == 0:
+        return np.broadcast_to(np.arange(num), values.shape)
+    return np.argpartition(values, first, axis=1)[:, first:]

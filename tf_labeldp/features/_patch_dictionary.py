@@ -1,42 +1,48 @@
-"""Features of images from a dictionary of small patches, learnt without labels."""
+"""Features of images from a dictionary of small patches, learnt without labels.
+
+The responses of patches to filters are computed as the layer ``PatchFeatures`` does.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import numbers
+import os
+from collections.abc import Iterator
+from concurrent import futures
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._estimator import Estimator
-from tf_labeldp.features._patch_responses import (
-    Filters,
-    count_too_large,
-    learn_filters,
-    one_blas_thread,
-    pooled_responses,
-    pooling_matrix,
-)
+from tf_labeldp.features._estimator import FeatureMap
+from tf_labeldp.features._reader import collected, is_dataset
 
 _Self = TypeVar("_Self", bound="PatchDictionary")
+_BLOCK_BYTES = 2**21
+"""Memory of one block's responses: what stays in the cache of a core between the steps."""
+_SHARE = 512
+"""Images that a thread takes at a time."""
+_CLUSTER_ROWS = 16_384
 
 
-class PatchDictionary(Estimator):
+class PatchDictionary(FeatureMap):
     """Maps images to features by their patches' responses to a learnt dictionary.
 
-    ``fit`` samples patches, takes out mean and contrast, whitens them, and clusters them into
+    ``fit`` samples patches, removes mean and contrast, whitens them, and clusters them into
     ``num_atoms`` directions. A feature is the mean, over one cell of a grid on the image, of the
-    part of a direction's responses above a threshold, on one of its two sides. Nothing of it needs
-    a label, and none is looked at. 70,000 images of 28 x 28 pixels take some 15 seconds on two
-    cores; patches exist for a few images at a time.
+    part of a direction's responses above a threshold, on one of its two sides. 70,000 images of
+    28 x 28 pixels take some 15 seconds on two cores; patches exist for a few images at a time.
 
-    The defaults give 1,800 features. Of ``num_atoms=50, patch_size=(5, 9), pooling=4``, which gives
-    3,200, a head gained 0.2 to 1 percent of accuracy on MNIST and Fashion-MNIST for epsilon 0.05 to
-    1 in benchmarks, at some three times the head's time; for epsilon 0.01 it lost up to 2.
+    The defaults give 1,800 features. With ``num_atoms=50, patch_size=(5, 9), pooling=4``, which
+    gives 3,200, a head gained 0.2 to 1 percent of accuracy on MNIST and Fashion-MNIST for epsilon
+    0.05 to 1 in benchmarks, at some three times the head's time; for epsilon 0.01 it lost up to 2.
 
-    Privacy: no label is seen, so fitting and using it costs no budget, as long as images are public
-    and the arguments are chosen without the private labels: by habit or by a public data set of the
-    same kind, but not by accuracy on the private labels.
+    Guarantee:
+        No label is looked at, so fitting and using it costs no budget, as long as images are
+        public and the arguments are chosen without the private labels: by habit or by a public
+        data set of the same kind, but not by accuracy on the private labels.
 
     Source: Coates, Ng and Lee, "An analysis of single-layer networks in unsupervised feature
     learning" (2011); Coates and Ng, "Learning feature representations with k-means" (2012).
@@ -98,8 +104,8 @@ class PatchDictionary(Estimator):
         """Learns the dictionary.
 
         Args:
-            images: public numbers (n, h, w) or (n, h, w, c); all other images must have the same
-                scale (0..255 or 0..1).
+            images: public numbers (n, h, w) or (n, h, w, c), or a ``tf.data.Dataset`` of batches
+                of them, not shuffled; all other images must have the same scale (0..255 or 0..1).
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -110,23 +116,11 @@ class PatchDictionary(Estimator):
         array = _checked_images(images)
         if len(array) == 0:
             raise ValueError("images hold no image; give at least one.")
-        four = _with_channels(array)
-        self._pools = self._pooling_matrices(four.shape[1:3], sides)
+        self._pools = self._pooling_matrices(array.shape[1:3], sides)
         self.image_shape_ = tuple(array.shape[1:])
         rng = np.random.default_rng(self.seed)
-        with one_blas_thread():
-            self.filters_: tuple[Filters, ...] = tuple(
-                learn_filters(
-                    four,
-                    side,
-                    self.num_atoms,
-                    whitening=float(self.whitening),
-                    contrast=float(self.contrast),
-                    max_patches=self.max_patches,
-                    rng=rng,
-                )
-                for side in sides
-            )
+        with _one_blas_thread():
+            self.filters_ = tuple(self._learn_filters(array, side, rng) for side in sides)
         self.n_features_out_ = 2 * self.num_atoms * self.pooling**2 * len(sides)
         return self
 
@@ -143,20 +137,28 @@ class PatchDictionary(Estimator):
             TypeError: images that are not numbers.
             ValueError: not fitted, images of another shape, or not finite.
         """
-        self._check_fitted()
+        self._refuse_unfitted("filters_", "fit(images)")
         array = _checked_images(images)
         if tuple(array.shape[1:]) != self.image_shape_:
             raise ValueError(
                 f"images must have shape (m, {', '.join(map(str, self.image_shape_))}) as in fit, "
                 f"got {array.shape}. Resize them, or fit again."
             )
-        four = _with_channels(array)
-        features = np.empty((len(four), self.n_features_out_), np.float32)
-        width = self.n_features_out_ // len(self.filters_)
-        for scale, (filters, pool) in enumerate(zip(self.filters_, self._pools, strict=True)):
-            out = features[:, scale * width : (scale + 1) * width]
-            pooled_responses(four, filters, pool, self.stride, float(self.threshold), out)
-        return features
+        four = array if array.ndim == 4 else array[..., np.newaxis]
+        # By the filters of one patch size, cell, side of a filter, and filter.
+        shape = (len(array), len(self.filters_), self.pooling**2, 2, self.num_atoms)
+        features = np.empty(shape, np.float32)
+
+        def fill(start: int) -> None:
+            part = slice(start, start + _SHARE)
+            for scale, (filters, pool) in enumerate(zip(self.filters_, self._pools, strict=True)):
+                out = features[part, scale]
+                _fill(four[part], filters, pool, self.stride, float(self.threshold), out)
+
+        with _one_blas_thread(), futures.ThreadPoolExecutor(_cores()) as threads:
+            for _ in threads.map(fill, range(0, len(array), _SHARE)):
+                pass  # raises what a thread has raised
+        return features.reshape(len(array), self.n_features_out_)
 
     def fit_transform(self, images: Any, labels: Any = None) -> np.ndarray:
         """Fits and returns the features of the same images; labels are not looked at."""
@@ -166,10 +168,10 @@ class PatchDictionary(Estimator):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw images to the features; it saves and loads.
 
-        Its input has the shape and the scale of the images of ``fit``. A file of it is loaded after
-        ``import tf_labeldp.keras_layers``.
+        Its input has the shape and the scale of the images of ``fit``. Import
+        ``tf_labeldp.keras_layers`` before loading its file.
         """
-        self._check_fitted()
+        self._refuse_unfitted("filters_", "fit(images)")
         import keras
 
         from tf_labeldp.keras_layers import PatchFeatures
@@ -191,6 +193,32 @@ class PatchDictionary(Estimator):
         rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
         return keras.Model(images, rows, name="patch_dictionary")
 
+    def _learn_filters(self, images: np.ndarray, side: int, rng: np.random.Generator) -> Filters:
+        """Returns the filters of one patch size, from a sample of the patches."""
+        four = images if images.ndim == 4 else images[..., np.newaxis]
+        patches = _sample_patches(four, side, self.max_patches, rng)
+        patches -= patches.mean(axis=1, keepdims=True)
+        variance = np.einsum("ij,ij->i", patches, patches) / patches.shape[1]
+        mean_variance = float(variance.mean(dtype=np.float64))
+        if mean_variance == 0.0:
+            raise ValueError(
+                f"images have no contrast: every patch of {side} x {side} pixels that was looked "
+                "at is constant. Check how they were read."
+            )
+        contrast_floor = float(self.contrast) * mean_variance
+        patches /= np.sqrt(variance + contrast_floor)[:, np.newaxis]
+        mean, whiten = zca(patches, float(self.whitening))
+        whitened = (patches - mean.astype(np.float32)) @ whiten.astype(np.float32)
+        atoms = spherical_kmeans(whitened.astype(np.float32), self.num_atoms, rng)
+        weights = whiten @ atoms.T.astype(np.float64)
+        # Patches have mean zero, so the part of a filter that is constant only costs digits.
+        return Filters(
+            side,
+            (weights - weights.mean(axis=0)).astype(np.float32),
+            (mean @ weights).astype(np.float32),
+            contrast_floor,
+        )
+
     def _pooling_matrices(
         self, size: tuple[int, ...], sides: tuple[int, ...]
     ) -> tuple[np.ndarray, ...]:
@@ -204,7 +232,7 @@ class PatchDictionary(Estimator):
                     f"{self.stride}, fewer than the {self.pooling} x {self.pooling} cells. Use a "
                     "smaller patch_size, stride or pooling."
                 )
-            pools.append(pooling_matrix(rows, columns, self.pooling))
+            pools.append(_pooling_matrix(rows, columns, self.pooling))
         return tuple(pools)
 
     def _checked_sides(self) -> tuple[int, ...]:
@@ -214,11 +242,8 @@ class PatchDictionary(Estimator):
         for name in ("whitening", "contrast"):
             _validate.positive_finite(name, getattr(self, name))
         threshold: Any = self.threshold
-        if (
-            isinstance(threshold, bool)
-            or not isinstance(threshold, numbers.Real)
-            or not 0.0 <= float(threshold) < float("inf")
-        ):
+        is_number = isinstance(threshold, numbers.Real) and not isinstance(threshold, bool)
+        if not (is_number and 0.0 <= float(threshold) < float("inf")):
             raise ValueError(f"threshold must be a finite number >= 0, got {threshold!r}.")
         given = self.patch_size
         sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
@@ -230,12 +255,9 @@ class PatchDictionary(Estimator):
             raise ValueError(f"patch_size must not repeat a side, got {sides}.")
         return tuple(int(side) for side in sides)
 
-    def _check_fitted(self) -> None:
-        self._refuse_unfitted("filters_", "fit(images)")
-
 
 def _checked_images(images: Any) -> np.ndarray:
-    array = np.asarray(images)
+    array = np.asarray(collected(images) if is_dataset(images) else images)
     if array.ndim not in (3, 4):
         raise ValueError(
             f"images must have shape (n, h, w) or (n, h, w, c), got {array.shape}. Reshape flat "
@@ -243,7 +265,11 @@ def _checked_images(images: Any) -> np.ndarray:
         )
     if array.dtype.kind not in "biuf":
         raise TypeError(f"images must be numbers, got dtype {array.dtype}.")
-    bad = 0 if array.dtype.itemsize == 1 else count_too_large(array)
+    bad = 0
+    for start in range(0, 0 if array.dtype.itemsize == 1 else len(array), 1024):
+        with np.errstate(over="ignore"):
+            part = array[start : start + 1024].astype(np.float32).reshape(-1, array[0].size)
+            bad += int(np.count_nonzero(~np.isfinite(np.einsum("ij,ij->i", part, part))))
     if bad:
         raise ValueError(
             f"images must be finite, but {bad} of {len(array)} have pixels that are NaN, infinite "
@@ -253,5 +279,170 @@ def _checked_images(images: Any) -> np.ndarray:
     return array
 
 
-def _with_channels(images: np.ndarray) -> np.ndarray:
-    return images[..., np.newaxis] if images.ndim == 3 else images
+@dataclasses.dataclass(frozen=True)
+class Filters:
+    """What was learnt for one patch size; the arrays are those of the layer ``PatchFeatures``."""
+
+    patch_size: int
+    weights: np.ndarray  # float32 (patch_size^2 * channels, num_atoms), each column of sum zero
+    offsets: np.ndarray  # float32 (num_atoms,)
+    contrast_floor: float
+
+
+def _pooling_matrix(rows: int, columns: int, cells: int) -> np.ndarray:
+    """Returns ``float32`` (rows * columns, cells^2), whose columns average over grid cells."""
+    sides = []
+    for size in (rows, columns):
+        edges = np.arange(cells + 1) * size // cells
+        cell_of = np.searchsorted(edges, np.arange(size), side="right") - 1
+        one_hot = (cell_of[:, np.newaxis] == np.arange(cells)).astype(np.float64)
+        sides.append(one_hot / one_hot.sum(axis=0))
+    return np.einsum("ia,jb->ijab", *sides).reshape(rows * columns, -1).astype(np.float32)
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Keeps the linear algebra of this process on the calling threads.
+
+    Products here are small: several threads for one of them wait for each other longer than they
+    compute, most of all on busy cores (by a factor of five to twenty).
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def _cores() -> int:
+    """Returns the number of cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
+def _fill(
+    images: np.ndarray,
+    filters: Filters,
+    pool: np.ndarray,
+    stride: int,
+    threshold: float,
+    out: np.ndarray,
+) -> None:
+    """Fills ``out`` (n, cells, 2, num_atoms), some images at a time."""
+    positions, cells = pool.shape
+    num_atoms = len(filters.offsets)
+    block = max(1, _BLOCK_BYTES // (4 * positions * max(num_atoms, len(filters.weights))))
+    block = min(block, len(images))
+    # Reused by all blocks: fresh memory costs more here than the arithmetic.
+    buffers = [
+        np.empty(len(filters.weights) * block * positions, np.float32),
+        *(np.empty(num_atoms * block * positions, np.float32) for _ in range(2)),
+    ]
+    transposed = np.ascontiguousarray(filters.weights.T)
+    high = (filters.offsets + np.float32(threshold))[:, np.newaxis]
+    low = (filters.offsets - np.float32(threshold))[:, np.newaxis]
+    for start in range(0, len(images), block):
+        part = images[start : start + block]
+        used = len(part) * positions
+        patches = buffers[0][: len(transposed[0]) * used].reshape(-1, used)
+        responses, above = (
+            buffer[: num_atoms * used].reshape(num_atoms, used) for buffer in buffers[1:]
+        )
+        _normalised_patches(part, filters, stride, patches)
+        np.matmul(transposed, patches, out=responses)
+        np.maximum(responses, high, out=above)
+        below = np.minimum(responses, low, out=responses)
+        # The pool's columns sum to one, so that what is subtracted may be subtracted after it.
+        for side, (values, bound) in enumerate(((above, high), (below, low))):
+            pooled = (values.reshape(-1, positions) @ pool).reshape(num_atoms, len(part), cells)
+            pooled = np.abs(pooled - bound[:, :, np.newaxis])
+            out[start : start + len(part), :, side] = pooled.transpose(1, 2, 0)
+
+
+def _normalised_patches(images: np.ndarray, filters: Filters, stride: int, out: np.ndarray) -> None:
+    """Fills ``out`` (patch pixels, images * positions) with patches over their contrast.
+
+    Pixels come first, so that each row is one shifted copy of the images.
+    """
+    side = filters.patch_size
+    n, height, width, channels = images.shape
+    rows, columns = (height - side) // stride + 1, (width - side) // stride + 1
+    x = images.astype(np.float32)
+    x -= x.mean(axis=(1, 2, 3), keepdims=True)  # large numbers would cost digits below
+    patches = out.reshape(side, side, channels, n, rows, columns)
+    for i in range(side):
+        for j in range(side):
+            window = x[
+                :,
+                i : i + stride * (rows - 1) + 1 : stride,
+                j : j + stride * (columns - 1) + 1 : stride,
+            ]
+            patches[i, j] = window.transpose(3, 0, 1, 2)
+    out -= out.mean(axis=0)
+    # Two passes, not E[p^2] - E[p]^2: the latter loses a patch of low contrast to rounding.
+    variance = np.einsum("ij,ij->j", out, out) / np.float32(len(out))
+    out /= np.sqrt(variance + np.float32(filters.contrast_floor))
+
+
+def _sample_patches(
+    images: np.ndarray, side: int, max_patches: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns random patches, ``float32`` (m, side^2 * channels); no more than there are."""
+    n, height, width, channels = images.shape
+    rows, columns = height - side + 1, width - side + 1
+    size = min(max_patches, n * rows * columns)
+    length = side * side * channels
+    image = rng.integers(n, size=size)
+    top, left = rng.integers(rows, size=size), rng.integers(columns, size=size)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (side, side), axis=(1, 2))
+    patches = np.empty((size, length), np.float32)
+    for start in range(0, size, 8192):
+        part = slice(start, start + 8192)
+        chosen = windows[image[part], top[part], left[part]]  # (m, c, side, side)
+        patches[part] = chosen.transpose(0, 2, 3, 1).reshape(-1, length)
+    return patches
+
+
+def zca(rows: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean (p,) and the symmetric whitening matrix (p, p) of rows (n, p), ``float64``.
+
+    The floor, above zero, is added to every eigenvalue of the covariance.
+    """
+    wide = rows.astype(np.float64, copy=False)
+    mean = wide.mean(axis=0)
+    covariance = wide.T @ wide / len(wide) - np.outer(mean, mean)
+    variances, axes = np.linalg.eigh(covariance)
+    return mean, (axes / np.sqrt(np.maximum(variances, 0.0) + floor)) @ axes.T
+
+
+def spherical_kmeans(
+    rows: np.ndarray, num_atoms: int, rng: np.random.Generator, rounds: int = 15
+) -> np.ndarray:
+    """Returns directions of unit norm of ``float32`` rows (n, p), (num_atoms, p), up to sign.
+
+    A row belongs to the atom of the largest absolute product with it, and moves that atom by the
+    product times the row (so rows of high energy count more, and opposite rows pull alike).
+
+    Source: Coates and Ng, "Learning feature representations with k-means" (2012), section 3.
+    """
+    from scipy import sparse
+
+    atoms = _unit(rng.normal(size=(num_atoms, rows.shape[1]))).astype(np.float32)
+    for _ in range(rounds):
+        moved = atoms.astype(np.float64)  # keeps an atom without rows where it is
+        for start in range(0, len(rows), _CLUSTER_ROWS):
+            block = rows[start : start + _CLUSTER_ROWS]
+            products = block @ atoms.T
+            chosen = np.abs(products).argmax(axis=1)
+            weights = products[np.arange(len(block)), chosen]
+            code = sparse.csr_array(
+                (weights, chosen, np.arange(len(block) + 1)), shape=products.shape
+            )
+            moved += code.T @ block
+        atoms = _unit(moved).astype(np.float32)
+    return atoms
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Returns rows scaled to unit norm; a row of zeros becomes the first axis."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.where(norms > 0.0, rows / np.where(norms > 0.0, norms, 1.0), np.eye(1, rows.shape[1]))

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._estimator import Estimator
-from tf_labeldp.features._table_encoding import encode, learn_columns, read_table
+from tf_labeldp.features._estimator import FeatureMap
+from tf_labeldp.features._reader import Table
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
 """Rows in the sample for the median distance; their distances are a 2048 x 2048 matrix."""
 _BLOCK = 4096
 """Rows whose features are computed at a time."""
+_MOST_CATEGORIES = 10_000
+"""A column of more is an identifier or free text rather than a choice."""
 
 
-class RandomFourierFeatures(Estimator):
+class RandomFourierFeatures(FeatureMap):
     """Maps a table to random features of a Gaussian kernel, beside the columns themselves.
 
-    Numeric columns are standardised, categorical ones become one-hot (with one more place for
+    Numeric columns are standardised; categorical ones become one-hot (with one more place for
     categories that ``fit`` did not see) or are hashed. A missing text is a category of its own
-    (``None`` is ``"None"``, NaN is ``"nan"``); a missing number is refused. Features are cosines
-    and sines of random projections of that, for what is not linear, and the encoded row scaled to
-    unit norm, for what is. Every row has unit norm. Nothing of it needs a label, and none is
-    looked at.
+    (``None`` is ``"None"``, NaN is ``"nan"``); a missing number is refused. The features are
+    cosines and sines of random projections of the encoded row, and the encoded row itself scaled
+    to unit norm. Every row of features has unit norm.
 
-    Privacy: no label is seen, so fitting and using it costs no budget, as long as the table is
-    public and the arguments are chosen without the private labels.
+    Guarantee:
+        No label is looked at, so fitting and using it costs no budget, as long as the table is
+        public and the arguments are chosen without the private labels.
 
     Source: Rahimi and Recht, "Random features for large-scale kernel machines" (2007). Without a
     linear part, the product of two rows is off the kernel by at most t with probability at least
@@ -86,8 +89,8 @@ class RandomFourierFeatures(Estimator):
         """Learns the encoding and the bandwidth, and draws the frequencies.
 
         Args:
-            table: public columns (n,) as a dict, structured array or data frame, or an array
-                (n, p).
+            table: public columns (n,) as a dict, structured array or data frame; an array or a
+                sparse matrix (n, p); or a ``tf.data.Dataset`` of batches of these, not shuffled.
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -95,8 +98,8 @@ class RandomFourierFeatures(Estimator):
         """
         del labels
         self._check_arguments()
-        columns = read_table(table)
-        size = len(next(iter(columns.values())))
+        columns = Table(table)
+        size = columns.num_rows
         if size == 0:
             raise ValueError("the table has no rows; give at least one.")
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
@@ -104,7 +107,7 @@ class RandomFourierFeatures(Estimator):
             values.dtype.kind in "biuf" for values in columns.values()
         )
         rng = np.random.default_rng(self.seed)
-        sample = _rows(columns, rng.choice(size, min(size, _PAIRS), replace=False))
+        sample = columns.take(rng.choice(size, min(size, _PAIRS), replace=False))
         if self.bandwidth == "median":
             self.bandwidth_ = _median_distance(encode(self.columns_, sample))
         else:
@@ -119,7 +122,8 @@ class RandomFourierFeatures(Estimator):
         """Returns the features of a table with the columns of ``fit``.
 
         Args:
-            table: as in ``fit``; named columns that ``fit`` did not see are ignored.
+            table: as in ``fit``. Columns are found by name, in any order, and those that ``fit``
+                did not see are ignored; an array has the same columns as in ``fit``.
 
         Returns:
             ``float32`` (m, n_features_out_).
@@ -128,8 +132,8 @@ class RandomFourierFeatures(Estimator):
             TypeError: a column of another kind than in ``fit``.
             ValueError: not fitted, columns missing, numbers not finite.
         """
-        self._check_fitted()
-        columns = read_table(table)
+        self._refuse_unfitted("_frequencies", "fit(table)")
+        columns = Table(table)
         missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
         if missing:
             raise ValueError(f"the table lacks columns that fit saw: {', '.join(missing)}.")
@@ -138,11 +142,10 @@ class RandomFourierFeatures(Estimator):
                 f"the table has {len(columns)} columns, in fit it had {len(self.columns_)}. Give "
                 "the same ones, or use names: then others are ignored."
             )
-        size = len(next(iter(columns.values())))
-        out = np.empty((size, self.n_features_out_), np.float32)
-        for start in range(0, size, _BLOCK):
+        out = np.empty((columns.num_rows, self.n_features_out_), np.float32)
+        for start in range(0, len(out), _BLOCK):
             part = slice(start, start + _BLOCK)
-            out[part] = self._features(_rows(columns, part))
+            out[part] = self._features(columns.take(part))
         return out
 
     def fit_transform(self, table: Any, labels: Any = None) -> np.ndarray:
@@ -154,10 +157,10 @@ class RandomFourierFeatures(Estimator):
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
 
         It takes an array (n, p) of numbers if ``fit`` did, and otherwise a dict of columns (n, 1)
-        by name: float32, int64, or text. A file of it is loaded after
-        ``import tf_labeldp.keras_layers``.
+        by name: float32, int64, or text. Import ``tf_labeldp.keras_layers`` before loading its
+        file.
         """
-        self._check_fitted()
+        self._refuse_unfitted("_frequencies", "fit(table)")
         import keras
 
         from tf_labeldp.keras_layers import FourierFeatures
@@ -185,7 +188,7 @@ class RandomFourierFeatures(Estimator):
         layer.set_weights([self._frequencies])
         return keras.Model(inputs, outputs, name="random_fourier_features")
 
-    def _features(self, table: dict[str | int, np.ndarray]) -> np.ndarray:
+    def _features(self, table: Table) -> np.ndarray:
         """Returns the features, as the layer ``FourierFeatures`` does."""
         rows = encode(self.columns_, table)
         phases = rows @ self._frequencies
@@ -215,13 +218,6 @@ class RandomFourierFeatures(Estimator):
             _validate.integer_at_least("hash_buckets", self.hash_buckets, 2)
         _validate.probability_below_one("linear_weight", self.linear_weight)
 
-    def _check_fitted(self) -> None:
-        self._refuse_unfitted("_frequencies", "fit(table)")
-
-
-def _rows(columns: dict[str | int, np.ndarray], chosen: Any) -> dict[str | int, np.ndarray]:
-    return {name: values[chosen] for name, values in columns.items()}
-
 
 def _median_distance(rows: np.ndarray) -> float:
     """Returns the median distance of distinct pairs of rows; one if that is zero."""
@@ -231,3 +227,190 @@ def _median_distance(rows: np.ndarray) -> float:
     pairs = distances[np.triu_indices(len(wide), 1)]
     median = float(np.sqrt(max(np.median(pairs), 0.0))) if pairs.size else 0.0
     return median if median > 0.0 else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class NumericColumn:
+    """A column of numbers, standardised."""
+
+    name: str | int
+    mean: float
+    stddev: float
+    width = 1
+
+    input_dtype = "float32"  # of a Keras input
+
+    @classmethod
+    def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
+        """Returns the column with the mean and the standard deviation of public values."""
+        numbers = _numbers(name, values)
+        stddev = float(numbers.std())
+        # Of a constant column, rounding leaves a deviation that must not be divided by.
+        constant = stddev <= 1e-12 * float(np.abs(numbers).max(initial=0.0))
+        return cls(name, float(numbers.mean()), 1.0 if constant else stddev)
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Fills ``out`` (n, 1)."""
+        out[:, 0] = (_numbers(self.name, values) - self.mean) / self.stddev
+
+    def layers(self, inputs: Any) -> Any:
+        """Returns the same of a Keras tensor (n, 1)."""
+        import keras
+
+        # The deviation itself and not Normalization, which puts a floor under it.
+        gain = 1.0 / self.stddev
+        centre = keras.layers.Rescaling(1.0, offset=-self.mean, dtype="float32")
+        return keras.layers.Rescaling(gain, dtype="float32")(centre(inputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class CategoricalColumn:
+    """A column of categories: one-hot, with one more place for unknown ones; or hashed."""
+
+    name: str | int
+    vocabulary: np.ndarray  # sorted; int64 or str
+    buckets: int | None
+
+    @classmethod
+    def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
+        """Returns the column with the categories of public values; many ones are hashed."""
+        vocabulary = np.unique(_categories(name, values))
+        hashed = buckets is not None and len(vocabulary) > buckets
+        if not hashed and len(vocabulary) > _MOST_CATEGORIES:
+            raise ValueError(
+                f"column {name!r} has {len(vocabulary)} categories, more than the "
+                f"{_MOST_CATEGORIES} that can be one-hot. Set hash_buckets, leave the column out, "
+                "or give it as numbers."
+            )
+        return cls(name, vocabulary, buckets if hashed else None)
+
+    @property
+    def width(self) -> int:
+        """The number of places."""
+        return self.buckets or len(self.vocabulary) + 1
+
+    @property
+    def input_dtype(self) -> str:
+        """The dtype of a Keras input."""
+        return "int64" if self.vocabulary.dtype.kind == "i" else "string"
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Fills ``out`` (n, width)."""
+        values = _categories(self.name, values)
+        if values.dtype.kind != self.vocabulary.dtype.kind:
+            raise TypeError(
+                f"column {self.name!r} has categories of dtype {values.dtype}, in fit they were "
+                f"{self.vocabulary.dtype}. Read both in the same way."
+            )
+        if self.buckets is not None:
+            distinct, place = np.unique(values, return_inverse=True)
+            words = distinct if distinct.dtype.kind == "i" else distinct.astype(object)
+            codes = np.asarray(self._hashing("int")(words)).ravel()[place.ravel()]
+        else:
+            codes = np.searchsorted(self.vocabulary, values)
+            known = codes < len(self.vocabulary)
+            known[known] = self.vocabulary[codes[known]] == values[known]
+            codes = np.where(known, codes + 1, 0)  # Keras's lookups put unknown ones first
+        out[:] = 0.0
+        out[np.arange(len(out)), codes] = 1.0
+
+    def layers(self, inputs: Any) -> Any:
+        """Returns the same of a Keras tensor (n, 1)."""
+        import keras
+
+        if self.buckets is not None:
+            return self._hashing("one_hot")(inputs)
+        words = self.vocabulary.tolist()
+        if self.vocabulary.dtype.kind == "i":
+            lookup = keras.layers.IntegerLookup(
+                vocabulary=words, output_mode="one_hot", oov_token=min(words) - 1
+            )
+        else:
+            # No category may be the name of the unknown ones.
+            unknown = max(words, key=len) + "?"
+            lookup = keras.layers.StringLookup(
+                vocabulary=words, output_mode="one_hot", oov_token=unknown
+            )
+        return lookup(inputs)
+
+    def _hashing(self, output_mode: str) -> Any:
+        import keras
+
+        return keras.layers.Hashing(self.buckets, output_mode=output_mode)
+
+
+Column = NumericColumn | CategoricalColumn
+
+
+def learn_columns(
+    table: Mapping[Any, np.ndarray],
+    categorical: Iterable[str | int] | None,
+    hash_buckets: int | None,
+) -> tuple[Column, ...]:
+    """Returns the encoding of every column; the arguments are those of the map."""
+    if categorical is None:
+        chosen = {name for name, values in table.items() if values.dtype.kind not in "iuf"}
+    else:
+        chosen = set(categorical)
+        unknown = sorted(map(repr, chosen - set(table)))
+        if unknown:
+            raise ValueError(
+                f"categorical names columns that the table lacks: {', '.join(unknown)}. It has "
+                f"{', '.join(map(repr, table))}."
+            )
+    return tuple(
+        CategoricalColumn.learn(name, values, hash_buckets)
+        if name in chosen
+        else NumericColumn.learn(name, values)
+        for name, values in table.items()
+    )
+
+
+def encode(columns: tuple[Column, ...], table: Mapping[Any, np.ndarray]) -> np.ndarray:
+    """Returns rows of numbers, ``float32`` (n, sum of widths)."""
+    size = len(table[columns[0].name])
+    out = np.empty((size, sum(column.width for column in columns)), np.float32)
+    start = 0
+    for column in columns:
+        column.encode(table[column.name], out[:, start : start + column.width])
+        start += column.width
+    return out
+
+
+def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind not in "biuf":
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"column {name!r} must be numbers, got dtype {values.dtype}. List it in "
+                "categorical=, or convert it."
+            ) from None
+    numbers = values.astype(np.float64)
+    bad = int(np.count_nonzero(~np.isfinite(numbers)))
+    if bad:
+        raise ValueError(
+            f"column {name!r} must be finite, but {bad} of {numbers.size} entries are NaN or "
+            "infinite. Fill them in, and add a column that says where."
+        )
+    return numbers
+
+
+def _categories(name: str | int, values: np.ndarray) -> np.ndarray:
+    """Returns categories as ``int64`` or text."""
+    if values.dtype.kind in "biu":
+        return values.astype(np.int64)
+    if values.dtype.kind == "f":
+        whole = values.astype(np.int64, copy=True) if np.all(np.isfinite(values)) else None
+        if whole is None or not np.array_equal(whole, values):
+            raise ValueError(
+                f"column {name!r} is listed as categorical, but its numbers are not whole. Leave "
+                "it numeric, or give its categories as integers or text."
+            )
+        return whole
+    if values.dtype.kind not in "OUS":
+        raise TypeError(
+            f"column {name!r} must be numbers or text, got dtype {values.dtype}. Convert it, for "
+            "example dates to days since one of them."
+        )
+    return values.astype(str)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.features._as_layers import note_release, with_encoder
+from tf_labeldp.features._estimator import note_release, with_encoder
 from tf_labeldp.heads._public_rows import Scaling
 
 

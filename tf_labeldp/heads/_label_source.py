@@ -19,6 +19,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget, Receipt, compose_receipts
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.features._reader import Rows
 from tf_labeldp.mechanisms import AggregateMechanism, LabelMomentMechanism
 from tf_labeldp.vault import NoisyStatistic, PrivateLabels
 
@@ -270,8 +271,14 @@ def row_digests(block: np.ndarray) -> np.ndarray:
 
 
 def array_digests(inputs: Any) -> np.ndarray | None:
-    """Returns digests of the rows of inputs that are one array of numbers; None of others."""
-    array = np.asarray(inputs)
+    """Returns digests of the rows of inputs that are numbers, of whatever kind; None of others."""
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
+        array = inputs
+    else:
+        try:
+            array = Rows(inputs, flatten=True).array()
+        except (TypeError, ValueError):
+            array = np.asarray(None if isinstance(inputs, tuple) else inputs)
     if array.dtype.kind not in "biuf" or array.ndim == 0 or not array.size:
         return None
     rows = array.reshape(len(array), -1)

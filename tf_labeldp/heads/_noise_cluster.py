@@ -10,8 +10,12 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.estimation import histogram_prior
 from tf_labeldp.features import Clusters, find_clusters
-from tf_labeldp.features._as_layers import note_release, with_encoder
-from tf_labeldp.features._estimator import Estimator, supervised_tags
+from tf_labeldp.features._estimator import (
+    Estimator,
+    note_release,
+    supervised_tags,
+    with_encoder,
+)
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource, array_digests
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import PrivateLabels
@@ -156,6 +160,7 @@ class NoiseCluster(Estimator):
         self.cluster_probabilities_ = _shares(self.cluster_counts_)
         self.cluster_classes_ = self.classes_[self.cluster_probabilities_.argmax(axis=1)]
         found_here = self.clusters is None and self.encoder is None
+        found_here = found_here and not isinstance(features, tuple)
         self._input_shape = np.shape(features)[1:] if found_here else ()
         return self
 

@@ -13,7 +13,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.accounting._receipts import standing
 from tf_labeldp.features._estimator import Estimator, supervised_tags
-from tf_labeldp.features._feature_source import FeatureSource, cuttable, encode
+from tf_labeldp.features._reader import FeatureSource, Rows
 from tf_labeldp.heads import _keras_export, _ridge_path
 from tf_labeldp.heads._label_source import LabelArguments, LabelSource
 from tf_labeldp.heads._probabilities import class_scores
@@ -114,8 +114,8 @@ class OneReleaseHead(Estimator, abc.ABC):
             del self._carried
             self._finish(scan, made.values, mechanism, source)
         except BaseException:  # a head that was fitted stays as it was, with its own statement
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__.clear()
+            self.__dict__.update(before)
             raise
         return self
 
@@ -244,6 +244,7 @@ class OneReleaseHead(Estimator, abc.ABC):
         self._warn_of_unknown()
         source = None if labels is None else LabelSource(self._told(), labels)
         given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
+        self._remember_columns(given.columns)
         if source is not None:
             if given.num_rows is not None:
                 source.check_length(given.num_rows)
@@ -343,15 +344,15 @@ class OneReleaseHead(Estimator, abc.ABC):
 
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
-        array, encoder = cuttable(self.encoder, features)
+        rows = Rows(features, self.encoder, columns=self._known_columns())
         spread = self._scaling.spread
         # In double precision, so that a prediction does not depend on the rows beside it.
         plain = Scaling(
             self._scaling.mean, None if spread is None else spread.astype(np.float64), 0.0
         )
         parts = []
-        for start in range(0, max(len(array), 1), _PREDICT_ROWS):
-            block = encode(encoder, array[start : start + _PREDICT_ROWS])
+        for start in range(0, max(len(rows), 1), _PREDICT_ROWS):
+            block = rows.take(slice(start, start + _PREDICT_ROWS))
             if block.shape[1] != self.n_features_in_:
                 raise ValueError(
                     f"features have {block.shape[1]} columns, the head was fitted on "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._progress import Progress
-from tf_labeldp.features._feature_source import FeatureSource, new_digest
+from tf_labeldp.features._reader import FeatureSource, new_digest
 from tf_labeldp.heads import _allocation
 from tf_labeldp.heads._label_source import array_digests, row_digests
 

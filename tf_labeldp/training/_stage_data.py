@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.features._reader import all_rows, as_rows, check_lengths, map_parts
 from tf_labeldp.keras_layers import mixup
 
 
@@ -31,27 +32,14 @@ class TrainingSet:
 
 
 class Features:
-    """Features of all examples: one array, or a dict or tuple of arrays, along one axis."""
+    """Features of all examples, as for ``RowSource``: one input, or a dict or tuple of inputs."""
 
     def __init__(self, features: Any) -> None:
         """Checks that all leaves have as many rows, and moves them to host tensors."""
-        leaves = tf.nest.flatten(features)
-        if isinstance(features, list) or any(isinstance(leaf, (int, float)) for leaf in leaves):
-            raise ValueError(
-                f"features must be an array, or a dict or tuple of arrays, got a "
-                f"{type(features).__name__} of {len(leaves)} values or arrays. Turn rows of values "
-                "into an array with np.asarray(features), several inputs into a tuple."
-            )
-        sizes = {np.shape(leaf)[:1] for leaf in leaves}
-        if len(sizes) != 1 or sizes <= {(), (0,)}:
-            shapes = [tuple(np.shape(leaf)) for leaf in leaves[:8]]
-            raise ValueError(
-                "features must be an array, or a dict or tuple of arrays, with the same number of "
-                f"rows and at least one, got shapes {shapes}{'...' if len(leaves) > 8 else ''}."
-            )
+        parts = map_parts(as_rows, features)
+        self.num_examples = check_lengths(tf.nest.flatten(parts))
         with tf.device("CPU:0"):
-            self._tensors = tf.nest.map_structure(_as_tensor, features)
-        self.num_examples = int(next(iter(sizes))[0])
+            self._tensors = map_parts(_as_tensor, parts)
         self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self._tensors))
 
     def take(self, indices: Any) -> Any:
@@ -150,7 +138,7 @@ class StageDataset:
         return current.indices[order], current.noisy_labels[order], weights.astype(np.float32)
 
 
-def _as_tensor(array: Any) -> tf.Tensor:
-    tensor = tf.convert_to_tensor(array)
+def _as_tensor(rows: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(all_rows(rows))
     # Keras feeds arrays in its default float type; do the same.
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor

@@ -1,0 +1,284 @@
+"""The one reader of public inputs: every kind gives the same rows to every part that reads them."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from scipy import sparse
+
+from tf_labeldp.data._row_source import RowSource
+from tf_labeldp.features import (
+    NeighbourSmoothing,
+    PatchDictionary,
+    RandomFourierFeatures,
+    find_clusters,
+)
+from tf_labeldp.features._reader import FeatureSource, Rows
+from tf_labeldp.heads import NoiseCluster, PrivateRidge
+from tf_labeldp.training._stage_data import Features
+
+N = 45
+RNG = np.random.default_rng(7)
+Y = np.arange(N) % 3
+X = (3.0 * np.eye(4)[Y] + RNG.normal(size=(N, 4))).astype(np.float32)
+X[X < 0.5] = 0.0
+X[:, 0] += 0.1  # no row of zeros
+NAMES = ("d", "c", "b", "a")  # not in alphabetical order, which tf.data might prefer
+
+
+def structured(names=NAMES, x=X):
+    table = np.empty(len(x), [(name, x.dtype) for name in names])
+    for place, name in enumerate(names):
+        table[name] = x[:, place]
+    return table
+
+
+def columns(x=X):
+    return dict(zip(NAMES, x.T, strict=True))
+
+
+def frame(x=X):
+    return pd.DataFrame(x, columns=list(NAMES))
+
+
+def dataset(inputs, labels=None):
+    pairs = inputs if labels is None else (inputs, labels)
+    return tf.data.Dataset.from_tensor_slices(pairs).batch(8)
+
+
+KINDS = {
+    "list of lists": X.tolist,
+    "list of arrays": lambda: list(X),
+    "doubles in columns": lambda: np.asfortranarray(X, np.float64),
+    "tensor": lambda: tf.constant(X),
+    "frame": frame,
+    "frame of kinds of numbers": lambda: frame().astype({"c": np.float64}),
+    "structured array": structured,
+    "dict of columns": columns,
+    "dict of matrices": lambda: {"x": X[:, :3], "y": X[:, 3:]},
+    "tuple": lambda: (X[:, 0:2], X[:, 2], X[:, 3]),
+    "tuple of sparse and dense": lambda: (sparse.csr_array(X[:, :2]), X[:, 2:]),
+    "csr matrix": lambda: sparse.csr_matrix(X),
+    "csc array": lambda: sparse.csc_array(X),
+    "coo matrix": lambda: sparse.coo_matrix(X),
+    "data set": lambda: dataset(X),
+    "data set of columns": lambda: dataset(columns()),
+    "data set of pairs": lambda: dataset(X, Y),
+}
+
+
+def of_head(inputs):
+    head = PrivateRidge(50.0, 1e-4, num_classes=3, insecure_seed=0).fit(inputs, Y)
+    return head.predict_proba(inputs)
+
+
+def by_number(structure):
+    parts = [np.asarray(part) for part in tf.nest.flatten(structure)]
+    return np.concatenate([part.reshape(N, -1) for part in parts], axis=1)
+
+
+def of_row_source(inputs):
+    source = RowSource(inputs)
+    return by_number(source.pack(source.read(np.arange(N), N)))
+
+
+READERS = {
+    "rows": lambda inputs: Rows(inputs).array(),
+    "blocks": lambda inputs: np.concatenate(list(FeatureSource(inputs).blocks())),
+    "clusters": lambda inputs: np.eye(6)[find_clusters(inputs, 6).assign(inputs)],
+    "smoothing": lambda inputs: NeighbourSmoothing(num_neighbours=3).fit(inputs).transform(inputs),
+    "fourier": lambda inputs: RandomFourierFeatures(8).fit(inputs).transform(inputs),
+    "head": of_head,
+    "row source": of_row_source,
+    "stages": lambda inputs: by_number(Features(inputs).take(np.arange(N))),
+}
+BY_NUMBER = ("row source", "stages")
+EXPECTED: dict[str, np.ndarray] = {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.usefixtures("fits_apart")
+def test_every_kind_gives_the_same_rows(reader, kind):
+    inputs = KINDS[kind]()
+    if reader in BY_NUMBER and "data set" in kind:
+        with pytest.raises(TypeError, match=r"tf\.data\.Dataset can't be read by row number"):
+            READERS[reader](inputs)
+        return
+    if reader == "head" and kind == "data set of pairs":
+        with pytest.raises(ValueError, match="labels were given too"):
+            READERS[reader](inputs)
+        return
+    if reader == "fourier" and kind == "dict of matrices":
+        with pytest.raises(ValueError, match=r"columns of a table must all have shape \(n,\)"):
+            READERS[reader](inputs)
+        return
+    if reader not in EXPECTED:
+        EXPECTED[reader] = READERS[reader](X)
+    found = READERS[reader](inputs)
+    if reader in BY_NUMBER and kind.startswith("dict of columns"):
+        found = found[:, ::-1]  # tf.nest flattens a dict in the order of its keys
+    np.testing.assert_allclose(found, EXPECTED[reader], atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fits_on_the_same_rows_are_added_up_whatever_their_kind(kind):
+    PrivateRidge(1.0, 1e-4, num_classes=3).fit(X, Y)
+    head = NoiseCluster(3, 1.0, num_classes=3)
+    with pytest.warns(UserWarning, match="fit number 2 on rows"):
+        head.fit(KINDS[kind](), Y)
+    assert 1.5 < head.guarantee(1e-4).epsilon <= 2.0
+
+
+@pytest.mark.parametrize(
+    "kind", [np.asarray, list, tf.constant, dataset, lambda x: dataset(x, np.zeros(len(x)))]
+)
+def test_images_of_every_kind(kind):
+    images = RNG.random((20, 8, 8)).astype(np.float32)
+    maps = [PatchDictionary(4, 3, pooling=2) for _ in range(2)]
+    expected, found = (
+        one.fit_transform(x) for one, x in zip(maps, (images, kind(images)), strict=True)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_columns_of_other_kinds_of_numbers():
+    table = pd.DataFrame({"x": [True, False, True], "y": [3, 4, 5]})
+    assert np.asarray(table).dtype == object
+    np.testing.assert_array_equal(Rows(table).array(), [[1, 3], [0, 4], [1, 5]])
+
+
+def test_an_encoder_may_take_and_give_sparse_matrices():
+    class Scaler:
+        def transform(self, x):
+            return sparse.csr_matrix(2.0 * x)
+
+    for inputs in (X, sparse.csr_matrix(X), frame()):
+        np.testing.assert_allclose(Rows(inputs, Scaler()).array(), 2.0 * X)
+
+
+FITTED = {
+    "clusters": (lambda x: find_clusters(x, 3), "assign"),
+    "smoothing": (lambda x: NeighbourSmoothing(num_neighbours=3).fit(x), "transform"),
+    "head": (lambda x: PrivateRidge(9.0, 1e-4, num_classes=3).fit(x, Y), "predict"),
+    "NoiseCluster": (lambda x: NoiseCluster(3, 9.0, num_classes=3).fit(x, Y), "predict"),
+}
+
+
+@pytest.mark.parametrize("part", FITTED)
+@pytest.mark.usefixtures("fits_apart")
+def test_columns_must_be_those_of_fit_in_their_order(part):
+    fit, method = FITTED[part]
+    for make in (frame, columns, structured, lambda: dataset(columns())):
+        use = getattr(fit(make()), method)
+        expected = use(make())
+        np.testing.assert_allclose(use(X), expected)  # without names, as they come
+        for other in (frame()[["a", "b", "c", "d"]], structured(NAMES[::-1], X[:, ::-1])):
+            with pytest.raises(ValueError, match=r"another order than in fit: got \['a', 'b', "):
+                use(other)
+        renamed = frame().rename(columns={"b": "e"})
+        with pytest.raises(ValueError, match="lack 'b' and have 'e', which fit did not see"):
+            use(renamed)
+    use = getattr(fit(X), method)
+    assert len(use(frame())) == N  # fit saw no names
+
+
+def test_a_map_that_asks_for_columns_by_name_takes_them_in_any_order():
+    one = RandomFourierFeatures(8).fit(frame())
+    head = PrivateRidge(9.0, 1e-4, num_classes=3, encoder=one).fit(frame(), Y)
+    other = frame()[["a", "b", "c", "d"]].assign(more=1.0)
+    np.testing.assert_array_equal(one.transform(other), one.transform(frame()))
+    np.testing.assert_array_equal(head.predict_proba(other), head.predict_proba(frame()))
+
+
+def test_a_function_as_encoder_gets_the_columns_of_fit():
+    head = PrivateRidge(9.0, 1e-4, num_classes=3, encoder=lambda table: table.to_numpy())
+    head.fit(frame(), Y)
+    with pytest.raises(ValueError, match="another order than in fit"):
+        head.predict(frame()[["a", "b", "c", "d"]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not hasattr(head.set_params(encoder=None).fit(X, Y), "feature_names_in_")
+
+
+NOT_FINITE = np.where(np.arange(4 * N).reshape(N, 4) == 9, np.inf, X)
+ENDLESS = dataset(X).repeat()
+SHUFFLED = tf.data.Dataset.from_tensor_slices(X).shuffle(N, seed=1).batch(8)
+READ_BY_ROW = {
+    "rows": lambda inputs, **how: Rows(inputs, **how).array(),
+    "clusters": lambda inputs, **how: find_clusters(inputs, 3, **how),
+    "smoothing": lambda inputs, **how: NeighbourSmoothing(**how).fit(inputs),
+    "head": lambda inputs, **how: PrivateRidge(1.0, 1e-4, num_classes=3, **how).fit(inputs, Y),
+}
+
+
+class FeatureMap:
+    def transform(self, x):
+        return x
+
+
+BAD = {
+    "vector": (X[:, 0], {}, ValueError, r"shape \(n, d\), got \(45,\). Give one example as x\[np"),
+    "one number": (np.array(1.0), {}, ValueError, "got one number"),
+    "scalar": (1.0, {}, TypeError, "features must be an array, a list .* got float"),
+    "nothing": (None, {}, TypeError, "features must be an array, a list .* got NoneType"),
+    "object": (object(), {}, TypeError, "features must be an array, a list .* got object"),
+    "text": ("x.npy", {}, TypeError, "got str"),
+    "words": ([["a", "b"]] * N, {}, TypeError, "features must be numbers, got dtype <U1"),
+    "column of words": ({"a": X[:, 0], "b": ["a"] * N}, {}, TypeError, "must be numbers"),
+    "sparse of no numbers": (sparse.csr_array(X.astype(complex)), {}, TypeError, "must be numbers"),
+    "no rows": (X[:0], {}, ValueError, "features hold no rows"),
+    "no columns": (X[:, :0], {}, ValueError, r"shape \(n, d\), got \(45, 0\)"),
+    "no parts": ({}, {}, ValueError, "features hold no rows"),
+    "no batches": (dataset(X[:0]), {}, ValueError, "features hold no rows"),
+    "uneven parts": ((X, X[1:]), {}, ValueError, r"same length, got lengths \[44, 45\]"),
+    "tuple of vectors": (tuple(X), {}, ValueError, "tuple of 45 vectors.*np.stack"),
+    "endless": (ENDLESS, {}, ValueError, "has no end.*repeat"),
+    "shuffled": (SHUFFLED, {}, ValueError, "must not be shuffled"),
+    "not in batches": (dataset(X).unbatch(), {}, ValueError, "and a data set in batches"),
+    "three parts": (dataset((X, Y, Y)), {}, ValueError, "got 3 parts"),
+    "not finite": (NOT_FINITE, {}, ValueError, "must be finite, but 1"),
+    "encoder": (X, {"encoder": 3}, TypeError, "an encoder must be a fitted feature map.*got 3"),
+    "class": (X, {"encoder": FeatureMap}, TypeError, "got the class FeatureMap"),
+    "encoder of no rows": (X[:0], {"encoder": np.abs}, ValueError, "features hold no rows"),
+    "encoder's shape": (
+        X,
+        {"encoder": lambda x: x[:, np.newaxis]},
+        ValueError,
+        r"numbers of shape \(m, d\), got an array of shape \(\d+, 1, 4\).*Flatten",
+    ),
+    "encoder's kind": (
+        X,
+        {"encoder": lambda x: x.astype(str)},
+        ValueError,
+        r"numbers of shape \(m, d\), .* dtype <U",
+    ),
+    "encoder's rows": (
+        X,
+        {"encoder": lambda x: np.concatenate([x, x])},
+        ValueError,
+        r"gave \d+ rows for \d+ examples",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("reader", READ_BY_ROW)
+def test_bad_input_is_refused_in_the_same_words(reader, case):
+    inputs, settings, error, message = BAD[case]
+    if case in ("no rows", "no batches", "no parts", "encoder of no rows") and reader != "rows":
+        message += "|rows for 10 neighbours|rows of features and 45 labels"
+    with pytest.raises(error, match=message):
+        READ_BY_ROW[reader](inputs, **settings)
+
+
+def test_images_are_flattened_where_k_means_reads_them_and_refused_elsewhere():
+    images = X.reshape(N, 2, 2)
+    assert find_clusters(images, 3).centres.shape == (3, 4)
+    for reader in set(READ_BY_ROW) - {"clusters"}:
+        with pytest.raises(ValueError, match="Flatten images"):
+            READ_BY_ROW[reader](images)
