@@ -44,7 +44,6 @@ stages = ldp.MultiStageTraining(
     fractions=(0.6, 0.4),
     epochs_per_stage=10,
     batch_size=64,
-    temperature=0.5,  # below one: trust the model's priors more
     mixup_alpha=8.0,  # mixes examples, which helps against noisy labels
 )
 

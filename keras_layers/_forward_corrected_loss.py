@@ -7,92 +7,45 @@ import keras
 import numpy as np
 from keras import ops
 
-from ._numerics import normalize_and_clip, promoted_dtype, upcast
+from ._noisy_label_loss import NoisyLabelLoss, log_probabilities, upcast
 
 # Stands for log 0: finite, so that gradients are, and lost against any log-probability.
 _LOG_ZERO = -1e30
 
 
-def forward_corrected_crossentropy(
-    y_true: Any, y_pred: Any, transition_matrix: np.ndarray, from_logits: bool = False
-) -> Any:
-    """`-sum_z y_true[i, z] * log (p_i^T Q)[z]`, or `-log (p_i^T Q)[y_true[i]]` for label ids.
-
-    Args:
-        y_true: Noisy labels: ids `(batch,)` or `(batch, 1)`, or one-hot or soft
-            `(batch, num_outputs)`, of any dtype. An id outside `[0, num_outputs)` gives NaN.
-        y_pred: Float tensor `(batch, num_inputs)`: probabilities of the true labels (rows are
-            normalised; `p^T Q` is clipped as Keras does before a logarithm) or logits.
-        transition_matrix: Row-stochastic array `(num_inputs, num_outputs)`.
-        from_logits: Whether `y_pred` holds logits. The logarithm of `p^T Q` is then computed
-            without underflow, in O(batch * num_inputs) memory for label ids and
-            O(batch * num_inputs * num_outputs) for one-hot or soft labels.
-
-    Returns:
-        Tensor `(batch,)`, at least float32.
-    """
-    y_pred = upcast(y_pred)
-    num_outputs = transition_matrix.shape[1]
-    label_ids = len(y_true.shape) == 1 or y_true.shape[-1] == 1
-    if label_ids:
-        labels = ops.cast(ops.reshape(y_true, (-1,)), "int32")
-        valid = ops.logical_and(labels >= 0, labels < num_outputs)
-        labels = ops.where(valid, labels, 0)
-    else:
-        labels = ops.cast(y_true, y_pred.dtype)
-    if from_logits:
-        log_inputs = ops.log_softmax(y_pred, axis=-1)
-        log_channel = ops.convert_to_tensor(_log_of(transition_matrix.T), dtype=y_pred.dtype)
-        if label_ids:
-            log_inputs = log_inputs + ops.take(log_channel, labels, axis=0)
-            losses = -ops.logsumexp(log_inputs, axis=-1)
-        else:
-            log_joint = ops.expand_dims(log_inputs, 1) + log_channel
-            losses = -ops.sum(labels * ops.logsumexp(log_joint, axis=-1), axis=-1)
-    else:
-        channel = ops.convert_to_tensor(transition_matrix, dtype=y_pred.dtype)
-        y_pred = y_pred / ops.sum(y_pred, axis=-1, keepdims=True)
-        log_outputs = ops.log(normalize_and_clip(ops.matmul(y_pred, channel)))
-        if label_ids:
-            labels = ops.one_hot(labels, num_outputs, dtype=y_pred.dtype)
-        losses = -ops.sum(labels * log_outputs, axis=-1)
-    if label_ids:
-        losses = ops.where(valid, losses, float("nan"))
-    return losses
-
-
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class ForwardCorrectedLoss(keras.losses.Loss):
-    """Cross-entropy on noisy labels of the model's distribution passed through the channel.
+class ForwardCorrectedLoss(NoisyLabelLoss):
+    """Cross-entropy between noisy labels and the prediction passed through the channel.
 
-    `loss_i = -log (p_i^T Q)[noisy_i]` with `Q[true, noisy]` the probability that the mechanism
-    answers `noisy`. The model learns the distribution of the true label while its prediction of
-    the noisy one is scored: for an invertible Q the expected loss is smallest exactly where `p`
-    is the true posterior. Never negative, unlike `LabelWeightedLoss`, but equal to the loss on
-    true labels in its minimiser only, not in its value.
+    ``loss_i = -log (p_i^T Q)[noisy_i]``, where ``Q[true, noisy]`` is the probability that the
+    mechanism answers ``noisy``. The model predicts the true label, and its implied prediction of
+    the noisy label is scored: for an invertible Q the expected loss is smallest exactly where ``p``
+    is the true posterior. Unlike ``LabelWeightedLoss`` it is never negative; it agrees with the
+    loss on true labels in its minimiser, not in its value.
 
-    Computed in at least float32, whatever the dtype policy: half-precision inputs are cast up.
+    The loss is computed in at least float32 under any dtype policy. From logits, the logarithm of
+    ``p^T Q`` does not underflow; it takes O(batch * num_inputs) memory for label ids and
+    O(batch * num_inputs * num_outputs) for one-hot or soft labels.
 
     Args:
-        transition_matrix: Matrix `(num_inputs, num_outputs)`, `P[noisy | true]`: 2-D, finite,
-            nonnegative, at least two columns, rows that sum to one within 1e-6 (such as
-            `mechanism.transition_matrix()`).
-        from_logits: Whether `y_pred` holds logits (recommended: no underflow).
-        reduction: As in `keras.losses.Loss`.
-        name: Name of the loss.
-        dtype: Dtype of the loss's computations; half-precision ones are raised to float32.
+        transition_matrix: ``P[noisy | true]`` (num_inputs, num_outputs), finite, not negative, with
+            at least two columns and rows that sum to one within 1e-6, such as
+            ``mechanism.transition_matrix()``.
+        from_logits: whether ``y_pred`` holds logits (recommended).
+        reduction: as in ``keras.losses.Loss``.
+        name: name of the loss.
+        dtype: dtype of the computation; half precision is raised to float32.
 
     Call arguments:
-        y_true: Noisy labels: ids `(batch,)` or `(batch, 1)`, or one-hot or soft
-            `(batch, num_outputs)`; the static shape decides. An id outside `[0, num_outputs)`
-            gives a NaN loss. A label that the channel never answers (a zero column) gives about
-            1e30 from logits, with finite gradients.
-        y_pred: Scores of the true labels `(batch, num_inputs)`.
-        sample_weight: Optional, `(batch,)` or `(batch, 1)`.
+        y_true: noisy labels: ids (batch,) or (batch, 1), or one-hot or soft (batch, num_outputs);
+            the static shape decides. An id outside ``[0, num_outputs)`` gives a NaN loss. A label
+            that the channel never answers (a zero column) gives about 1e30 from logits, with
+            finite gradients.
+        y_pred: scores of the true labels (batch, num_inputs); probabilities are normalised.
+        sample_weight: optional, (batch,) or (batch, 1).
 
     Raises:
-        ValueError: If `transition_matrix` is not row-stochastic; on call, if the shapes do not
-            fit it.
+        ValueError: ``transition_matrix`` is not row-stochastic; on call, the shapes do not fit it.
 
     Example:
         >>> import numpy as np
@@ -113,27 +66,43 @@ class ForwardCorrectedLoss(keras.losses.Loss):
         dtype: Any = None,
     ) -> None:
         """See the class."""
-        super().__init__(name=name, reduction=reduction, dtype=promoted_dtype(dtype))
-        self._dtype_argument = None if dtype is None else self.dtype
-        self.transition_matrix = _check_matrix(transition_matrix)
-        self.from_logits = from_logits
+        super().__init__(from_logits, reduction, name, dtype)
+        self.transition_matrix = _checked_matrix(transition_matrix)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Unreduced loss `(batch,)`."""
-        _check_shapes(y_true, y_pred, self.transition_matrix.shape)
-        return forward_corrected_crossentropy(
-            y_true, y_pred, self.transition_matrix, self.from_logits
-        )
+        """Returns the unreduced loss (batch,)."""
+        matrix = self.transition_matrix
+        _check_shapes(y_true, y_pred, matrix.shape)
+        y_pred = upcast(y_pred)
+        num_outputs = matrix.shape[1]
+        label_ids = len(y_true.shape) == 1 or y_true.shape[-1] == 1
+        if label_ids:
+            labels = ops.cast(ops.reshape(y_true, (-1,)), "int32")
+            valid = ops.logical_and(labels >= 0, labels < num_outputs)
+            labels = ops.where(valid, labels, 0)
+        else:
+            labels = ops.cast(y_true, y_pred.dtype)
+        if self.from_logits:
+            log_inputs = ops.log_softmax(y_pred, axis=-1)
+            log_channel = ops.convert_to_tensor(_log_of(matrix.T), dtype=y_pred.dtype)
+            if label_ids:
+                log_inputs = log_inputs + ops.take(log_channel, labels, axis=0)
+                losses = -ops.logsumexp(log_inputs, axis=-1)
+            else:
+                log_joint = ops.expand_dims(log_inputs, 1) + log_channel
+                losses = -ops.sum(labels * ops.logsumexp(log_joint, axis=-1), axis=-1)
+        else:
+            channel = ops.convert_to_tensor(matrix, dtype=y_pred.dtype)
+            y_pred = y_pred / ops.sum(y_pred, axis=-1, keepdims=True)
+            log_outputs = log_probabilities(ops.matmul(y_pred, channel), from_logits=False)
+            if label_ids:
+                labels = ops.one_hot(labels, num_outputs, dtype=y_pred.dtype)
+            losses = -ops.sum(labels * log_outputs, axis=-1)
+        return ops.where(valid, losses, float("nan")) if label_ids else losses
 
     def get_config(self) -> dict[str, Any]:
-        """Every constructor argument, the matrix as nested lists."""
-        return {
-            "transition_matrix": self.transition_matrix.tolist(),
-            "from_logits": self.from_logits,
-            "reduction": self.reduction,
-            "name": self.name,
-            "dtype": self._dtype_argument,
-        }
+        """Returns the arguments of the constructor, the matrix as nested lists."""
+        return {"transition_matrix": self.transition_matrix.tolist(), **super().get_config()}
 
 
 def _log_of(matrix: np.ndarray) -> np.ndarray:
@@ -141,7 +110,7 @@ def _log_of(matrix: np.ndarray) -> np.ndarray:
     return np.where(positive, np.log(np.where(positive, matrix, 1.0)), _LOG_ZERO)
 
 
-def _check_matrix(matrix: Any) -> np.ndarray:
+def _checked_matrix(matrix: Any) -> np.ndarray:
     expected = (
         "Expected P[noisy | true] of shape (num_inputs, num_outputs), such as a mechanism's "
         "transition_matrix()."

@@ -7,114 +7,38 @@ import keras
 from keras import ops
 
 
-def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) -> Any:
-    """Draws from Beta(alpha, alpha), exactly, without rejection: it compiles under XLA.
-
-    With `u`, `v` uniform and `t = sqrt(u^(-1 / alpha) - 1) * cos(2 pi v)` (a Student variable
-    with `2 alpha` degrees of freedom over `sqrt(2 alpha)`), `(1 + t / sqrt(1 + t^2)) / 2` is
-    Beta(alpha, alpha). `keras.random.beta` divides gamma variables, whose TensorFlow sampler has
-    no XLA kernel.
-
-    Args:
-        alpha: Float > 0.
-        shape: Shape of the draws.
-        seed: Int or `keras.random.SeedGenerator`, as for `keras.random.uniform`.
-
-    Returns:
-        float32 tensor of `shape` with values in [0, 1].
-
-    Example:
-        >>> bool(0.0 <= symmetric_beta(8.0, seed=1) <= 1.0)
-        True
-
-    Source: Bailey, "Polar Generation of Random Variates with the t-Distribution" (1994); Devroye,
-    "Random Variate Generation in One Line of Code" (1996), for the symmetric beta.
-    """
-    uniforms = keras.random.uniform((2, *shape), dtype="float32", seed=seed)
-    exponential = -ops.log1p(-uniforms[0])
-    # Past exponent 69 (1e30) the result is 0 or 1 in float32 anyway; capped, nothing overflows.
-    squared_radius = ops.expm1(ops.minimum(exponential / alpha, 69.0))
-    cosine = ops.cos(2.0 * math.pi * uniforms[1])
-    # With s = t / sqrt(1 + t^2): 1 - |s| = (1 - s^2) / (1 + |s|) keeps the digits near 0.
-    one_minus_square = 1.0 / (1.0 + squared_radius * cosine**2)
-    magnitude = ops.abs(cosine) * ops.sqrt(squared_radius * one_minus_square)
-    lower = 0.5 * one_minus_square / (1.0 + ops.minimum(magnitude, 1.0))
-    return ops.where(cosine < 0, lower, 1.0 - lower)
-
-
-def mixup(x: Any, y: Any, lam: Any) -> tuple[Any, Any]:
-    """`lam * batch + (1 - lam) * reversed batch`, for the inputs and for the targets.
-
-    Example i is paired with example `batch - 1 - i` (the middle one of an odd batch with itself),
-    as the authors' code for LP-MST does: in a shuffled batch that is as good as a random partner,
-    and it needs no draw and no gather. Half-precision tensors are mixed in float32; every
-    tensor keeps its dtype.
-
-    Args:
-        x: Nested structure (tensor, tuple, dict) of float tensors `(batch, ...)`.
-        y: Float targets `(batch, K)`: one-hot, soft, or signed weights.
-        lam: Scalar in [0, 1], a float or a tensor.
-
-    Returns:
-        `(x, y)` mixed, with the structure, shapes and dtypes of the arguments.
-
-    Raises:
-        ValueError: If a tensor is not of a float dtype, `y` is not `(batch, K)`, or the batch
-            sizes differ.
-
-    Example:
-        >>> import numpy as np
-        >>> x, y = mixup(np.array([[0.0], [4.0]]), np.eye(2), lam=0.75)
-        >>> x.numpy().tolist(), y.numpy().tolist()
-        ([[1.0], [3.0]], [[0.75, 0.25], [0.25, 0.75]])
-
-    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018); for label DP: Ghazi
-    et al., "Deep Learning with Label Differential Privacy" (2021), appendix B.
-    """
-    x = keras.tree.map_structure(ops.convert_to_tensor, x)
-    y = ops.convert_to_tensor(y)
-    _check_tensors(x, y)
-
-    def mix(tensor: Any) -> Any:
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        compute_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
-        tensor = ops.cast(tensor, compute_dtype)
-        weight = ops.convert_to_tensor(lam, dtype=compute_dtype)
-        mixed = weight * tensor + (1.0 - weight) * ops.flip(tensor, axis=0)
-        return ops.cast(mixed, dtype)
-
-    return keras.tree.map_structure(mix, x), mix(y)
-
-
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class Mixup(keras.layers.Layer):
-    """Mixup of inputs and targets, one `lam ~ Beta(alpha, alpha)` a batch.
+    """Mixup of inputs and targets, with one ``lam ~ Beta(alpha, alpha)`` per batch.
 
-    `x' = lam * x + (1 - lam) * reversed(x)`, and the same for the targets. Larger `alpha` mixes
-    more; for LP-MST values between 4 and 8 are good, less in later stages. Inputs are not cast
-    to the dtype policy's compute dtype, so targets keep their precision in mixed precision.
+    ``x' = lam * x + (1 - lam) * reversed(x)``, and the same for the targets: example i is paired
+    with example ``batch - 1 - i``, as in the authors' code for LP-MST. In a shuffled batch that is
+    as good as a random partner. Inputs are not cast to the policy's compute dtype, so targets keep
+    their precision in mixed precision; half-precision tensors are mixed in float32.
 
-    **Privacy.** On labels that are already private (randomized labels, debiased weights) mixing
-    is post-processing and free; `LabelWeightedLoss` stays unbiased, as it is linear in the
-    weights. On true labels it is not a protection, and it must not stand before the per-example
-    clipping of DP-SGD: one label would reach two examples' gradients and double the sensitivity.
+    Guarantee:
+        On labels that are already private (randomized labels, debiased weights) mixing is
+        post-processing; ``LabelWeightedLoss`` stays unbiased. On true labels it protects nothing,
+        and must not precede the per-example clipping of DP-SGD: one label would reach the gradients
+        of two examples and double the sensitivity.
 
     Args:
-        alpha: Float >= 0 and finite. 0: identity.
-        seed: Int or None, seed of the draws. It concerns no privacy.
-        **kwargs: As in `keras.layers.Layer` (`name`, `dtype`, ...).
+        alpha: finite number of at least zero; 0 is the identity. Larger values mix more.
+        seed: seed of the draws, or None. It is public and protects nothing.
+        **kwargs: as in ``keras.layers.Layer``.
 
     Call arguments:
-        inputs: Pair `(x, y)`: `x` a nested structure of float tensors `(batch, ...)`, `y` float
-            targets `(batch, K)`.
-        training: Mixes if true; False or None (outside `fit`, if not given) is the identity. In
-            a `tf.data` map pass it: `dataset.map(lambda x, y: layer((x, y), training=True))`.
+        inputs: pair ``(x, y)`` of a nested structure of float tensors (batch, ...) and float
+            targets (batch, K): one-hot, soft, or signed weights.
+        training: mixes if true. In a ``tf.data`` map pass it:
+            ``dataset.map(lambda x, y: layer((x, y), training=True))``.
 
     Returns:
-        The pair `(x, y)`, mixed.
+        The pair ``(x, y)``, mixed, with the structure, shapes and dtypes of the inputs.
 
     Raises:
-        ValueError: If `alpha` is negative or not finite; on call, as `mixup`.
+        ValueError: ``alpha`` is negative or not finite; on call, a tensor is not of a float dtype,
+            ``y`` is not (batch, K), or the batch sizes differ.
 
     Example:
         >>> import numpy as np
@@ -123,7 +47,8 @@ class Mixup(keras.layers.Layer):
         >>> bool(abs(float(x[0, 0]) + float(x[1, 0]) - 1.0) < 1e-6)
         True
 
-    Source: as `mixup`.
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018); for label DP: Ghazi
+    et al., "Deep Learning with Label Differential Privacy" (2021), appendix B.
     """
 
     def __init__(self, alpha: float, seed: int | None = None, **kwargs: Any) -> None:
@@ -139,23 +64,61 @@ class Mixup(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> tuple[Any, Any]:
-        """The pair `(x, y)`, mixed in training."""
-        x, y = _check_pair(inputs)
+        """Returns the pair ``(x, y)``, mixed in training."""
+        x, y = _checked_pair(inputs)
         _check_tensors(x, y)
         if not training or self.alpha == 0.0:
             return x, y
         return mixup(x, y, symmetric_beta(self.alpha, seed=self.seed_generator))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shapes of the inputs."""
+        """Returns the shapes of the inputs."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Every constructor argument."""
+        """Returns the arguments of the constructor."""
         return {**super().get_config(), "alpha": self.alpha, "seed": self.seed}
 
 
-def _check_pair(inputs: Any) -> tuple[Any, Any]:
+def mixup(x: Any, y: Any, lam: Any) -> tuple[Any, Any]:
+    """Returns ``lam * batch + (1 - lam) * reversed batch`` of the inputs and of the targets."""
+    x = keras.tree.map_structure(ops.convert_to_tensor, x)
+    y = ops.convert_to_tensor(y)
+    _check_tensors(x, y)
+
+    def mix(tensor: Any) -> Any:
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        compute_dtype = "float32" if dtype in ("float16", "bfloat16") else dtype
+        tensor = ops.cast(tensor, compute_dtype)
+        weight = ops.convert_to_tensor(lam, dtype=compute_dtype)
+        mixed = weight * tensor + (1.0 - weight) * ops.flip(tensor, axis=0)
+        return ops.cast(mixed, dtype)
+
+    return keras.tree.map_structure(mix, x), mix(y)
+
+
+def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) -> Any:
+    """Returns float32 draws from Beta(alpha, alpha), exact and without rejection.
+
+    With ``u``, ``v`` uniform and ``t = sqrt(u^(-1 / alpha) - 1) * cos(2 pi v)`` (a Student variable
+    with ``2 alpha`` degrees of freedom over ``sqrt(2 alpha)``), ``(1 + t / sqrt(1 + t^2)) / 2`` is
+    Beta(alpha, alpha): Bailey, "Polar Generation of Random Variates with the t-Distribution"
+    (1994). It compiles under XLA, which has no kernel for the gamma variables of
+    ``keras.random.beta``.
+    """
+    uniforms = keras.random.uniform((2, *shape), dtype="float32", seed=seed)
+    exponential = -ops.log1p(-uniforms[0])
+    # Past exponent 69 (1e30) the result is 0 or 1 in float32 anyway; capped, nothing overflows.
+    squared_radius = ops.expm1(ops.minimum(exponential / alpha, 69.0))
+    cosine = ops.cos(2.0 * math.pi * uniforms[1])
+    # With s = t / sqrt(1 + t^2): 1 - |s| = (1 - s^2) / (1 + |s|) keeps the digits near 0.
+    one_minus_square = 1.0 / (1.0 + squared_radius * cosine**2)
+    magnitude = ops.abs(cosine) * ops.sqrt(squared_radius * one_minus_square)
+    lower = 0.5 * one_minus_square / (1.0 + ops.minimum(magnitude, 1.0))
+    return ops.where(cosine < 0, lower, 1.0 - lower)
+
+
+def _checked_pair(inputs: Any) -> tuple[Any, Any]:
     if not isinstance(inputs, tuple | list) or len(inputs) != 2:
         got = f"a {type(inputs).__name__}"
         if isinstance(inputs, tuple | list):

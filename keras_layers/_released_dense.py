@@ -1,4 +1,4 @@
-"""Layers whose files say what they were made of."""
+"""Layers whose files hold the receipts of the private labels behind their weights."""
 
 import sys
 import weakref
@@ -14,8 +14,8 @@ RECEIPTS = "label_dp_receipts"
 class CarriesReceipts:
     """Keeps the receipts of the private labels that a layer was made of beside its weights.
 
-    They go through `.keras`, `.weights.h5` and `tf.train.Checkpoint`, and not into the config. For
-    this class they are bytes; `tf_labeldp.guarantee` reads them.
+    They travel in ``.keras`` and ``.weights.h5`` files and in ``tf.train.Checkpoint``, not in the
+    config. Here they are plain bytes; ``tf_labeldp.guarantee`` reads them.
     """
 
     label_dp_receipts: bytes = b""
@@ -79,18 +79,18 @@ def _in_checkpoints(layer: CarriesReceipts) -> Any:
 class ReleasedDense(CarriesReceipts, keras.layers.Dense):
     """A dense layer with the weights of a released head, and the receipts of its release.
 
-    It is `keras.layers.Dense` with receipts in its files: a model that is made of it in another
-    program still counts what its labels have spent.
+    It is ``keras.layers.Dense`` with receipts in its files: a model that is built on it in another
+    program still accounts for what its labels have spent.
 
     Args:
-        *args: As in `keras.layers.Dense`.
-        **kwargs: Likewise.
+        *args: as in ``keras.layers.Dense``.
+        **kwargs: likewise.
 
     Call arguments:
-        inputs: `(batch, d)`.
+        inputs: (batch, d).
 
     Returns:
-        `(batch, units)`.
+        (batch, units).
 
     Example:
         >>> layer = ReleasedDense(3)

@@ -35,6 +35,7 @@ def stages_logits(
         fractions=(0.6, 0.4) if two_stages else (1.0,),
         epochs_per_stage=STAGE_EPOCHS,
         batch_size=STAGE_BATCH,
+        temperature=1.0,
         filter_labels=False,
         seed=seed,
         verbose=0,

@@ -120,7 +120,7 @@ def run(data: _datasets.ClassificationData, job: dict, args: argparse.Namespace)
             mixup_alpha=(alphas if two_stages else alphas[0]) if variant.mixup else 0.0,
             seed=job["seed"],
             verbose=0,
-            **variant.options,
+            **{"filter_labels": True, **variant.options},
         )
         model.fit(
             stages.dataset(), epochs=stages.epochs, callbacks=[stages], verbose=0, shuffle=False

@@ -27,7 +27,14 @@ def main() -> None:
     y = rng.integers(10, size=NUM_EXAMPLES)
     labels = ldp.PrivateLabels(y, 10, budget=ldp.PrivacyBudget(epsilon=2.0))
     stages = ldp.MultiStageTraining(
-        x, labels, epsilon=2.0, fractions=(0.6, 0.4), epochs_per_stage=2, verbose=0
+        x,
+        labels,
+        epsilon=2.0,
+        fractions=(0.6, 0.4),
+        epochs_per_stage=2,
+        temperature=1.0,
+        filter_labels=True,
+        verbose=0,
     )
     epochs: list[float] = []
     changes: list[float] = []

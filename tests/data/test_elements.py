@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import randomize_labels
-from tf_labeldp.data._replace import block_size
+from tf_labeldp.data._elements import block_size
 from tf_labeldp.mechanisms import RRTopK
 
 N, K, TRUE, NOISY = 70, 5, 3, 1

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.data import randomize_labels
-from tf_labeldp.data._replace import block_size
+from tf_labeldp.data._elements import block_size
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import LabelStoreError
 

@@ -31,7 +31,7 @@ def predictions():
     return np.random.default_rng(0).dirichlet(np.full(6, 2.0), size=5)
 
 
-@pytest.fixture(params=["mixed_float16", "mixed_bfloat16"])
+@pytest.fixture(params=["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def mixed_precision(request):
     """A mixed-precision policy, undone after the test."""
     before = keras.config.dtype_policy()

@@ -97,7 +97,10 @@ def test_fourier_features_are_cosines_and_sines(linear_weight):
     np.testing.assert_allclose(np.asarray(layer(ROWS)), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize(
+    "key",
+    [key if "_all" in key else pytest.param(key, marks=pytest.mark.slow) for key in CASES],
+)
 def test_saved_model_loads_without_custom_objects(key, tmp_path):
     layer, inputs = built(key)
     images = keras.Input(inputs.shape[1:])
@@ -119,7 +122,10 @@ def test_half_precision_policies_keep_the_digits(key, mixed_precision):
     np.testing.assert_array_equal(half, np.asarray(built(key)[0](inputs)))
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize(
+    "key",
+    [key if "_all" in key else pytest.param(key, marks=pytest.mark.slow) for key in CASES],
+)
 def test_compiled_gives_the_same(key):
     layer, inputs = built(key)
     images = keras.Input(inputs.shape[1:])

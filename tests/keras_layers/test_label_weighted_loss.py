@@ -165,7 +165,7 @@ def test_call_errors(y_true, y_pred, message):
 
 
 def test_a_base_must_be_one_loss_an_example():
-    with pytest.raises(ValueError, match=r"one loss an example.*Received shape: \(\)"):
+    with pytest.raises(ValueError, match=r"one loss per example.*Received shape: \(\)"):
         LabelWeightedLoss(mean_loss)(WEIGHTS, LOGITS)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.keras_layers import LabelWeightedLoss, lipschitz_factor
+from tf_labeldp.keras_layers import LabelWeightedLoss
+from tf_labeldp.keras_layers._label_weighted_loss import lipschitz_factor
 
 
 @pytest.mark.parametrize("k", [1, 2, 10, 1000])

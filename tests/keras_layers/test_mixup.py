@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_labeldp.keras_layers import LabelWeightedLoss, Mixup, mixup, symmetric_beta
+from tf_labeldp.keras_layers import LabelWeightedLoss, Mixup
+from tf_labeldp.keras_layers._mixup import mixup, symmetric_beta
 
 X = np.arange(8.0, dtype="float32").reshape(4, 2)
 Y = np.eye(4, dtype="float32")
@@ -149,7 +150,7 @@ def functional_model(**kwargs):
     return model
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_functional_model(jit_compile):
     model = functional_model(jit_compile=jit_compile)
     history = model.fit([X, Y], Y, epochs=2, batch_size=2, verbose=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import keras
@@ -41,7 +42,12 @@ OBJECTS = {
     "mixup": lambda: Mixup(8.0),
     "mixup_all": lambda: Mixup(0.5, seed=3, name="n", dtype="float32"),
 }
-LOSSES = [key for key in OBJECTS if not key.startswith("mixup") and not key.endswith("_all")]
+FAST = ("weighted", "weighted_callable", "forward")
+LOSSES = [
+    key if key in FAST else pytest.param(key, marks=pytest.mark.slow)
+    for key in OBJECTS
+    if not key.startswith("mixup") and not key.endswith("_all")
+]
 WEIGHTS = np.linalg.inv(np.array(MATRIX))[np.arange(12) % 3].astype("float32")
 FEATURES = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 
@@ -97,11 +103,8 @@ def test_saved_model_with_mixup(tmp_path):
         np.testing.assert_array_equal(seen.predict([FEATURES, WEIGHTS], verbose=0)[1], WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    ("key", "jit_compile"),
-    [(key, False) for key in LOSSES]
-    + [(key, True) for key in ("weighted", "weighted_callable", "forward")],
-)
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key", LOSSES)
 def test_fit(key, jit_compile):
     model = model_for(key, jit_compile=jit_compile)
     history = model.fit(FEATURES, targets_for(key), epochs=5, batch_size=5, verbose=0)
@@ -140,3 +143,18 @@ def test_table_of_contents():
         assert member.__doc__
         if isinstance(member, type):
             assert keras.saving.get_registered_name(member) == f"tf_labeldp>{name}"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("_fourier_features", "FourierFeatures"),
+        ("_nearest_centre", "NearestCentre"),
+        ("_neighbour_features", "NeighbourFeatures"),
+        ("_patch_features", "PatchFeatures"),
+    ],
+)
+def test_modules_that_saved_models_of_version_0_1_name(module, name):
+    """Keras imports the module that a file names, where the class is not registered yet."""
+    old = importlib.import_module(f"tf_labeldp.keras_layers.{module}")
+    assert getattr(old, name) is getattr(keras_layers, name)

@@ -68,12 +68,14 @@ class Kit:
         return ldp.PrivateLabels(y, self.num_classes, **options)
 
     def stages(self, x: Any, labels: ldp.PrivateLabels, **options: Any) -> ldp.MultiStageTraining:
-        """Two stages of two epochs at epsilon 3, unless the options say otherwise."""
+        """Two stages of two epochs at epsilon 3, with the settings of the paper."""
         options = {
             "epsilon": 3.0,
             "fractions": (0.5, 0.5),
             "epochs_per_stage": 2,
             "batch_size": 32,
+            "temperature": 1.0,
+            "filter_labels": True,
             "verbose": 0,
             **options,
         }

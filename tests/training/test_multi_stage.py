@@ -8,6 +8,8 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits
+from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.training._multi_stage import priors_from_outputs
 
 
 def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
@@ -302,6 +304,51 @@ def test_subclassed_model(kit, problem):
     model.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
     kit.fit(kit.stages(x, kit.labels(y)), model)
     assert len(kit.draws) == 2
+
+
+# Priors of a model.
+
+
+def test_logits_and_probabilities_give_the_same_priors():
+    logits = np.random.default_rng(0).normal(size=(20, 5))
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for temperature in (0.5, 1.0, 3.0):
+        np.testing.assert_allclose(
+            priors_from_outputs(logits, True, temperature),
+            priors_from_outputs(probabilities, False, temperature),
+            atol=1e-12,
+        )
+
+
+def test_half_precision_probabilities_are_normalised():
+    rows = np.random.default_rng(0).dirichlet(np.ones(200), size=10).astype(np.float16)
+    np.testing.assert_allclose(priors_from_outputs(rows, False, 1.0).sum(axis=1), 1.0, atol=1e-12)
+
+
+def test_a_diverged_model_is_refused():
+    with pytest.raises(ValueError, match="logits must be finite, but 1 are NaN"):
+        priors_from_outputs(np.array([[0.0, np.nan]]), True, 1.0)
+
+
+def test_top_k_is_that_of_a_stable_sort():
+    rng = np.random.default_rng(0)
+    scores = rng.integers(3, size=(500, 6)).astype(float)  # many ties
+    labels = rng.integers(6, size=500)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    for k in range(1, 7):
+        expected = (order[:, :k] == labels[:, np.newaxis]).any(axis=1)
+        np.testing.assert_array_equal(top_k_members(scores, k)[np.arange(500), labels], expected)
+
+
+def test_the_defaults_are_those_that_did_best(kit, problem):
+    """tests/benchmarks/README.md: no filter, and a temperature of one half."""
+    x, y = problem
+    stages = ldp.MultiStageTraining(
+        x, kit.labels(y), epsilon=3.0, fractions=(0.5, 0.5), epochs_per_stage=2, verbose=0
+    )
+    assert stages._plan.temperatures == (0.5, 0.5)
+    kit.fit(stages, kit.model())
+    assert (stages.reports[1].num_reused, stages.reports[1].num_dropped) == (120, 0)
 
 
 # Statements.

@@ -8,36 +8,45 @@ import pytest
 
 import tf_labeldp as ldp
 
+CONSTRUCTOR = {
+    "rows": ({"x": lambda x: x[1:]}, "features have 239 rows, labels have 240"),
+    # A list is read as an array of rows, so that several inputs need a tuple.
+    "list of arrays": ({"x": lambda x: [x, x]}, "features have 2 rows, labels have 240"),
+    "no rows": ({"x": lambda x: x[:0]}, "at least one"),
+    "epsilon 0": ({"epsilon": 0.0}, "epsilon must be finite and above zero"),
+    "epsilon below 0": ({"epsilon": -1.0}, "epsilon must be finite and above zero"),
+    "epsilon NaN": ({"epsilon": np.nan}, "epsilon must be finite and above zero"),
+    "epsilon infinite": ({"epsilon": np.inf}, "epsilon must be finite and above zero"),
+    "priors": ({"priors": np.zeros((240, 4))}, "priors must sum to one"),
+    "mixup of integers": (
+        {"x": lambda x: np.round(x).astype(int), "mixup_alpha": 1.0},
+        "mixup_alpha > 0 needs floating-point features",
+    ),
+    "fractions": ({"fractions": 1.0}, r"fractions must be a sequence .* got 1\.0"),
+    "key": ({"key": "a/b"}, r"key must be made of letters.*got 'a/b'"),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTRUCTOR)
+def test_arguments_of_the_constructor(kit, problem, kind):
+    x, y = problem
+    options, message = CONSTRUCTOR[kind]
+    options = dict(options)
+    x = options.pop("x", lambda rows: rows)(x)
+    with pytest.raises(ValueError, match=message):
+        kit.stages(x, kit.labels(y), **options)
+
+
+def test_lists_are_read_as_rows(kit, problem):
+    x, y = problem
+    for features in (x.tolist(), list(x)):
+        kit.stages(features, kit.labels(y))
+
 
 def test_labels_must_be_in_a_vault(kit, problem):
     x, y = problem
     with pytest.raises(TypeError, match="labels must be a PrivateLabels, got ndarray"):
         kit.stages(x, y)
-
-
-def test_rows_must_match_labels(kit, problem):
-    x, y = problem
-    with pytest.raises(ValueError, match="features have 239 rows, labels have 240"):
-        kit.stages(x[1:], kit.labels(y))
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, np.nan, np.inf])
-def test_epsilon_must_be_positive_and_finite(kit, problem, epsilon):
-    x, y = problem
-    with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
-        kit.stages(x, kit.labels(y), epsilon=epsilon)
-
-
-def test_priors_must_be_probabilities(kit, problem):
-    x, y = problem
-    with pytest.raises(ValueError, match="priors must sum to one"):
-        kit.stages(x, kit.labels(y), priors=np.zeros((240, 4)))
-
-
-def test_mixup_needs_floating_features(kit, problem):
-    x, y = problem
-    with pytest.raises(ValueError, match="mixup_alpha > 0 needs floating-point features"):
-        kit.stages(np.round(x).astype(int), kit.labels(y), mixup_alpha=1.0)
 
 
 def test_budget_is_checked_before_the_draw(kit, problem):
@@ -55,28 +64,25 @@ def test_epochs_of_fit_must_be_those_of_the_stages(kit, problem):
         kit.fit(stages, kit.model(), epochs=3)
 
 
-@pytest.mark.parametrize("units", [3, 5])
-def test_output_must_have_one_score_a_class(kit, problem, units):
+MODELS = {
+    "too few scores": (3, "mse", r"shape \(batch, 4\).*returned \(1, 3\)"),
+    "too many scores": (5, "mse", r"shape \(batch, 4\).*returned \(1, 5\)"),
+    "sparse loss": (
+        4,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        r"Use keras\.losses\.CategoricalCrossentropy",
+    ),
+    "logits, unsaid": (4, keras.losses.CategoricalCrossentropy(), "not a probability distribution"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_that_do_not_fit_noisy_labels(kit, problem, kind):
     x, y = problem
+    units, loss, message = MODELS[kind]
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=rf"shape \(batch, 4\).*returned \(1, {units}\)"):
-        kit.fit(kit.stages(x, kit.labels(y)), model)
-
-
-def test_sparse_losses_are_refused(kit, problem):
-    x, y = problem
-    model = kit.model()
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match=r"Use keras\.losses\.CategoricalCrossentropy"):
-        kit.fit(kit.stages(x, kit.labels(y)), model)
-
-
-def test_logits_without_saying_so_are_refused(kit, problem):
-    x, y = problem
-    model = kit.model()
-    model.compile("sgd", keras.losses.CategoricalCrossentropy())
-    with pytest.raises(ValueError, match="not a probability distribution"):
+    model.compile("sgd", loss)
+    with pytest.raises(ValueError, match=message):
         kit.fit(kit.stages(x, kit.labels(y)), model)
 
 
@@ -116,10 +122,13 @@ def cached(x, y, stages):
 
 @pytest.mark.parametrize(("data", "first_bad_epoch"), [(clear, 0), (cached, 1)])
 def test_other_data_than_the_stages_own_is_refused(kit, problem, data, first_bad_epoch):
+    """And leaves nothing: momentum would go into a next training, of which no statement knows."""
     x, y = problem
     stages, model = kit.stages(x, kit.labels(y)), kit.model()
     stages.dataset()
-    before = kit.values(model.variables)
+    model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = kit.values(variables)
     epochs = []
 
     class Count(keras.callbacks.Callback):
@@ -135,42 +144,5 @@ def test_other_data_than_the_stages_own_is_refused(kit, problem, data, first_bad
             shuffle=False,
         )
     assert epochs[-1] == first_bad_epoch
-    for got, expected in zip(kit.values(model.variables), before, strict=True):
+    for got, expected in zip(kit.values(variables), before, strict=True):
         np.testing.assert_array_equal(got, expected)
-
-
-@pytest.mark.parametrize("data", [clear, cached])
-def test_other_data_leave_nothing_in_the_optimizer(kit, problem, data):
-    """Its momentum would go into the next training, of which no statement knows."""
-    x, y = problem
-    stages, model = kit.stages(x, kit.labels(y)), kit.model()
-    stages.dataset()
-    model.optimizer.build(model.trainable_variables)
-    before = kit.values(model.optimizer.variables)
-    with pytest.raises(RuntimeError, match="were set back"):
-        model.fit(*data(x, y, stages), epochs=stages.epochs, callbacks=[stages], verbose=0)
-    for got, expected in zip(kit.values(model.optimizer.variables), before, strict=True):
-        np.testing.assert_array_equal(got, expected)
-
-
-def test_rows_instead_of_arrays(kit, problem):
-    x, y = problem
-    """A list is read as an array of rows, so that several inputs need a tuple."""
-    for features in (x.tolist(), list(x)):
-        kit.stages(features, kit.labels(y))
-    with pytest.raises(ValueError, match="features have 2 rows, labels have 240"):
-        kit.stages([x, x], kit.labels(y))
-    with pytest.raises(ValueError, match="at least one"):
-        kit.stages(x[:0], kit.labels(y[:0]))
-
-
-def test_fractions_must_be_a_sequence(kit, problem):
-    x, y = problem
-    with pytest.raises(ValueError, match=r"fractions must be a sequence .* got 1\.0"):
-        kit.stages(x, kit.labels(y), fractions=1.0)
-
-
-def test_key_must_name_a_file(kit, problem):
-    x, y = problem
-    with pytest.raises(ValueError, match=r"key must be made of letters.*got 'a/b'"):
-        kit.stages(x, kit.labels(y), key="a/b")

@@ -1,31 +1,54 @@
-"""Where the label sits in an element of a dataset, and what else is in there."""
+"""Labels in the elements of a dataset: where they are, how they are read and replaced.
+
+An element-wise ``map`` costs more than the rest of a small pipeline (a thread hop per element, and
+it stands between the user's ``map`` and ``batch``, which tf.data would fuse). So labels are
+replaced in blocks of elements, ``batch -> map -> unbatch``, wherever the elements have static
+shapes; order and values of the elements stay what they are. Other elements go one by one.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tf_labeldp._progress import Progress
+
+_READ_AT_A_TIME = 4096
+_ELEMENTS_COMPARED = 256
+_BLOCK = 64
+_BLOCK_BYTES = 4 << 20
+_SMALLEST_BLOCK = 4
+
+# Without it tf.data makes even a map that only picks components parallel, at 15 us an element.
+_SYNCHRONOUS: dict[str, Any] = (
+    {"synchronous": True}
+    if "synchronous" in inspect.signature(tf.data.Dataset.map).parameters
+    else {}
+)
+
+_UNKNOWN_ID = (
+    "randomize_labels met an example whose id was not there when the transform was applied. It has "
+    "no noisy label, and its true label is not given out. Apply a new transform to the dataset "
+    "that holds all examples, and take subsets after it."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelSlot:
-    """The place of the label in elements ``(x, y)``, ``(x, y, sample_weight)`` or a dict.
-
-    Attributes:
-        key: the label's key in a dict, or None for tuples, where it is the second entry.
-    """
+    """The label's place in an element: a dict's ``key``, or None for a tuple's second entry."""
 
     key: str | None
 
     @staticmethod
     def element(parts: tuple[Any, ...]) -> Any:
-        """Returns the element of which tf.data made a function's arguments.
-
-        It spreads plain tuples, and hands on dicts and named tuples as they are.
-        """
+        """Returns the element from a function's arguments: tf.data spreads plain tuples alone."""
         return parts[0] if len(parts) == 1 else parts
 
     def label(self, element: Any) -> Any:
@@ -56,12 +79,7 @@ class LabelSlot:
 
 
 def find_label(element_spec: Any, label_key: str) -> LabelSlot:
-    """Returns where the label is.
-
-    Raises:
-        ValueError: elements are neither ``(x, y)``, ``(x, y, sample_weight)`` nor a dict with the
-            key.
-    """
+    """Returns where the label is, or raises for other elements than pairs, triples and dicts."""
     if isinstance(element_spec, Mapping):
         if label_key in element_spec:
             return LabelSlot(label_key)
@@ -84,16 +102,7 @@ def find_label(element_spec: Any, label_key: str) -> LabelSlot:
 
 
 def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
-    """Returns the dtype of a label that is one scalar an element: an integer, or a float.
-
-    Args:
-        spec: of the label.
-        num_classes: K; None for regression, where the label must be a float.
-
-    Raises:
-        TypeError: the label is of a wrong type.
-        ValueError: the label is not a scalar, or its dtype cannot hold every class.
-    """
+    """Returns the dtype of a scalar label: an integer class, or a float if there are no classes."""
     if not isinstance(spec, tf.TensorSpec):
         raise TypeError(
             f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar "
@@ -133,3 +142,197 @@ def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
             f"label may be {num_classes - 1}. Cast the labels to tf.int64 first."
         )
     return spec.dtype
+
+
+def read_labels(
+    source: tf.data.Dataset,
+    slot: LabelSlot,
+    id_of: Callable[[Any], tf.Tensor] | None,
+    verbose: bool,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the labels (n,) and ids (n,) or None, in the order of the source.
+
+    Raises where there are no elements, or an id comes twice.
+    """
+
+    def pick(*parts: Any) -> Any:
+        element = slot.element(parts)
+        if id_of is None:
+            return (slot.label(element),)
+        return slot.label(element), id_of(slot.features(element))
+
+    picked = source.map(pick)
+    labels, ids, count = [], [], 0
+    total = int(source.cardinality())
+    progress = Progress("randomize_labels, reading labels", total if total > 0 else None)
+    for block in picked.batch(_READ_AT_A_TIME).as_numpy_iterator():
+        labels.append(block[0])
+        ids.extend(block[1:])
+        count += block[0].size
+        if verbose:
+            progress.advance(block[0].size)
+    progress.end()
+    if count == 0:
+        raise ValueError(
+            "the dataset is empty: it has no labels to randomize. Check the files or the split "
+            "it is made from, and filters before this transform."
+        )
+    if id_of is None:
+        return np.concatenate(labels), None
+    all_ids = np.concatenate(ids)
+    repeated = count - np.unique(all_ids).size
+    if repeated:
+        raise ValueError(
+            f"id_fn gave {repeated} of {count} examples an id that another has too. Each example "
+            "needs an id of its own; apply randomize_labels before .repeat()."
+        )
+    return np.concatenate(labels), all_ids
+
+
+def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
+    """Returns ``id_fn`` with its result checked and integers as ``int64``."""
+
+    def id_of(features: Any) -> tf.Tensor:
+        example_id = tf.convert_to_tensor(id_fn(features))
+        fits = example_id.dtype.is_integer or example_id.dtype == tf.string
+        if not fits or example_id.shape.rank != 0:
+            raise TypeError(
+                "id_fn must map the features of one example to a scalar integer or string "
+                f"tensor, got dtype {example_id.dtype.name} and shape {example_id.shape}."
+            )
+        return example_id if example_id.dtype == tf.string else tf.cast(example_id, tf.int64)
+
+    return id_of
+
+
+def check_no_repeat(source: tf.data.Dataset) -> None:
+    """Raises if the source repeats its elements: each copy would get a draw of its own."""
+    waiting = [source]
+    while waiting:
+        dataset = waiting.pop()
+        if type(dataset).__name__ == "_RepeatDataset":
+            raise ValueError(
+                "the dataset repeats its elements, and each copy of a label would be drawn, and "
+                "spend epsilon, again. Apply randomize_labels before .repeat()."
+            )
+        inputs = getattr(dataset, "_inputs", None)  # how tf.data walks a pipeline itself
+        waiting.extend(inputs() if callable(inputs) else [])
+
+
+def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
+    """Raises if the first elements of two passes differ in their features."""
+    unordered = source.options().deterministic is False
+    if unordered or _digest_of_start(source, slot) != _digest_of_start(source, slot):
+        raise ValueError(
+            "the dataset gives other features, or in another order, each time it is iterated, so "
+            "its examples cannot be identified by their place. Apply randomize_labels before "
+            ".shuffle() and random augmentation (best on the source itself), or pass id_fn="
+            + (", or set options.deterministic to True." if unordered else ".")
+        )
+
+
+def _digest_of_start(source: tf.data.Dataset, slot: LabelSlot) -> bytes:
+    digest = hashlib.blake2b()
+    for element in source.take(_ELEMENTS_COMPARED):
+        for tensor in tf.nest.flatten(slot.without_label(element), expand_composites=True):
+            value = np.asarray(tensor.numpy())
+            listed = value.dtype.hasobject  # texts: the array itself holds addresses
+            content = repr(value.tolist()).encode() if listed else value.tobytes()
+            digest.update(f"{value.shape}{len(content)}".encode())
+            digest.update(content)
+    return digest.digest()
+
+
+def replace_in_order(
+    source: tf.data.Dataset, slot: LabelSlot, labels: np.ndarray
+) -> tf.data.Dataset:
+    """Returns ``source`` with its i-th label replaced by ``labels[i]``.
+
+    Iterating raises ``FailedPreconditionError`` once the source gives more or fewer elements than
+    there are labels.
+    """
+    block = block_size(source.element_spec)
+    if block == 1:
+        spare = np.concatenate([labels, labels[:1]])  # lets one element too many be seen, below
+        zipped = tf.data.Dataset.zip((source, tf.data.Dataset.from_tensor_slices(spare)))
+        replaced = zipped.map(slot.replace, **_SYNCHRONOUS)
+    else:
+        spare = np.zeros(((len(labels) // block + 2) * block, *labels.shape[1:]), labels.dtype)
+        spare[: len(labels)] = labels
+        rows = tf.data.Dataset.from_tensor_slices(spare.reshape(-1, block, *labels.shape[1:]))
+
+        def replace(elements: Any, row: tf.Tensor) -> Any:
+            return slot.replace(elements, row[: tf.shape(slot.label(elements))[0]])
+
+        zipped = tf.data.Dataset.zip((source.batch(block), rows))
+        replaced = zipped.map(replace, **_SYNCHRONOUS).unbatch()
+    replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
+    return _never_sharded_by_file(replaced)
+
+
+def replace_by_id(
+    source: tf.data.Dataset,
+    slot: LabelSlot,
+    id_of: Callable[[Any], tf.Tensor],
+    ids: np.ndarray,
+    labels: np.ndarray,
+) -> tf.data.Dataset:
+    """Returns ``source`` with the label of id ``ids[i]`` replaced by ``labels[i]``.
+
+    Iterating raises ``InvalidArgumentError`` at an id that is not among the distinct ``ids``,
+    ``int64`` or bytes.
+    """
+    keys = tf.constant(ids if ids.dtype != object else ids.tolist())
+    # The place and not the label: a noisy number may be any, so none could mean "not found".
+    places = tf.range(len(labels), dtype=tf.int64)
+    entries = tf.lookup.KeyValueTensorInitializer(keys, places)
+    noisy = tf.constant(labels)
+    table = tf.lookup.StaticHashTable(entries, default_value=-1)
+
+    def look_up(wanted: tf.Tensor) -> tf.Tensor:
+        found = table.lookup(wanted)
+        known = tf.debugging.Assert(tf.reduce_all(found >= 0), [_UNKNOWN_ID], name="known_ids")
+        with tf.control_dependencies([known]):
+            return tf.gather(noisy, found)
+
+    def replace(*parts: Any) -> Any:
+        element = slot.element(parts)
+        return slot.replace(element, look_up(id_of(slot.features(element))))
+
+    def replace_block(*parts: Any) -> Any:
+        elements = slot.element(parts)
+        wanted = tf.vectorized_map(id_of, slot.features(elements))
+        return slot.replace(elements, look_up(wanted))
+
+    block = block_size(source.element_spec)
+    if block == 1:
+        replaced = source.map(replace, **_SYNCHRONOUS)
+    else:
+        replaced = source.batch(block).map(replace_block, **_SYNCHRONOUS).unbatch()
+    if source.cardinality() == len(labels):  # a size that is known stays known
+        replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
+    return replaced
+
+
+def block_size(element_spec: Any) -> int:
+    """Returns how many elements are handled at a time: 1 for those that cannot be batched."""
+    size = 0
+    for spec in tf.nest.flatten(element_spec):
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+            return 1
+        if spec.dtype in (tf.variant, tf.resource):
+            return 1
+        size += spec.shape.num_elements() * max(spec.dtype.size, 1)
+    block = min(_BLOCK, _BLOCK_BYTES // max(size, 1))
+    # Where elements are this large, copying them costs more than the map.
+    return block if block >= _SMALLEST_BLOCK else 1
+
+
+def _never_sharded_by_file(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Several workers must share out elements, not files: labels go by place in the source."""
+    policy = tf.data.experimental.AutoShardPolicy
+    if dataset.options().experimental_distribute.auto_shard_policy == policy.OFF:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return dataset.with_options(options)

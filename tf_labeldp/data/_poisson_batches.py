@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import numbers
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.data._label_rows import LabelRows
-from tf_labeldp.data._one_ahead import OneAhead
 from tf_labeldp.data._poisson_sampler import PoissonSampler, uniform_subset
-from tf_labeldp.data._row_source import RowSource
-from tf_labeldp.data._user_rows import rows_of_users
-from tf_labeldp.mechanisms._random import uniform_integers
+from tf_labeldp.data._row_source import RowSource, kept_dtype
+from tf_labeldp.mechanisms._random import uniform_below, uniform_integers
+from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._training_labels import labels_for_training
 
 _WARN_OVERFLOW = 0.01
 _BATCH, _ALT, _USERS = range(3)
@@ -35,56 +36,62 @@ def poisson_batches(
 ) -> PoissonBatches:
     """Returns batches for ``LabelDPModel.fit`` that include each example with probability q.
 
-    Every step draws its batch anew: each example (or user) enters independently with probability
-    ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. Batches vary in size, the
-    tensors do not: a batch lies in a buffer of fixed size, with a weight of one on each of its
-    rows and of zero on the padding. Only what ``LabelDPModel.fit`` makes of the batches is
-    private; so it alone opens them, after it has charged the labels.
+    At each step every example (or user) enters the batch independently with probability
+    ``sampling_probability``, as ``accounting.dp_sgd_guarantee`` assumes. A batch of varying size
+    lies in a buffer of fixed size, with weight one on its rows and zero on the padding. The batches
+    hold true labels, so only ``LabelDPModel.fit`` can open them, after it has charged the labels.
 
-    Privacy:
-        Sampling does not look at labels, and takes its bits from the operating system, unless a
-        seed is given: then the run is "not private: seeded".
+    Guarantee:
+        Sampling does not look at labels, and takes its bits from the operating system unless a seed
+        is given: then the run is "not private: seeded".
 
         Given which others are in a batch, an example (user) is in it with probability at most
         ``sampling_probability``, exactly: counts are drawn with integer weights, rounded such that
         this holds.
 
         A batch that does not fit into the buffer is emptied: all its weights are zero, and the
-        step is noise alone. So the guarantee of the subsampled Gaussian stands under replacement
+        step is noise alone. So the guarantee of the subsampled Gaussian holds under replacement
         of one label: let R be the batch without example i. If R has fewer examples than the
         buffer, i is in the batch with probability at most q. If R fills the buffer, the batch
         with i is emptied, and the one without i does not depend on i's label; neither does a
-        larger R. Under ``relation="add_or_remove"`` it does not stand, as the presence of i
-        empties batches. Cutting the batch down to the buffer would break it for both.
+        larger R. Under ``relation="add_or_remove"`` it does not hold, as the presence of i
+        empties batches. Truncating the batch to the buffer would break it for both.
 
         Padding repeats the first row of the features, with the label 0 (or the low end of the
-        range) and weight zero, and so is made without labels.
+        range) and weight zero, and so does not depend on labels.
 
         With ``users``, a user's k rows come together or not at all, so all of this holds for
         replacement of all labels of one user.
 
-        All this rests on batches that nobody sees: an adversary who is shown which examples are in
-        a batch, also through its size, gets no amplification by sampling.
+        Batches must stay hidden: an adversary who learns which examples are in a batch, also
+        through its size, gets no amplification by sampling.
 
     Args:
-        features: public features of n examples: an array (n, ...), or a dict or tuple of arrays,
-            nested as wanted. What is too big for memory may be an ``np.memmap``, or any object
-            with ``__len__`` and ``__getitem__``: it is asked for ``int64`` row numbers (m,),
-            increasing and without repeats, as ``h5py`` takes them, and gives an array (m, ...) or
-            a dict or tuple of arrays. ``float64`` becomes ``float32``.
+        features: public features of n examples: an array (n, ...), or a nested dict or tuple of
+            arrays. For data larger than memory, an ``np.memmap`` or any object with ``__len__`` and
+            ``__getitem__``: it gets increasing ``int64`` row numbers (m,) without repeats, as
+            ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
+            ``float64`` becomes ``float32``.
         labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
-            numbers. For an array, no vault keeps count of what is spent: that is up to you.
-        sampling_probability: q in (0, 1], such that at least two examples (users) are expected in
-            a batch.
-        steps: steps of an epoch. An epoch is a number of steps and no pass over the data.
+            numbers. For an array, no vault tracks what is spent: that is up to you.
+        sampling_probability: q in (0, 1]; at least two examples (users) must be expected in a
+            batch.
+        steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
         buffer_size: the most examples (users) of a batch. None takes the smallest multiple of 8
             that a batch exceeds with probability at most 1e-9.
-        users: for privacy of users, the user of each example (n,): integers, texts or other
+        users: for user-level privacy, the user of each example (n,): integers, texts or other
             hashable values. Public knowledge.
         max_examples_per_user: k; each user contributes exactly k rows to each of its batches. Of
             more examples k are chosen at random, once; fewer are repeated at random up to k
             (``ghazi2024``, section 6).
         insecure_seed: makes the batches repeatable, and the guarantee "not private: seeded".
+
+    Returns:
+        A ``PoissonBatches`` for ``LabelDPModel.fit``. It cannot be iterated. Its attributes say how
+        batches are sampled: ``labels`` (the vault, or None), ``num_examples``, ``num_units``
+        (examples, or users), ``sampling_probability``, ``steps``, ``buffer_size`` (in units),
+        ``expected_batch_size``, ``privacy_unit`` ("label" or "user"), ``group_size`` (rows of a
+        unit: 1, or k for users) and ``seeded``.
 
     Raises:
         TypeError: features that can't be read by row number, features or labels that are not
@@ -100,9 +107,9 @@ def poisson_batches(
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
         >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(epsilon=1.0))
         >>> features = np.zeros((100, 3), np.float32)
-        >>> batches = poisson_batches(features, labels, sampling_probability=0.2, steps=10)
-        >>> batches.expected_batch_size, batches.buffer_size
-        (20.0, 48)
+        >>> poisson_batches(features, labels, sampling_probability=0.2, steps=10)
+        PoissonBatches(num_examples=100, sampling_probability=0.2, steps=10, buffer_size=48,
+                       privacy_unit='label', group_size=1, seeded=False)
     """
     source = RowSource(features)
     q = _checked_probability(sampling_probability)
@@ -120,7 +127,7 @@ def poisson_batches(
         user_rows = rows_of_users(users, source.num_rows, k, _generator(seed, _USERS))
     return PoissonBatches(
         source,
-        LabelRows(labels, source.num_rows),
+        _LabelRows(labels, source.num_rows),
         _sampler(source.num_rows if user_rows is None else len(user_rows), q, buffer_size),
         q,
         _validate.integer_at_least("steps", steps, 1),
@@ -130,31 +137,12 @@ def poisson_batches(
 
 
 class PoissonBatches:
-    """Batches of ``poisson_batches``: says how they are sampled, shows neither them nor labels.
-
-    Attributes:
-        labels: the vault, or None if the labels were given as an array.
-        num_examples: n, rows of the features.
-        num_units: what is sampled: examples, or users.
-        sampling_probability: q.
-        steps: steps of an epoch.
-        buffer_size: the most units of a batch; a batch has ``buffer_size * group_size`` rows.
-        expected_batch_size: ``q * num_units``.
-        privacy_unit: "label", or "user" if a user's labels are protected together.
-        group_size: rows of a unit, which stand together: 1, or k for users.
-        seeded: whether a seed was given, which takes the privacy away.
-
-    Example:
-        >>> features, labels = np.zeros((100, 3)), np.tile([0, 1], 50)
-        >>> poisson_batches(features, labels, sampling_probability=0.2, steps=10)
-        PoissonBatches(num_examples=100, sampling_probability=0.2, steps=10, buffer_size=48,
-                       privacy_unit='label', group_size=1, seeded=False)
-    """
+    """What ``poisson_batches`` returns: says how batches are sampled, shows no batch or label."""
 
     def __init__(
         self,
         features: RowSource,
-        labels: LabelRows,
+        labels: _LabelRows,
         sampler: PoissonSampler,
         sampling_probability: float,
         steps: int,
@@ -184,20 +172,17 @@ class PoissonBatches:
         Args:
             alt_examples: size of a second set of examples, drawn for each step uniformly without
                 replacement and independently of the batch; 0 for none.
-            disjoint: for a training step that shows which examples are in a batch, and so gets no
-                amplification: batches of the expected size without sampling. In every epoch all
-                units are put in a random order and taken in turn, so that each is used
+            disjoint: for a training step that reveals which examples are in a batch, and so gets no
+                amplification: batches of the expected size without sampling. Each epoch takes all
+                units in turn, in a random order, so that each is used
                 ``ceil(steps / (num_units // size))`` times at most.
 
         Returns:
-            An endless dataset of (x, y, weights), or (x, y, weights, alt_x) if a second set was
-            asked for. With B ``buffer_size * group_size`` rows: x has the structure of the
-            features, each (B, ...); y is (B, ...), ``int64`` codes or ``float32`` numbers of a
-            vault, else the dtype of the array; weights ``float32`` (B,) are one for examples and
-            zero for padding; alt_x has the structure of the features, each (alt_examples, ...).
-
-        Raises:
-            ValueError: a larger second set than there are examples.
+            An endless dataset of (x, y, weights), or (x, y, weights, alt_x) with a second set. With
+            B = ``buffer_size * group_size``: x has the structure of the features, each (B, ...); y
+            is (B, ...), ``int64`` codes or ``float32`` numbers of a vault, else the dtype of the
+            array; weights ``float32`` (B,) are one for examples and zero for padding; alt_x has the
+            structure of the features, each (alt_examples, ...).
         """
         alt_examples = _validate.integer_at_least("alt_examples", alt_examples, 0)
         if alt_examples > self.num_examples:
@@ -229,7 +214,7 @@ class PoissonBatches:
                 batch += self._features.read(others, alt_examples)
             return batch
 
-        make_ahead = OneAhead(make)
+        make_ahead = _OneAhead(make)
 
         def element(step: tf.Tensor) -> tuple[Any, ...]:
             tensors = tf.numpy_function(make_ahead, [step], [one.dtype for one in specs])
@@ -241,7 +226,7 @@ class PoissonBatches:
             return (*parts, self._features.pack(alt)) if alt_examples else parts
 
         options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False  # see OneAhead
+        options.experimental_optimization.inject_prefetch = False  # see _OneAhead
         return tf.data.Dataset.counter().map(element).with_options(options)
 
     @property
@@ -271,7 +256,7 @@ class PoissonBatches:
 
 
 class _Turns:
-    """Batches in which, within a pass, no unit comes twice; each epoch begins a new pass."""
+    """Batches in which no unit comes twice within a pass; each epoch begins a new pass."""
 
     def __init__(self, batches: PoissonBatches, opening: int) -> None:
         self._batches, self._opening = batches, opening
@@ -289,6 +274,134 @@ class _Turns:
             rng = _generator(self._batches._seed, _BATCH, self._opening, epoch, number)
             self._order = np.argsort(uniform_integers(self._order.size, rng), kind="stable")
         return np.sort(self._order[place * self._size : (place + 1) * self._size])
+
+
+class _OneAhead:
+    """Calls a function of the step on a thread of its own, one step ahead.
+
+    It replaces ``tf.data``'s prefetch: if Python exits while a thread of that one is in a Python
+    function, it waits for an interpreter that is gone, and the program never ends. The thread here
+    ends after its current batch.
+    """
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make = make
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._waiting: dict[int, Future[Any]] = {}
+
+    def __call__(self, step: np.ndarray) -> Any:
+        """Returns the function's value for a step, and starts on that of the next."""
+        now = int(step)
+        found = self._waiting.pop(now, None) or self._pool.submit(self._make, now)
+        self._waiting = {now + 1: self._pool.submit(self._make, now + 1)}
+        return found.result()
+
+
+class _LabelRows:
+    """The labels of n examples in the dtype of batches: of a vault, or an array, which is copied.
+
+    Attributes:
+        vault: the vault, or None.
+        padding: the label of rows without an example: 0, or the low end of a vault's range.
+    """
+
+    def __init__(self, labels: Any, num_rows: int) -> None:
+        self.vault = labels if isinstance(labels, PrivateLabels) else None
+        self.padding: float = 0
+        self._array: np.ndarray | None = None
+        self._shape: tuple[int, ...] = ()
+        self._dtype: np.dtype[Any] = np.dtype(np.float32)
+        if self.vault is None:
+            self._array = _checked_labels(labels)
+            self._shape, self._dtype = self._array.shape[1:], self._array.dtype
+        elif self.vault.num_labels is not None:
+            self._shape = (self.vault.num_labels,)
+        elif self.vault.label_range is None:
+            self._dtype = np.dtype(np.int64)
+        else:
+            self.padding = self.vault.label_range[0]
+        found = len(labels) if self._array is None else len(self._array)
+        if found != num_rows:
+            raise ValueError(
+                f"features have {num_rows} examples, labels {found}. Give one label for each "
+                "example, in the same order."
+            )
+
+    def spec(self, num_rows: int) -> tf.TensorSpec:
+        """Returns what the labels of so many rows are."""
+        return tf.TensorSpec((num_rows, *self._shape), self._dtype)
+
+    def open(self) -> np.ndarray:
+        """Returns the true labels (n, ...); the vault stays closed until training calls this."""
+        if self._array is not None:
+            return self._array
+        return labels_for_training(self.vault)  # type: ignore[arg-type]
+
+
+def _checked_labels(labels: Any) -> np.ndarray:
+    """Returns a copy of labels that no vault holds, or raises without showing any."""
+    array = np.array(labels.numpy() if hasattr(labels, "numpy") else labels)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"labels must be a PrivateLabels vault or an array of numbers, got dtype {array.dtype} "
+            f"of {type(labels).__name__}. PrivateLabels(labels, classes=[...]) takes names."
+        )
+    if array.ndim == 0:
+        raise ValueError(
+            "labels must have shape (n,) or (n, ...), got one number. Give one label per example."
+        )
+    with np.errstate(over="ignore"):
+        array = array.astype(kept_dtype(array.dtype), copy=False)
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"labels must be finite ({array.dtype}), but some are not. Leave these "
+            "examples out, or fill them in, by a rule that does not look at labels."
+        )
+    return array
+
+
+def rows_of_users(
+    users: Any, num_rows: int, rows_per_user: int, rng: np.random.Generator | None
+) -> np.ndarray:
+    """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels.
+
+    A user with more than k rows keeps a random k of them; one with fewer has all of them, and
+    random repeats of them up to k (``ghazi2024``, section 6).
+    """
+    codes = _user_codes(users, num_rows)
+    counts = np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    # Rows of a user stand together, in a random order.
+    shuffled = np.lexsort((uniform_integers(num_rows, rng), codes))
+    places = np.tile(np.arange(rows_per_user), (counts.size, 1))
+    missing = places >= counts[:, np.newaxis]
+    owners = np.nonzero(missing)[0]
+    places[missing] = uniform_below(counts[owners], rng)
+    return shuffled[starts[:, np.newaxis] + places]
+
+
+def _user_codes(users: Any, num_rows: int) -> np.ndarray:
+    """Returns users as numbers 0..num_users-1, ``int64`` (n,)."""
+    array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
+    if array.shape != (num_rows,):
+        raise ValueError(
+            f"users must have shape ({num_rows},), one user for each example, got shape "
+            f"{array.shape}. Make tuples into texts first."
+        )
+    if array.dtype.kind == "O":  # not sortable in general
+        missing = sum(user is None or user != user for user in array)
+        numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}
+        codes = np.fromiter((numbers[user] for user in array), np.int64, array.size)
+    else:
+        missing = int(np.count_nonzero(array != array))  # NaN and NaT
+        codes = np.unique(array, return_inverse=True)[1].astype(np.int64)
+    if missing:
+        raise ValueError(
+            f"users must be known, but {missing} of {num_rows} are missing (None or NaN). Give "
+            "each of these rows a user of its own, or leave them out, by a rule that does not look "
+            "at labels."
+        )
+    return codes
 
 
 def _checked_probability(value: Any) -> float:

@@ -26,10 +26,11 @@ class PoissonSampler:
     The number is drawn from a table of integer weights: the binomial ones, rounded such that each
     count is at most as likely, relative to the count before, as it should be.
 
-    Privacy: given which other units are in the sample, a unit is in it with probability at most q,
-    exactly: the odds are ``w[r + 1] (r + 1) / (w[r] (n - r))`` for r others, and the rounding
-    never takes them above ``q / (1 - q)``. The sample as a whole differs from a Poisson sample by
-    less than 2^-150 in total variation.
+    Guarantee:
+        Given which other units are in the sample, a unit is in it with probability at most q,
+        exactly: the odds are ``w[r + 1] (r + 1) / (w[r] (n - r))`` for r others, and the rounding
+        never takes them above ``q / (1 - q)``. The sample as a whole differs from a Poisson sample
+        by less than 2^-150 in total variation.
 
     A draw takes O(q n) time and random bits, apart from the table, which is made once.
 

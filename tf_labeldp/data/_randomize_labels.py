@@ -12,14 +12,16 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.data._elements import check_label_spec, find_label
-from tf_labeldp.data._read import (
+from tf_labeldp.data._elements import (
+    check_label_spec,
     check_no_repeat,
     check_order,
     checked_id_fn,
+    find_label,
     read_labels,
+    replace_by_id,
+    replace_in_order,
 )
-from tf_labeldp.data._replace import replace_by_id, replace_in_order
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
@@ -49,27 +51,28 @@ def randomize_labels(
 ) -> LabelRandomization:
     """Returns a transform for ``dataset.apply`` that replaces each true label by a noisy one.
 
-    ``apply`` reads the labels in one pass into a ``PrivateLabels`` vault, draws one noisy label for
-    each example, and returns a dataset with those. Every epoch, and every shuffle, batch, shard,
-    repeat, cache or prefetch that follows, sees the same draw. A ``map`` that draws noise would run
-    again in each epoch: over ten epochs an adversary sees ten draws of each label, and ten times
-    epsilon is spent.
+    ``apply`` reads the labels in one pass into a ``PrivateLabels`` vault, draws one noisy label per
+    example, and returns a dataset with those. Every epoch, and every shuffle, batch, shard, repeat,
+    cache or prefetch that follows, sees the same draw. A ``map`` that draws noise would run again
+    in each epoch: over ten epochs an adversary sees ten draws of each label, and ten times epsilon
+    is spent.
 
     Guarantee:
-        The dataset that ``apply`` returns is (epsilon, delta)-label-DP for the replacement of one
+        The dataset that ``apply`` returns is (epsilon, delta)-label-DP under replacement of one
         label, with the mechanism's epsilon and delta, however often it is iterated. It rests on the
         vault's assumptions (``guarantee().assumptions``), and on features, sample weights, ids and
         order that were made without the labels: drop columns that reveal the label, such as a
-        coarser class, first. The true label is not in the returned elements; an example that has
-        no noisy label raises. The source dataset still has the true labels: train on the returned
-        one.
+        coarser class, first. The returned elements do not contain the true label; an example that
+        has no noisy label raises. The source dataset still has the true labels: train on the
+        returned one.
 
-    Examples are told apart by their place in the source, which must then give the same elements in
+    Examples are identified by their place in the source, which must then give the same elements in
     the same order each time, or by ``id_fn``. Apply the transform directly on the source, before
-    maps that decode or augment: the pass over the labels then runs none of them.
+    maps that decode or augment: the pass over the labels then runs none of them. A transform is
+    for one dataset: a second one would need a draw, and a charge, of its own.
 
     Args:
-        mechanism: how a label is randomized: whatever ``PrivateLabels.randomize`` takes but
+        mechanism: whatever ``PrivateLabels.randomize`` takes except
             ``PeerToPeerRandomizedResponse``, in which not everybody reports, and
             ``HeadPriorRandomizer``, which needs the features in memory. Labels are integers 0..K-1
             with its K; or, for numbers, floats in its range (clip them to it in a ``map`` before).
@@ -77,10 +80,10 @@ def randomize_labels(
         label_key: key of the label, for elements that are dicts (as TFDS gives them). Elements
             ``(x, y)`` and ``(x, y, sample_weight)`` have it in second place.
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
-            scalar integer or string tensor that no other example has. Needed for sources in an
-            order of their own each time (shuffled, read in parallel), and for pipelines that
-            distribute files among workers. It is called on blocks of examples through
-            ``tf.vectorized_map``, so it should be made of TensorFlow operations.
+            scalar integer or string tensor that no other example has. Needed for sources whose
+            order varies (shuffled, read in parallel), and for pipelines that distribute files among
+            workers. It is called on blocks of examples through ``tf.vectorized_map``, so it should
+            be made of TensorFlow operations.
         priors: probabilities for mechanisms that use them: (K,), or (n, K) in the order of the
             source (not with ``id_fn``).
         clusters: the cluster of each example, integers (n,) in the order of the source (not with
@@ -89,14 +92,29 @@ def randomize_labels(
         high: the largest label, public, for ``LabelRandomizer``.
         budget: the most that may be spent on one label; None for that of the store, or for what
             the mechanism costs.
-        store: folder that keeps the draw, so that a second run reads it and spends nothing. Written
-            in the order of the source, or of the sorted ids, whatever the order of the source is.
-        insecure_seed: makes the draw repeatable; the statement then says "not private: seeded".
-        verbose: print a line to stderr every few seconds of a long pass.
+        store: folder that keeps the draw, so that a second run reads it and spends nothing. It is
+            in the order of the source, or of the sorted ids.
+        insecure_seed: makes the draw repeatable; the guarantee then says "not private: seeded".
+        verbose: whether to report the progress of a long pass on stderr.
+
+    Returns:
+        A ``LabelRandomization``, a function of a dataset of single examples: ``(x, y)``,
+        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar integer in
+        0..K-1, or a scalar float for a mechanism of numbers. It returns a dataset in the same order
+        with the same ``element_spec``, except for the labels of ``ALIBI``. After ``apply`` it has
+        ``guarantee()``, the ``noisy_labels`` that were drawn, and the ``private_labels`` vault they
+        came from, in the order of the source or of the sorted ids; further draws from the vault are
+        charged to the same examples.
 
     Raises:
-        TypeError: ``mechanism`` is not a mechanism, ``id_fn`` not callable, ``budget`` no budget.
-        ValueError: a public input missing, not wanted, or of a wrong shape.
+        TypeError: ``mechanism`` is not a mechanism, ``id_fn`` not callable, ``budget`` no budget;
+            on ``apply``, labels or ids of a wrong type.
+        ValueError: a public input missing, not wanted, or of a wrong shape; on ``apply``, no
+            labels, batches in the place of examples, labels outside the classes or the range, an
+            empty or endless dataset, an order that changes, ids that repeat.
+        RuntimeError: on ``apply``, if applied before, or inside a ``tf.function``.
+        BudgetExceededError: on ``apply``, the budget is too small; nothing was drawn.
+        LabelStoreError: on ``apply``, the store is of other labels or settings, or damaged.
 
     Example:
         >>> import tensorflow as tf
@@ -105,146 +123,79 @@ def randomize_labels(
         >>> private = randomize_labels(RandomizedResponse(epsilon=1.0, num_classes=3))
         >>> dataset = source.apply(private)
         >>> batches = dataset.shuffle(3).batch(2).repeat(10)
-        >>> private.guarantee().epsilon
-        1.0
+        >>> private.guarantee().epsilon, len(private.noisy_labels)
+        (1.0, 3)
     """
-    return LabelRandomization(
-        mechanism,
-        label_key=label_key,
-        id_fn=id_fn,
-        priors=priors,
-        clusters=clusters,
-        low=low,
-        high=high,
-        budget=budget,
-        store=store,
-        insecure_seed=insecure_seed,
-        verbose=verbose,
-    )
+    if id_fn is not None and not callable(id_fn):
+        raise TypeError(
+            f"id_fn must be a function of an example's features, got {type(id_fn).__name__}, "
+            'for example id_fn=lambda x: x["id"].'
+        )
+    if budget is not None and not isinstance(budget, PrivacyBudget):
+        raise TypeError(
+            f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
+            "budget=PrivacyBudget(epsilon=1.0), or leave it out."
+        )
+    if not isinstance(mechanism, Randomizer):
+        checked_mechanism(mechanism, LabelMechanism)
+    public = _checked_public(mechanism, priors, clusters, with_ids=id_fn is not None)
+    label_range = _range_of(mechanism, low, high)
+    num_classes = getattr(mechanism, "num_classes", None)
+    if num_classes is None and label_range is None:
+        raise ValueError(
+            f"{type(mechanism).__name__} does not say what the labels are. Give their public "
+            "range: low= and high=."
+        )
+    delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
+    vault_settings = {
+        "num_classes": num_classes,
+        "low": None if label_range is None else label_range[0],
+        "high": None if label_range is None else label_range[1],
+        "budget": budget or budget_for_store(store, PrivacyBudget(mechanism.epsilon, delta)),
+        "store": store,
+        "insecure_seed": insecure_seed,
+    }
+    return LabelRandomization(mechanism, public, vault_settings, label_key, id_fn, bool(verbose))
 
 
 class LabelRandomization:
-    """The transform that ``randomize_labels`` makes; its arguments are there.
-
-    Good for one dataset: a second one would need a draw, and a charge, of its own.
-
-    Guarantee:
-        ``guarantee()`` is that of the noisy labels drawn by ``apply``: one draw a label, whatever
-        the number of epochs.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from tf_labeldp.mechanisms import RandomizedResponse
-        >>> transform = LabelRandomization(RandomizedResponse(epsilon=2.0, num_classes=2))
-        >>> dataset = tf.data.Dataset.from_tensor_slices(([1.0, 2.0], [0, 1])).apply(transform)
-        >>> transform.private_labels.guarantee().epsilon, len(transform.noisy_labels)
-        (2.0, 2)
-    """
+    """The transform that ``randomize_labels`` returns."""
 
     def __init__(
         self,
         mechanism: LabelMechanism | Randomizer,
-        *,
-        label_key: str = "label",
-        id_fn: Callable[[Any], Any] | None = None,
-        priors: Any = None,
-        clusters: Any = None,
-        low: float | None = None,
-        high: float | None = None,
-        budget: PrivacyBudget | None = None,
-        store: str | os.PathLike[str] | None = None,
-        insecure_seed: int | None = None,
-        verbose: bool = True,
+        public: dict[str, Any],
+        vault_settings: dict[str, Any],
+        label_key: str,
+        id_fn: Callable[[Any], Any] | None,
+        verbose: bool,
     ) -> None:
-        if id_fn is not None and not callable(id_fn):
-            raise TypeError(
-                f"id_fn must be a function of an example's features, got {type(id_fn).__name__}, "
-                'for example id_fn=lambda x: x["id"].'
-            )
-        if budget is not None and not isinstance(budget, PrivacyBudget):
-            raise TypeError(
-                f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
-                "budget=PrivacyBudget(epsilon=1.0), or leave it out."
-            )
-        if not isinstance(mechanism, Randomizer):
-            checked_mechanism(mechanism, LabelMechanism)
-        self._mechanism = mechanism
-        self._public = _checked_public(mechanism, priors, clusters, with_ids=id_fn is not None)
-        self._range = _range_of(mechanism, low, high)
-        self._num_classes = getattr(mechanism, "num_classes", None)
-        if self._num_classes is None and self._range is None:
-            raise ValueError(
-                f"{type(mechanism).__name__} does not say what the labels are. Give their public "
-                "range: low= and high=."
-            )
+        self.mechanism = mechanism
+        self.private_labels: PrivateLabels | None = None
+        self.noisy_labels: NoisyLabels | None = None
+        self._public = public
+        self._vault_settings = vault_settings
         self._label_key = label_key
         self._id_fn = id_fn
-        delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
-        self._budget = budget or budget_for_store(store, PrivacyBudget(mechanism.epsilon, delta))
-        self._store = store
-        self._seed = insecure_seed
-        self._verbose = bool(verbose)
-        self._private_labels: PrivateLabels | None = None
-        self._noisy_labels: NoisyLabels | None = None
-
-    @property
-    def mechanism(self) -> LabelMechanism | Randomizer:
-        """The mechanism."""
-        return self._mechanism
-
-    @property
-    def private_labels(self) -> PrivateLabels | None:
-        """The vault that ``apply`` made, in the order of the source or of the sorted ids, or None.
-
-        Further draws from it are charged to the same examples.
-        """
-        return self._private_labels
-
-    @property
-    def noisy_labels(self) -> NoisyLabels | None:
-        """The noisy labels that ``apply`` drew, in the order of ``private_labels``, or None."""
-        return self._noisy_labels
+        self._verbose = verbose
 
     def guarantee(self) -> PrivacyGuarantee:
-        """Returns the statement on the labels of the dataset that was returned.
-
-        Raises:
-            RuntimeError: the transform has not been applied.
-        """
-        if self._noisy_labels is None:
+        """Returns the guarantee of the labels in the returned dataset: one draw per label."""
+        if self.noisy_labels is None:
             raise RuntimeError(
                 "no label has been randomized yet, so there is nothing to state. Apply the "
                 "transform first: dataset = dataset.apply(transform)."
             )
-        return self._noisy_labels.guarantee()
+        return self.noisy_labels.guarantee()
 
     def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Draws a noisy label for each element; called by ``dataset.apply``.
-
-        Args:
-            dataset: single examples, ``(x, y)``, ``(x, y, sample_weight)`` or a dict, x any
-                structure of tensors, y a scalar integer in 0..K-1, or a scalar float for a
-                mechanism of numbers.
-
-        Returns:
-            A dataset in the same order, with the same ``element_spec``, but for the labels of
-            ``ALIBI``.
-
-        Raises:
-            TypeError: not a ``tf.data.Dataset``, labels of a wrong type, ids that are neither
-                integers nor strings.
-            ValueError: no labels, batches in the place of examples, labels outside the classes or
-                the range, an empty or endless dataset, an order that changes, ids that repeat.
-            RuntimeError: applied before, or inside a ``tf.function``.
-            BudgetExceededError: the budget is below the mechanism's epsilon; nothing was drawn.
-            LabelStoreError: the store is of other labels or settings, or damaged.
-        """
+        """Returns the dataset with a noisy label for each element; ``dataset.apply`` calls it."""
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 f"a tf.data.Dataset is expected, got {type(dataset).__name__}. For arrays, use "
                 "PrivateLabels(labels, ...).randomize(mechanism)."
             )
-        if self._private_labels is not None:
+        if self.private_labels is not None:
             raise RuntimeError(
                 "this transform has been applied already; a second draw would be a second charge. "
                 "Use the dataset that it returned for every epoch and every pipeline; for other "
@@ -257,7 +208,7 @@ class LabelRandomization:
             )
         slot = find_label(dataset.element_spec, self._label_key)
         spec = slot.label(dataset.element_spec)
-        dtype = check_label_spec(spec, self._num_classes)
+        dtype = check_label_spec(spec, self._vault_settings["num_classes"])
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
@@ -272,33 +223,22 @@ class LabelRandomization:
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
         noisy = self._draw(labels)
-        if not isinstance(self._mechanism, ALIBI):
+        if not isinstance(self.mechanism, ALIBI):
             noisy = noisy.astype(dtype.as_numpy_dtype)
         if id_of is None or ids is None:
             return replace_in_order(dataset, slot, noisy)
         return replace_by_id(dataset, slot, id_of, ids, noisy)
 
     def _draw(self, labels: np.ndarray) -> np.ndarray:
-        low, high = self._range or (None, None)
-        vault = PrivateLabels(
-            labels,
-            self._num_classes,
-            low=low,
-            high=high,
-            budget=self._budget,
-            store=self._store,
-            insecure_seed=self._seed,
-        )
-        noisy = vault.randomize(self._mechanism, **self._public)
-        self._noisy_labels = dataclasses.replace(noisy, assumptions=_ASSUMPTIONS)
-        self._private_labels = vault
-        return self._noisy_labels.values
+        vault = PrivateLabels(labels, **self._vault_settings)
+        noisy = vault.randomize(self.mechanism, **self._public)
+        self.noisy_labels = dataclasses.replace(noisy, assumptions=_ASSUMPTIONS)
+        self.private_labels = vault
+        return self.noisy_labels.values
 
     def __repr__(self) -> str:
         """Returns the mechanism and whether it has been applied, never a label."""
-        return (
-            f"LabelRandomization({self._mechanism!r}, applied={self._private_labels is not None})"
-        )
+        return f"LabelRandomization({self.mechanism!r}, applied={self.private_labels is not None})"
 
 
 def _range_of(

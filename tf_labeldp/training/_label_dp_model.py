@@ -13,12 +13,11 @@ import tensorflow as tf
 from tf_labeldp._optimizers import account_for
 from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt
 from tf_labeldp.accounting._receipts import receipts_from_bytes, receipts_to_bytes
-from tf_labeldp.data import PoissonBatches
+from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._cross_example_layers import check_layers
-from tf_labeldp.training._label_codes import check_codes
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._native_log import withheld_log
+from tf_labeldp.training._native_log import check_codes, withheld_log
 from tf_labeldp.training._per_example_loss import per_example_loss
 from tf_labeldp.training._private_step import PrivateStep
 from tf_labeldp.training._spending import Spending

@@ -17,24 +17,21 @@ from tf_labeldp import _validate
 from tf_labeldp._optimizers import account_for, weight_digests
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt
 from tf_labeldp.accounting._receipts import merge_receipts
-from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
-from tf_labeldp.training._model_output import (
-    check_model,
-    priors_from_outputs,
-    returns_logits,
-    top_k_contains,
+from tf_labeldp.estimation import prior_from_logits, sharpen_prior
+from tf_labeldp.mechanisms import (
+    ClassificationMechanism,
+    Priors,
+    RandomizedResponse,
+    RRWithPrior,
 )
-from tf_labeldp.training._stage_data import Features, StageDataset, TrainingSet
-from tf_labeldp.training._stage_plan import StagePlan
+from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.training._stage_data import Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
-from tf_labeldp.vault._carried import (
-    carry,
-    receipts_of,
-    remember_weights,
-)
+from tf_labeldp.vault._carried import carry, receipts_of, remember_weights
 from tf_labeldp.vault._store import array_digest, publish
 
 _SHUFFLE_STREAM = 1
+_SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,70 +59,67 @@ class StageReport:
 
 
 class MultiStageTraining(keras.callbacks.Callback):
-    """Trains in stages, each with labels randomized under the model of the stage before.
+    """Trains in stages, each on labels randomized with the model of the stage before.
 
-    The examples are split at random, without looking at labels. Stage 1 draws its part's labels by
-    randomized response (or RRWithPrior under ``priors``). Each later stage asks the current model
-    for priors on its own part, draws that part's labels by RRWithPrior, and trains on.
+    The examples are split at random, without looking at labels. Stage 1 randomizes the labels of
+    its part by randomized response (or RRWithPrior under ``priors``). Each later stage takes the
+    current model's predictions on its own part as priors, randomizes that part's labels by
+    RRWithPrior, and trains on. One stage is LP-1ST, plain randomized response; two are LP-2ST.
 
-    Privacy: (epsilon, 0)-label-DP for the replacement of one label, for the final model, all
-    intermediate models and all noisy labels together (``ghazi2021``, Observation 4): every label is
-    drawn once, and the priors of a stage depend on the labels of earlier parts alone. Assumes that
-    ``priors`` were made without these labels and that training sees labels through the vault only.
+    Guarantee:
+        (epsilon, 0)-label-DP under replacement of one label, for the final model, all intermediate
+        models and all noisy labels together (``ghazi2021``, Observation 4): each label is drawn
+        once, and the priors of a stage depend on the labels of earlier parts alone. It assumes that
+        ``priors`` were made without these labels, and that training reads labels through the vault
+        only.
 
-    Source: ``ghazi2021``, Algorithm 3 (LP-MST) and the enhancements of appendix B, each switchable.
-    One stage is LP-1ST, plain randomized response; two are LP-2ST.
+    When a second stage pays (measured in ``tests/benchmarks``): put most examples into the first
+    stage (80 % at epsilon 1, 60 to 70 % above). With the defaults two stages were then never below
+    one on MNIST and Fashion-MNIST, and up to 2 points above. The paper's settings are
+    ``filter_labels=True`` and ``temperature=1.0``. The filter keeps the labels that confirm the
+    model, and lost 2 points on MNIST at epsilon 1; a temperature of one lost 4 points there. Strong
+    mixup cost that small CNN up to 13 points.
 
-    When a second stage pays (measured in ``tests/benchmarks``): with most examples in the first
-    stage (80 % at epsilon 1, 60 to 70 % above), a temperature of 0.5 to 0.6 and
-    ``filter_labels=False`` two stages were never below one on MNIST and Fashion-MNIST, and up to 2
-    points above. A first stage of 40 % at epsilon 1 lost 3 and 8 points; the filter lost 2 points
-    where the first model is good and labels are noisy (MNIST, epsilon 1): it keeps the labels that
-    confirm the model. Strong mixup cost that small CNN up to 13 points.
-
-    Restarts: a run that is killed and started again, with ``keras.callbacks.BackupAndRestore`` for
-    the weights, needs a vault with a ``store``; without one it would draw its labels a second time,
-    and raises. List this callback before others that change the learning rate, which a stage
-    change sets back; callbacks that remember a best epoch do not know of stages.
-
-    Batches: an epoch has ``ceil(n / batch_size)`` steps in every stage and passes over the stage's
-    training set once; where that is smaller than n, its batches are smaller.
+    Restarts: to resume a run that was killed, give the vault a ``store``, and keep the weights with
+    ``keras.callbacks.BackupAndRestore``. Without a store the labels would be drawn a second time,
+    so resuming raises. List this callback before others that change the learning rate, which a new
+    stage resets; callbacks that remember a best epoch are not aware of stages.
 
     Args:
         features: array (n, ...), or dict or tuple of arrays with n rows: the model's input.
         labels: the vault with the n true labels.
-        epsilon: privacy parameter of every draw, finite and above zero.
+        epsilon: privacy parameter of each draw, finite and above zero.
         fractions: share of the examples in each stage; they sum to one. ``(1.0,)`` is LP-1ST.
-        epochs_per_stage: epochs of each stage, one number or one a stage.
-        batch_size: examples a step, at most.
-        temperature: of the priors, ``softmax(logits / temperature)``; one number or one a stage.
+        epochs_per_stage: epochs of each stage, one number or one per stage.
+        batch_size: the most examples of a step. Each epoch has ``ceil(n / batch_size)`` steps in
+            every stage and passes over the stage's training set once.
+        temperature: of the priors ``softmax(logits / temperature)``; one number or one per stage.
             Below one trusts the model more and makes k smaller.
-        mixup_alpha: mixup with weights from Beta(alpha, alpha), one number or one a stage; zero for
-            none. Needs floating-point features.
-        warm_start: whether a stage goes on from the weights of the stage before (with batch-norm
-            statistics). If not, it starts from the weights the model had before training. The
-            optimizer and its learning-rate schedule start afresh in each stage in both cases.
+        mixup_alpha: mixup with weights from Beta(alpha, alpha), one number or one per stage; zero
+            for none. Needs floating-point features.
+        warm_start: whether a stage continues from the weights (and batch-norm statistics) of the
+            stage before. If not, it starts from the weights before training. The optimizer and its
+            learning-rate schedule restart in each stage in both cases.
         reuse_labels: whether a stage also trains on the noisy labels of earlier stages.
-        filter_labels: whether of those, labels outside the current model's top k are left out,
-            k = mean k of RRWithPrior on the new part, rounded.
-        priors: prior of the first stage from elsewhere, (K,) or (n, K), or ``mechanisms.Priors``;
-            None for a uniform one.
-        key: name under which the vault keeps the draws, one a stage; letters, digits, "_", "-" and
-            "." only. A second run with the same
-            vault, key and settings trains on the same draws and costs nothing more.
+        filter_labels: whether to leave out those that are not among the current model's top k
+            classes, where k is the rounded mean k of RRWithPrior on the new part.
+        priors: public or released prior of the first stage, (K,) or (n, K), or
+            ``mechanisms.Priors``; None for a uniform one.
+        key: name of the draws in the vault; letters, digits, "_", "-" and "." only. A second run
+            with the same vault, key and settings trains on the same draws at no further cost.
         from_logits: whether the model returns logits; None takes it from the compiled loss.
         seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
             labels' random bits come from the vault.
-        verbose: 0 for silence, 1 for a line and a progress bar a stage change.
+        verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
 
     Attributes:
         epochs: total number of epochs, for ``model.fit``.
-        steps_per_epoch: batches an epoch, in every stage.
+        steps_per_epoch: batches per epoch, in every stage.
         reports: one ``StageReport`` for each stage entered so far.
 
     Raises:
         TypeError: ``labels`` is not a ``PrivateLabels``.
-        ValueError: bad fractions, sizes that differ, or priors that are none.
+        ValueError: an argument is out of range, or sizes differ.
 
     Example:
         >>> import keras, numpy as np, tf_labeldp as ldp
@@ -139,6 +133,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         ...                     verbose=0)
         >>> labels.guarantee().epsilon
         2.0
+
+    Source: ``ghazi2021``, Algorithm 3 (LP-MST) and the enhancements of appendix B.
     """
 
     def __init__(
@@ -150,11 +146,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         fractions: Sequence[float],
         epochs_per_stage: int | Sequence[int],
         batch_size: int = 256,
-        temperature: float | Sequence[float] = 1.0,
+        temperature: float | Sequence[float] = 0.5,
         mixup_alpha: float | Sequence[float] = 0.0,
         warm_start: bool = True,
         reuse_labels: bool = True,
-        filter_labels: bool = True,
+        filter_labels: bool = False,
         priors: Any = None,
         key: str = "lp-mst",
         from_logits: bool | None = None,
@@ -173,7 +169,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         if self._features.num_examples != len(labels):
             raise ValueError(
                 f"features have {self._features.num_examples} rows, labels have {len(labels)}. "
-                "Give one label a row, in the same order."
+                "Give one label per row, in the same order."
             )
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
@@ -229,7 +225,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches an epoch, the same in every stage."""
+        """Batches per epoch, the same in every stage."""
         return self._plan.steps_per_epoch
 
     @property
@@ -238,18 +234,16 @@ class MultiStageTraining(keras.callbacks.Callback):
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
     def noisy_labels(self) -> NoisyLabels:
-        """Returns the noisy labels drawn so far, to keep or to publish beside the model.
+        """Returns the noisy labels of all stages drawn so far, with their priors.
 
-        Those of a first stage without priors were drawn by randomized response, which is
-        ``RRWithPrior`` under a uniform prior: so all of them have one mechanism.
-
-        Returns:
-            ``NoisyLabels`` of the examples whose stage has been drawn, with the priors of each.
+        A first stage without priors uses randomized response, which is ``RRWithPrior`` under a
+        uniform prior, so all of them have one mechanism.
         """
         drawn = [self._draw(stage, None) for stage in self._drawn_stages()]
         k = self._labels.num_classes
+        mechanism = RRWithPrior(self._epsilon, k)
         if not drawn:
-            return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), self._last_mechanism)
+            return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), mechanism)
         rows: list[np.ndarray] = []
         for stage, one in enumerate(drawn):
             if one.priors is not None:
@@ -261,19 +255,16 @@ class MultiStageTraining(keras.callbacks.Callback):
         return NoisyLabels(
             np.concatenate([one.values for one in drawn]),
             np.concatenate([one.indices for one in drawn]),
-            self._last_mechanism,
+            mechanism,
             Priors(np.concatenate(rows), receipts=receipts) if known else None,
             receipts,
         )
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of the model that was trained.
+        """Returns the guarantee of the trained model, or raises if there is none yet.
 
         Args:
-            delta: of the statement; None for that of the vault's budget.
-
-        Raises:
-            RuntimeError: no model has been trained as yet.
+            delta: delta of the guarantee; None for that of the vault's budget.
         """
         if self.model is None:
             raise RuntimeError(
@@ -285,21 +276,22 @@ class MultiStageTraining(keras.callbacks.Callback):
     def dataset(self) -> tf.data.Dataset:
         """Draws the first stage's labels and returns the dataset for ``model.fit``.
 
-        Without this object among the callbacks of ``model.fit`` the dataset stays at stage 1.
-        Under a distribution strategy call it within ``strategy.scope()``, so that batches split
-        evenly among the replicas.
+        It serves the labels of later stages only with this object among the callbacks of
+        ``model.fit``. Under a distribution strategy call it within ``strategy.scope()``, so that
+        batches split evenly among the replicas.
 
         Returns:
-            ``(features, one-hot noisy labels (batch, K))`` batches, ``steps_per_epoch`` of them.
+            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``.
 
         Raises:
             BudgetExceededError: the vault's budget does not allow the draw.
             ValueError: a stage has too few examples for the replicas of the current strategy.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if min(part.size for part in self._plan.parts) // replicas < self.steps_per_epoch:
+        smallest = min(part.size for part in self._plan.parts)
+        if smallest // replicas < self.steps_per_epoch:
             raise ValueError(
-                f"the smallest stage has {min(part.size for part in self._plan.parts)} examples, "
+                f"the smallest stage has {smallest} examples, "
                 f"too few for {self.steps_per_epoch} batches on {replicas} replicas. Raise its "
                 "fraction or the batch_size."
             )
@@ -316,7 +308,7 @@ class MultiStageTraining(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Remembers how weights and optimizer start, before any other callback restores them.
 
-        What the weights were made of counts against the vault's budget, and stays known.
+        Releases that the weights were made of are charged to the vault's budget.
         """
         super().set_model(model)
         optimizer = model.optimizer
@@ -340,15 +332,44 @@ class MultiStageTraining(keras.callbacks.Callback):
                 f"model.fit was called with epochs={asked}, but the stages have {self.epochs} "
                 "epochs in all. Pass epochs=stages.epochs."
             )
-        check_model(
-            self.model,
-            self._features.take(np.arange(1)),
-            self._labels.num_classes,
-            returns_logits(self.model, self._from_logits),
-        )
+        self._check_model()
+
+    @property
+    def _logits(self) -> bool:
+        """Whether the model returns logits."""
+        if self._from_logits is not None:
+            return self._from_logits
+        return bool(getattr(self.model.loss, "from_logits", False))
+
+    def _check_model(self) -> None:
+        """Raises where the model cannot be trained on one-hot noisy labels."""
+        loss = self.model.loss
+        name = str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
+        if "sparse" in name:
+            raise ValueError(
+                f"the model was compiled with loss {name!r}, but the dataset has one-hot labels. "
+                "Use keras.losses.CategoricalCrossentropy."
+            )
+        num_classes = self._labels.num_classes
+        outputs = self.model(self._features.take(np.arange(1)), training=False)
+        shape = getattr(outputs, "shape", None)
+        if shape is None or tuple(shape) != (1, num_classes):
+            raise ValueError(
+                f"the model must return one tensor of shape (batch, {num_classes}), one score per "
+                f"class; for a batch of one it returned "
+                f"{type(outputs).__name__ if shape is None else tuple(shape)}. End it with "
+                f"keras.layers.Dense({num_classes})."
+            )
+        row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
+        if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
+            raise ValueError(
+                "the model's output is not a probability distribution, and its loss does not say "
+                "from_logits=True. Compile it with keras.losses.CategoricalCrossentropy("
+                "from_logits=True), end it with a softmax, or pass from_logits=True here."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Changes the stage where one begins; goes on in it where a run resumes inside it."""
+        """Enters the stage of this epoch, or resumes inside it."""
         stage = self._plan.stage_of(epoch)
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:
@@ -362,12 +383,12 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the weights as they are now, so that they are known wherever they turn up."""
+        """Records the receipts of the current weights, to recognise the weights anywhere."""
         known = receipts_of(self.model, evidence=False)
         remember_weights(self.model.weights, known, unless=self._start_digests)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Notes them once more: an optimizer with ``use_ema`` sets their averages at the end."""
+        """Records them again: an optimizer with ``use_ema`` sets averages at the end."""
         self.on_epoch_end(self.epochs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -410,7 +431,9 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._save_state(stage, kept, report)
         self._reports[stage], self._kept[stage] = report, kept
         if stage > 0:
-            self._restart()
+            self._set_back(self.model.optimizer, 1)
+            if not self._warm_start:
+                self._set_back(self.model, 0)
             self._say(
                 f"Stage {stage + 1}: {part.size} new labels, mean k {mean_k:.2f}; "
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
@@ -418,39 +441,27 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _make_training_set(self, stage: int) -> TrainingSet:
         """Returns the stage's training set, for its first epoch."""
+        noisy = np.full(len(self._labels), -1, dtype=np.int64)
+        for drawn in self._drawn_stages():
+            noisy[self._plan.parts[drawn]] = self._draw(drawn, None).values
         indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
-        return TrainingSet(
-            indices,
-            self._codes()[indices],
-            self._plan.mixup_alphas[stage],
-            epoch=self._plan.starts[stage],
-        )
+        alpha, start = self._plan.mixup_alphas[stage], self._plan.starts[stage]
+        return TrainingSet(indices, noisy[indices], alpha, epoch=start)
 
     def _mechanism(self, stage: int) -> ClassificationMechanism:
         kind = RandomizedResponse if stage == 0 and self._priors is None else RRWithPrior
         return kind(self._epsilon, self._labels.num_classes)
 
     def _key(self, stage: int) -> str:
-        """Returns the name of a stage's draw; it says what the priors were made with."""
+        """Returns the name of a stage's draw, which identifies its priors."""
         made_with = self._priors_name
         if stage > 0:
             made_with = f"-temperature-{self._plan.temperatures[stage]:g}"
         return f"{self._run_key}-stage-{stage + 1}-of-{len(self._plan.parts)}{made_with}"
 
-    @property
-    def _last_mechanism(self) -> RRWithPrior:
-        return RRWithPrior(self._epsilon, self._labels.num_classes)
-
     def _drawn_stages(self) -> list[int]:
         stages = range(len(self._plan.parts))
         return [stage for stage in stages if self._labels.has_draw(self._key(stage))]
-
-    def _codes(self) -> np.ndarray:
-        """Returns the noisy labels drawn so far, ``int64`` (n,); -1 for those that are not."""
-        noisy = np.full(len(self._labels), -1, dtype=np.int64)
-        for stage in self._drawn_stages():
-            noisy[self._plan.parts[stage]] = self._draw(stage, None).values
-        return noisy
 
     def _receipts(self) -> tuple[Receipt, ...]:
         """Returns the receipts of the stages that training has come to."""
@@ -484,8 +495,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         outputs = self.model.predict(
             self._features.batches(indices, self._batch_size), verbose=self._verbose
         )
-        logits = returns_logits(self.model, self._from_logits)
-        return priors_from_outputs(outputs, logits, temperature)
+        return priors_from_outputs(outputs, self._logits, temperature)
 
     def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:
         """Returns the earlier examples to train on again."""
@@ -496,13 +506,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             return indices
         noisy = np.concatenate([one.values for one in earlier])
         self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
-        return indices[top_k_contains(self._predict(indices, 1.0), noisy, k)]
-
-    def _restart(self) -> None:
-        """Sets the optimizer, and without a warm start the weights, back to how they began."""
-        self._set_back(self.model.optimizer, 1)
-        if not self._warm_start:
-            self._set_back(self.model, 0)
+        return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
 
     def _set_back(self, whole: Any, which: int) -> None:
         """Sets the model, or the optimizer, back to its start state."""
@@ -516,7 +520,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         return pathlib.Path(self._labels.store_path) / "stages" / f"{self._key(stage)}.npz"
 
     def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
-        """Keeps which earlier labels the filter kept, for a run that resumes inside the stage."""
+        """Stores which earlier labels were kept, for a run that resumes inside the stage."""
         path = self._state_path(stage)
         if path is None:
             return
@@ -527,7 +531,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         publish(path, buffer.getvalue())
 
     def _resume(self, num_stages: int) -> None:
-        """Takes up a run of which this many stages have begun, by their records."""
+        """Restores a run in which this many stages have begun, from their records."""
         for stage in set(range(num_stages)) - set(self._reports):
             path = self._state_path(stage)
             if path is None or not path.exists():
@@ -550,6 +554,15 @@ class MultiStageTraining(keras.callbacks.Callback):
     def _say(self, text: str) -> None:
         if self._verbose:
             print(f"\n{text}", flush=True)
+
+
+def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.ndarray:
+    """Returns a model's probabilities at a temperature, ``float64`` (m, K)."""
+    if logits:
+        return prior_from_logits(outputs, temperature)
+    # Half-precision rows miss a sum of one by more than rounding in double precision does.
+    outputs = np.asarray(outputs, dtype=np.float64)
+    return sharpen_prior(outputs / outputs.sum(axis=1, keepdims=True), temperature)
 
 
 def _values(variables: Sequence[Any]) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's own log away from the terminal while labels are in its graphs."""
+"""Keeps labels out of TensorFlow's messages: its log, and the errors of its kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import keras
+import numpy as np
+
+from tf_labeldp.training._training_plan import TrainingPlan
+
 # "W0000 00:00:1795365476.152832 ... " of absl, or "2026-01-01 00:00:00.000000: W tensorflow/... ".
 _LOG_LINE = r"(?:{level}\d{{4}} \d\d:\d\d:|\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: {level} )"
 _WITHHELD = re.compile(_LOG_LINE.format(level="[WEF]").encode())
@@ -19,14 +24,60 @@ _INFORMATION = re.compile(_LOG_LINE.format(level="I").encode())
 _LINES = re.compile(rb"[^\r\n]*[\r\n]")
 
 
+def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
+    """Raises a ``ValueError`` if labels are class codes that the model has no output for.
+
+    The kernel of sparse cross-entropy would write the labels of the batch into its message and into
+    TensorFlow's log. The message here shows no label.
+    """
+    shape = getattr(model, "output_shape", None)
+    if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(shape[-1], int):
+        return
+    outputs, vault = shape[-1], plan.vault
+    if vault is None:
+        labels = plan.known_labels() if _is_sparse_cross_entropy(loss) else None
+        if labels is not None and not np.all((labels >= 0) & (labels < outputs)):
+            raise ValueError(
+                f"labels must lie in 0..{outputs - 1}, as the model has {outputs} outputs, but "
+                "some do not. Give its last layer one unit for each class, or renumber the "
+                "classes from zero."
+            )
+    elif vault.num_labels is not None:
+        if vault.num_labels != outputs:
+            raise ValueError(
+                f"the labels are rows of {vault.num_labels}, but the model has {outputs} "
+                "outputs. Give its last layer one unit for each label of a row."
+            )
+    elif vault.label_range is None and vault.num_classes > outputs:
+        # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
+        if outputs == 1 and not _is_sparse_cross_entropy(loss):
+            return
+        raise ValueError(
+            f"the labels have {vault.num_classes} classes, but the model {outputs} outputs. "
+            "Give its last layer one unit for each class."
+        )
+
+
+def _is_sparse_cross_entropy(loss: Any) -> bool:
+    loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    if getattr(loss, "ignore_class", None) is not None:
+        return False
+    function = keras.losses.sparse_categorical_crossentropy
+    return (
+        isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+        or loss is function
+        or getattr(loss, "fn", None) is function
+    )
+
+
 @contextlib.contextmanager
 def withheld_log() -> Iterator[None]:
     """Withholds warnings and errors that TensorFlow's kernels write to the standard error stream.
 
-    Privacy: the text of such an entry may quote values of tensors, and so labels: an index that is
-    out of range in a custom loss, say. It has any number of lines, and so ends with the next line
-    of information. What Python writes goes through; how many lines were withheld is said at the
-    end. Trainings in several threads share one diversion.
+    Such an entry may quote values of tensors, and so labels: an index that is out of range in a
+    custom loss, say. It may have several lines, and ends with the next line of information. What
+    Python writes goes through; the number of lines withheld is printed at the end. Trainings in
+    several threads share one diversion.
     """
     _DIVERSION.enter()
     try:
@@ -36,7 +87,7 @@ def withheld_log() -> Iterator[None]:
 
 
 class _Diversion:
-    """Sends the file of standard errors (number 2) through a thread that reads along."""
+    """Sends file number 2, standard error, through a thread that filters it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +114,12 @@ class _Diversion:
             self._python, self._own = sys.stderr, None
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 if self._python.fileno() == 2:  # and no notebook's
-                    sys.stderr = self._own = _text(os.dup(original), self._python)
+                    sys.stderr = self._own = io.TextIOWrapper(
+                        open(os.dup(original), "wb", buffering=0),
+                        encoding=self._python.encoding,
+                        errors=self._python.errors,
+                        write_through=True,
+                    )
 
     def leave(self) -> None:
         """Ends, after the last of the threads."""
@@ -82,19 +138,19 @@ class _Diversion:
             os.close(self._write_end)
             pump.has_seen_mark.wait(timeout=5.0)
             if pump.withheld:
-                said = (
-                    f"tf_labeldp: {pump.withheld} line(s) of TensorFlow's log were withheld while "
-                    "training privately, since they may quote labels."
-                )
                 with contextlib.suppress(OSError, ValueError, AttributeError):
-                    print(said, file=sys.stderr)
+                    print(
+                        f"tf_labeldp: {pump.withheld} line(s) of TensorFlow's log were withheld "
+                        "while training privately, since they may quote labels.",
+                        file=sys.stderr,
+                    )
 
 
 _DIVERSION = _Diversion()
 
 
 class _Pump(threading.Thread):
-    """Copies lines, but for those of TensorFlow's warnings and errors, until the source ends.
+    """Copies all lines except TensorFlow's warnings and errors, until the source ends.
 
     A process that a callback started may keep the source open: the thread then goes on.
     """
@@ -143,16 +199,6 @@ class _Pump(threading.Thread):
 
 
 def _lines(text: bytes) -> list[bytes]:
-    """Returns the lines with their ends, and last what has no end as yet."""
+    """Returns the lines with their ends, and then what has no end yet."""
     lines = _LINES.findall(text)
     return [*lines, text[sum(map(len, lines)) :]]
-
-
-def _text(number: int, like: Any) -> io.TextIOWrapper:
-    """Returns a stream of text into a file, as another one is."""
-    return io.TextIOWrapper(
-        open(number, "wb", buffering=0),
-        encoding=like.encoding,
-        errors=like.errors,
-        write_through=True,
-    )

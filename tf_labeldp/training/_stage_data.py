@@ -1,17 +1,117 @@
-"""The dataset of a multi-stage run: the training set changes under it, its shape does not."""
+"""The schedule of a multi-stage run, and its dataset, which serves one training set per epoch."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp import _validate
 from tf_labeldp.features._reader import all_rows, as_rows, check_lengths, map_parts
-from tf_labeldp.keras_layers import mixup
+from tf_labeldp.keras_layers._mixup import mixup
+
+_FRACTION_TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StagePlan:
+    """The label-independent schedule of LP-MST (``ghazi2021``, Algorithm 3, line 1).
+
+    Attributes:
+        parts: one ``int64`` index array per stage; disjoint, together all examples.
+        epochs: epochs of each stage.
+        steps_per_epoch: batches per epoch, the same in every stage, so that one learning-rate
+            schedule fits them all.
+        temperatures: prior temperature of each stage (the first stage has no model's prior).
+        mixup_alphas: parameter of the Beta distribution of each stage; zero for none.
+    """
+
+    parts: tuple[np.ndarray, ...]
+    epochs: tuple[int, ...]
+    steps_per_epoch: int
+    temperatures: tuple[float, ...]
+    mixup_alphas: tuple[float, ...]
+
+    @classmethod
+    def make(
+        cls,
+        num_examples: int,
+        *,
+        fractions: Sequence[float],
+        epochs_per_stage: int | Sequence[int],
+        batch_size: int,
+        temperature: float | Sequence[float],
+        mixup_alpha: float | Sequence[float],
+        seed: int,
+    ) -> StagePlan:
+        """Returns the plan, or raises an error that names the argument at fault.
+
+        The parts come from one permutation by ``seed`` (public; it protects nothing). Part t ends
+        at ``floor(n * (f_1 + ... + f_t))``, the last takes the rest.
+        """
+        batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
+        if np.ndim(fractions) != 1:
+            raise ValueError(
+                f"fractions must be a sequence with one number per stage, got {fractions!r}. Use "
+                "(1.0,) for one stage."
+            )
+        shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
+        if not shares or abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
+            raise ValueError(
+                f"fractions must sum to one (tolerance {_FRACTION_TOLERANCE}), got "
+                f"{list(fractions)} with sum {math.fsum(shares):.6g}. Use (1.0,) for one stage."
+            )
+        steps = math.ceil(num_examples / batch_size)
+        ends = np.floor(np.cumsum(shares) * num_examples + 1e-9).astype(np.int64)[:-1]
+        order = np.random.default_rng(seed).permutation(num_examples)
+        parts = tuple(np.sort(part) for part in np.split(order, ends))
+        for stage, part in enumerate(parts, start=1):
+            if part.size < steps:
+                raise ValueError(
+                    f"stage {stage} would have {part.size} of {num_examples} examples, fewer than "
+                    f"the {steps} batches of an epoch, so that some batches would be empty. Raise "
+                    "its fraction or the batch_size."
+                )
+
+        def per_stage(name: str, value: Any, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+            values = (value,) * len(parts) if np.ndim(value) == 0 else tuple(value)
+            if len(values) != len(parts):
+                raise ValueError(
+                    f"{name} must be one value or one per stage: got {len(values)} values for "
+                    f"{len(parts)} stages."
+                )
+            return tuple(check(name, one) for one in values)
+
+        return cls(
+            parts,
+            per_stage(
+                "epochs_per_stage",
+                epochs_per_stage,
+                lambda name, value: _validate.integer_at_least(name, value, 1),
+            ),
+            steps,
+            per_stage("temperature", temperature, _validate.positive_finite),
+            per_stage(
+                "mixup_alpha",
+                mixup_alpha,
+                lambda name, value: 0.0 if value == 0 else _validate.positive_finite(name, value),
+            ),
+        )
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First epoch of each stage."""
+        return (0, *(int(end) for end in np.cumsum(self.epochs)[:-1]))
+
+    def stage_of(self, epoch: int) -> int:
+        """Returns the stage (from 0) that an epoch (from 0) belongs to."""
+        return int(np.searchsorted(np.cumsum(self.epochs), epoch, side="right"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,9 +158,9 @@ class Features:
 class StageDataset:
     """A ``tf.data`` pipeline over a training set that the callback swaps between epochs.
 
-    Every iterator asks once for the current training set. The number of batches is the same in all
-    epochs and stages: a smaller set is cut into as many, smaller batches. So Keras sees a dataset
-    of known, constant length, and one pass over it is one pass over the training set.
+    Each iterator reads the current training set once. Every epoch of every stage has the same
+    number of batches (a smaller set gives smaller batches), so Keras sees a dataset of known,
+    constant length, and one pass over it is one pass over the training set.
     """
 
     def __init__(self, features: Features, num_classes: int, steps: int, seed: int) -> None:
@@ -74,7 +174,7 @@ class StageDataset:
         self._served = False
 
     def set(self, training_set: TrainingSet) -> None:
-        """Makes iterators that start from now on see this training set."""
+        """Sets the training set of iterators that start from now on."""
         with self._lock:
             self._current = training_set
             self._served = False
@@ -88,10 +188,8 @@ class StageDataset:
     def build(self, use_mixup: bool, num_replicas: int = 1) -> tf.data.Dataset:
         """Returns the dataset of ``(features, one-hot noisy labels)`` batches.
 
-        Args:
-            use_mixup: whether batches may be mixed up; static, so that plain runs pay nothing.
-            num_replicas: all batches but the last have a multiple of this many examples, since
-                Keras wants to split them evenly.
+        All batches but the last have a multiple of ``num_replicas`` examples, since Keras wants to
+        split them evenly. ``use_mixup`` is static, so that runs without mixup pay nothing for it.
         """
         steps = self._steps
 

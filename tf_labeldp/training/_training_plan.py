@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.accounting import dp_sgd_assumptions
-from tf_labeldp.data import PoissonBatches
+from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = (
