@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tf_labeldp.cli import _adult, _datasets, _tabular
-from tf_labeldp.cli._errors import DatasetError
+from tf_labeldp.cli import _datasets
+from tf_labeldp.cli._console import DatasetError
 
 
 def test_digits() -> None:
@@ -100,13 +100,13 @@ def test_damaged_adult_files_are_refused(
     packed.unlink()
     packed.with_suffix("").write_text(text.replace(old, new, 1))
     with pytest.raises(DatasetError, match=reason):
-        _adult.load(adult_folder)
+        _datasets.load_adult(adult_folder)
 
 
 def test_scales_and_categories_come_from_training_alone() -> None:
     train = {"size": np.array([1.0, 3.0]), "kind": np.array(["a", "b"])}
     test = {"size": np.array([100.0]), "kind": np.array(["c"])}
-    x_train, x_test = _tabular.encode(train, test)
+    x_train, x_test = _datasets.encode(train, test)
     np.testing.assert_allclose(x_train, [[-1, 1, 0], [1, 0, 1]])
     np.testing.assert_allclose(x_test, [[98, 0, 0]])
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tf_labeldp.cli import _demo, _experiment, main
+from tf_labeldp.cli import _demo, main
 
 
 @pytest.fixture
 def clock(clock_of: Callable[[ModuleType], Any]) -> Any:
-    return clock_of(_experiment)
+    return clock_of(_demo)
 
 
 def test_a_file_gets_a_line_a_run_and_one_every_ten_seconds(
@@ -23,7 +23,7 @@ def test_a_file_gets_a_line_a_run_and_one_every_ten_seconds(
 ) -> None:
     output = io.StringIO()
     monkeypatch.setattr(sys, "stdout", output)
-    progress = _experiment.Progress([4, 4])
+    progress = _demo.Progress([4, 4])
     progress.begin("first")
     for seconds in (6.0, 6.0, 6.0, 2.0):
         clock.now += seconds
@@ -42,7 +42,7 @@ def test_a_terminal_gets_one_line_that_follows_the_epochs(
 ) -> None:
     output = terminal
     monkeypatch.setattr(sys, "stdout", output)
-    progress = _experiment.Progress([2])
+    progress = _demo.Progress([2])
     progress.begin("only")
     clock.now += 1.0
     progress.epoch_done()

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.cli import _row_progress, main
+from tf_labeldp.cli import _console, main
 
 
 @pytest.fixture
 def clock(clock_of: Callable[[ModuleType], Any]) -> Any:
-    return clock_of(_row_progress)
+    return clock_of(_console)
 
 
 def said(monkeypatch: pytest.MonkeyPatch, clock: Any, errors: io.StringIO, quiet: bool) -> str:
     """Gives what is said in 25 seconds: 5 of reading, 20 of writing 2,000 rows a second."""
     monkeypatch.setattr(sys, "stderr", errors)
-    progress = _row_progress.RowProgress(quiet=quiet)
+    progress = _console.RowProgress(quiet=quiet)
     progress.begin("reading")
     for _ in range(5):
         clock.now += 1.0
@@ -68,7 +68,7 @@ def test_quiet_says_nothing(
 def test_what_is_done_at_once_says_nothing(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = io.StringIO()
     monkeypatch.setattr(sys, "stderr", errors)
-    progress = _row_progress.RowProgress(quiet=False)
+    progress = _console.RowProgress(quiet=False)
     for phase in ("reading", "writing"):
         progress.begin(phase)
         clock.now += 0.9
@@ -82,7 +82,7 @@ def test_an_error_starts_on_a_line_of_its_own(
 ) -> None:
     errors = terminal
     monkeypatch.setattr(sys, "stderr", errors)
-    progress = _row_progress.RowProgress(quiet=False)
+    progress = _console.RowProgress(quiet=False)
     progress.begin("reading")
     clock.now += 3.0
     progress.advance(9)
@@ -94,7 +94,7 @@ def test_an_error_starts_on_a_line_of_its_own(
 TEXTS = st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",)), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     ids=st.lists(TEXTS, min_size=1, max_size=6),
     output=st.sampled_from(["noisy.csv", "noisy.csv.gz", "noisy.parquet"]),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.cli import _datasets
-from tf_labeldp.cli._errors import DatasetError
+from tf_labeldp.cli._console import DatasetError
 
 
 class ClassLabel:
