@@ -1,8 +1,9 @@
-"""How a command ends: its exit code, its one line, and what nobody listens to."""
+"""How a command ends: its exit code, its one line, and what nobody listens to or asked for."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_labeldp.cli import _randomize_table, _row_progress, _say, main
+from tf_labeldp.cli import _console, _randomize, main
 
 ROOT = Path(__file__).parents[2]
 SECRET = "31.4159"
@@ -43,13 +44,18 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        "randomize {} | head -c 1 > first; exit ${{PIPESTATUS[0]}}",
         "randomize {} | true; exit ${{PIPESTATUS[0]}}",
         "randomize {} > /dev/full",
-        "randomize {} 2> /dev/full",
-        "randomize {} >&-",
-        "randomize {} 2>&-",
         "randomize {} >&- 2>&-",
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in (
+                "randomize {} | head -c 1 > first; exit ${{PIPESTATUS[0]}}",
+                "randomize {} 2> /dev/full",
+                "randomize {} >&-",
+                "randomize {} 2>&-",
+            )
+        ),
     ],
 )
 def test_nobody_listens(folder: Path, command: str) -> None:
@@ -76,7 +82,7 @@ def test_a_closed_stream_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
-    _say.say("text")
+    _console.say("text")
 
 
 @pytest.mark.parametrize("name", ["two\nlines.csv", "\x1b[31mred.csv", "bell\a.csv"])
@@ -100,7 +106,7 @@ def test_an_unexpected_error_shows_its_kind_alone(
     def fail(*arguments: object) -> None:
         raise RuntimeError(f"cannot handle {SECRET}")
 
-    monkeypatch.setattr(_randomize_table, "_output_chunks", fail)
+    monkeypatch.setattr(_randomize, "_output_chunks", fail)
     monkeypatch.delenv("TF_LABELDP_TRACEBACK", raising=False)
     if shown:
         monkeypatch.setenv("TF_LABELDP_TRACEBACK", "1")
@@ -115,7 +121,7 @@ def test_an_unexpected_error_shows_its_kind_alone(
 def test_the_error_is_the_last_line_after_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_row_progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(_console, "_PATIENCE", 0.0)
     Path("labels.csv").write_text("id,y\na,1000\n")
     assert main(["randomize", "labels.csv", *OPTIONS]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -181,12 +187,12 @@ def test_a_stop_from_outside_leaves_nothing(folder: Path, stop: signal.Signals) 
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored\n"
-        "from tf_labeldp.cli import _randomize_table, main\n"
+        "from tf_labeldp.cli import _randomize, main\n"
         "def slow(*arguments):\n"
         "    open('writing', 'w').close()\n"
         "    time.sleep(60)\n"
         "    yield\n"
-        "_randomize_table._output_chunks = slow\n"
+        "_randomize._output_chunks = slow\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     process = subprocess.Popen(
@@ -214,3 +220,146 @@ def test_a_handler_of_the_caller_stays(folder: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+HEAVY = {"tensorflow", "keras", "numpy", "sklearn", "scipy", "pyarrow"}
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Gives the line that the command line ends with, after checking the exit code."""
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1 and captured.err.endswith("\n")
+    return captured.err.strip()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "-0.5", "nan", "inf", "1e999", "one", ""])
+def test_bad_epsilon(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    message = error_of(capsys, "demo", "--epsilons", "1", text)
+    assert f"epsilon must be a finite number above zero, got {text!r}" in message
+
+
+@pytest.mark.parametrize(("option", "least"), [("--epochs", 1), ("--insecure-seed", 0)])
+@pytest.mark.parametrize("text", ["-1", "1.5", "many"])
+def test_bad_whole_numbers(
+    capsys: pytest.CaptureFixture[str], option: str, least: int, text: str
+) -> None:
+    message = error_of(capsys, "demo", option, text)
+    assert f"{option}: must be a whole number of at least {least}, got {text!r}" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "the following arguments are required: VERB"),
+        (("fly",), "invalid choice: 'fly'"),
+        (("demo", "--faster"), "unrecognized arguments: --faster"),
+        (("demo", "--epsilons"), "--epsilons: expected at least one argument"),
+    ],
+)
+def test_bad_command_lines(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
+) -> None:
+    message = error_of(capsys, *arguments)
+    name = "tf-labeldp demo" if "demo" in arguments else "tf-labeldp"
+    assert message.startswith(f"{name}: error: ") and reason in message
+    assert message.endswith(f"See {name} --help.")
+
+
+def test_unknown_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    message = error_of(capsys, "demo", "--data", "cats", "--data-dir", tmp_path)
+    assert "unknown data set 'cats'" in message
+    assert "digits, adult, mnist, fashion_mnist" in message
+
+
+def test_data_without_a_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
+    assert "--data mnist needs --data-dir DIR" in error_of(capsys, "demo", "--data", "mnist")
+
+
+@pytest.mark.parametrize("name", ["mnist", "adult", "cats"])
+def test_missing_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    missing = tmp_path / "missing"
+    message = error_of(capsys, "demo", "--data", name, "--data-dir", missing)
+    assert f"--data-dir {missing} is not a folder" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("mnist", "train-images-idx3-ubyte"),
+        ("fashion_mnist", "train-images"),
+        ("adult", "adult.data"),
+    ],
+)
+def test_missing_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, file: str
+) -> None:
+    message = error_of(capsys, "demo", "--data", name, "--data-dir", tmp_path)
+    assert f"{tmp_path / name / file}" in message and "does not exist" in message
+
+
+def test_missing_tfds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cats" / "1.0.0").mkdir(parents=True)
+    (tmp_path / "cats" / "1.0.0" / "dataset_info.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    message = error_of(capsys, "demo", "--data", "cats", "--data-dir", tmp_path)
+    assert "pip install 'tf-labeldp[examples]'" in message
+
+
+@pytest.mark.parametrize("below", ["", "folder"])
+def test_output_that_is_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, below: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    message = error_of(capsys, "demo", "--output", file / below)
+    assert f"cannot write to --output {file / below}" in message
+    assert file.read_text() == "mine"
+
+
+def test_errors_load_no_tensorflow_and_show_no_traceback(tmp_path: Path) -> None:
+    code, errors, loaded = in_new_process("demo", "--data", "cats", "--data-dir", str(tmp_path))
+    assert code == 2
+    assert "unknown data set" in errors and "Traceback" not in errors
+    assert not loaded & {"tensorflow", "keras"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code, errors, loaded = in_new_process("--help")
+    assert (code, errors) == (0, "")
+    assert "argparse" in loaded
+    assert not loaded & HEAVY
+    program = (
+        "import json, sys\n"
+        "from tf_labeldp.cli import main\n"
+        "for arguments in (['demo', '--help'], ['randomize', '--help'], ['--version']):\n"
+        "    try:\n        main(arguments)\n"
+        "    except SystemExit as end:\n        assert end.code == 0\n"
+        f"assert not {HEAVY!r} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--epochs" in done.stdout and "--num-classes" in done.stdout and done.stderr == ""
+
+
+def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
+    """Gives exit code, stderr and the loaded packages of `python -m tf_labeldp.cli ...`."""
+    program = (
+        "import atexit, json, runpy, sys\n"
+        "atexit.register(lambda: print(json.dumps([n.partition('.')[0] for n in sys.modules])))\n"
+        "runpy.run_module('tf_labeldp.cli', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr, set(json.loads(done.stdout.splitlines()[-1]))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _datasets, _report, main
+from tf_labeldp.cli import _datasets, _demo, main
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels
 
@@ -200,7 +200,7 @@ def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path: Path) -> 
     earlier.mkdir()
     for name in NOISY_LABELS:
         (earlier / name).write_text("before")
-    _report.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    _demo.Report(tmp_path, _datasets.load("digits"), seeded=False)
     assert list(tmp_path.rglob("*")) == [tmp_path / MARKER]
 
 
@@ -214,7 +214,7 @@ def test_nothing_else_of_an_earlier_demo_is_left(tmp_path: Path, version: str) -
     else:
         earlier.mkdir()
         (earlier / "noisy_labels.json").write_text("before")
-    _report.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    _demo.Report(tmp_path, _datasets.load("digits"), seeded=False)
     assert not earlier.exists()
 
 
@@ -228,7 +228,7 @@ def test_other_files_beside_earlier_noisy_labels_are_no_hindrance(
     earlier.mkdir()
     for file in ("noisy_labels.npz", name):
         (earlier / file).write_text("before")
-    _report.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    _demo.Report(tmp_path, _datasets.load("digits"), seeded=False)
     assert not (earlier / "noisy_labels.npz").exists()
     assert name != "notes.txt" or (earlier / name).read_text() == "before"
 

@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tf_labeldp.cli import _randomize_table, _table_csv, main
+from tf_labeldp.cli import _randomize, _tables, main
 
 ROOT = Path(__file__).parents[2]
 SECRET = "31.4159"
@@ -361,14 +359,14 @@ def test_an_input_that_changes_meanwhile(
             parquet.write_table(pa.table({"id": list(ids), "y": [1.0] * len(ids)}), name)
 
     make("abc")
-    read_labels = _randomize_table._read_labels
+    read_labels = _randomize._read_labels
 
     def read_and_change(*arguments: object) -> object:
         found = read_labels(*arguments)
         make({"a row more": "abcd", "a row less": "ab", "another label": "abx"}[change])
         return found
 
-    monkeypatch.setattr(_randomize_table, "_read_labels", read_and_change)
+    monkeypatch.setattr(_randomize, "_read_labels", read_and_change)
     assert main(["randomize", name, *REGRESSION, "--epsilon", "1", "--output", "n.csv"]) == 2
     assert f"the input {name} changed while it was read" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == [name]
@@ -378,13 +376,13 @@ def test_an_output_that_comes_into_being_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels(GOOD)
-    statement = _randomize_table._statement
+    statement = _randomize._statement
 
     def late(*arguments: object) -> str:
         Path("n.csv").write_text("another's")
         return statement(*arguments)
 
-    monkeypatch.setattr(_randomize_table, "_statement", late)
+    monkeypatch.setattr(_randomize, "_statement", late)
     assert (
         main(["randomize", "labels.csv", *REGRESSION, "--epsilon", "1", "--output", "n.csv"]) == 2
     )
@@ -396,29 +394,28 @@ def test_an_output_that_comes_into_being_meanwhile(
 def test_a_row_longer_than_a_block(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_table_csv, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(_tables, "_BLOCK_BYTES", 1 << 20)
     labels(f'id,y\n"{"x" * (3 << 20)},{SECRET}\n')
     assert "has a row longer than 1 MB; look for a quote" in refused(*REGRESSION)
 
 
 @pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "noisy.parquet"])
-def test_a_full_disk(folder: Path, output: str) -> None:
+def test_a_full_disk(folder: Path, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No file may grow past 20,000 bytes; what was there before stays as it was."""
     labels("id,y\n" + "".join(f"{os.urandom(8).hex()},1\n" for _ in range(20_000)))
     Path(output).write_text("before")
     before = contents(folder)
     options = [*REGRESSION, "--epsilon", "1", "--output", output, "--overwrite", "--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tf_labeldp.cli", "randomize", "labels.csv", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert f"cannot write --output {output} (File too large)" in done.stderr
-    assert done.stderr.count("\n") == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        code = main(["randomize", "labels.csv", *options])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2
+    told = capsys.readouterr().err
+    assert f"cannot write --output {output} (File too large)" in told
+    assert told.count("\n") == 1
     assert contents(folder) == before
 
 
@@ -430,7 +427,7 @@ def test_a_folder_that_cannot_be_written_to(
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tf_labeldp.cli._table_write.open", forbidden, raising=False)
+    monkeypatch.setattr("tf_labeldp.cli._tables.open", forbidden, raising=False)
     assert "cannot write --output noisy.csv (Permission denied)" in refused(*REGRESSION)
 
 
@@ -442,7 +439,7 @@ def test_stopped_by_hand_leaves_nothing(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_randomize_table, "_output_chunks", interrupted)
+    monkeypatch.setattr(_randomize, "_output_chunks", interrupted)
     assert (
         main(["randomize", "labels.csv", *REGRESSION, "--epsilon", "1", "--output", "n.csv"]) == 130
     )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tf_labeldp.cli import _table_csv, main
+from tf_labeldp.cli import _tables, main
 
 REGRESSION = ["--column", "y", "--task", "regression", "--low", "0", "--high", "100"]
 COMMON = ["--epsilon", "99", "--output", "n.csv", "--quiet"]
@@ -67,7 +67,7 @@ def test_a_table_without_a_header_line_shows_no_label(
 def test_an_empty_last_line_of_a_single_column(
     monkeypatch: pytest.MonkeyPatch, name: str, end: str, block: int
 ) -> None:
-    monkeypatch.setattr(_table_csv, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(_tables, "_BLOCK_BYTES", block)
     line = "\r\n" if "\r" in end else "\n"
     text = (line.join(["y", "0", "1", "2"]) + end).encode()
     Path(name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from tf_labeldp.cli import _id_facts, main
+from tf_labeldp.cli import _randomize, main
 
 OPTIONS = ["--column", "y", "--task", "classification", "--num-classes", "2", "--epsilon", "1"]
 
@@ -86,17 +86,17 @@ def test_counts_and_digests_of_any_ids_in_any_chunks(
     bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     column = pa.array(ids, pa.string())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_id_facts, "_CHUNK_BYTES", chunk)
-        facts = _id_facts.IdFacts(["id"], len(ids), digested=True)
+        patch.setattr(_randomize, "_CHUNK_BYTES", chunk)
+        facts = _randomize.IdFacts(["id"], len(ids), digested=True)
         for start, end in itertools.pairwise(bounds):
             facts.add([column[start:end]])
-        whole = _id_facts.IdFacts(["id"], len(ids), digested=True)
+        whole = _randomize.IdFacts(["id"], len(ids), digested=True)
         whole.add([column.dictionary_encode()])
     assert facts.most_rows() == whole.most_rows() == max(ids.count(i) for i in ids)
     assert digests(facts) == digests(whole)
 
 
-def digests(facts: _id_facts.IdFacts) -> list[str]:
+def digests(facts: _randomize.IdFacts) -> list[str]:
     return [digest.hexdigest() for pair in facts._digests for digest in pair]
 
 
@@ -104,7 +104,7 @@ def digests(facts: _id_facts.IdFacts) -> list[str]:
 def test_digests_differ_where_ids_do(other: list[str | None]) -> None:
     found = []
     for ids in (["a", "bc"], other):
-        facts = _id_facts.IdFacts(["id"], len(ids), digested=True)
+        facts = _randomize.IdFacts(["id"], len(ids), digested=True)
         facts.add([pa.array(ids, pa.string())])
         found.append(digests(facts))
     assert found[0] != found[1]
@@ -116,7 +116,7 @@ def test_what_lies_under_a_null_does_not_count() -> None:
     valid = pa.py_buffer(bytes([0b101]))
     column = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"axyza"), valid)
     assert column.to_pylist() == ["a", None, "a"]
-    facts = _id_facts.IdFacts(["id"], 3, digested=False)
+    facts = _randomize.IdFacts(["id"], 3, digested=False)
     facts.add([column])
     assert facts.most_rows() == 2
 

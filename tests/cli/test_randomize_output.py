@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tf_labeldp.cli import _output_lock, _randomize_table, _table_write, main
+from tf_labeldp.cli import _randomize, _tables, main
 
 ROOT = Path(__file__).parents[2]
 FILES = ["noisy.csv", "noisy.csv.privacy.json"]
@@ -50,17 +48,17 @@ def test_a_second_run_on_the_same_output_is_refused(
     capsys: pytest.CaptureFixture[str],
     options: tuple[str, ...],
 ) -> None:
-    statement = _randomize_table._statement
+    statement = _randomize._statement
 
     def meanwhile(*arguments: object) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(_randomize_table, "_statement", statement)
+            patch.setattr(_randomize, "_statement", statement)
             before = names(folder)
             assert main(command(*options)) == 2
             assert names(folder) == before  # the hidden file of the first run is still there
         return statement(*arguments)
 
-    monkeypatch.setattr(_randomize_table, "_statement", meanwhile)
+    monkeypatch.setattr(_randomize, "_statement", meanwhile)
     assert main(command()) == 0
     told = capsys.readouterr().err
     assert "another run is writing --output noisy.csv at this moment" in told
@@ -82,7 +80,7 @@ def test_without_locks_the_files_of_others_are_left_alone(
     hidden = f".noisy.csv.{'0' * 16}.tmp"
     Path(hidden).touch()
     with monkeypatch.context() as patch:
-        patch.setattr(_output_lock, "_fcntl", None)
+        patch.setattr(_tables, "_fcntl", None)
         assert main(command()) == 0
     assert names(folder) == [hidden, *FILES]
     assert main(command("--overwrite")) == 0
@@ -93,7 +91,7 @@ def test_a_lock_that_was_removed_before_it_was_taken(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that was opened is not the one that the next run would open."""
-    flock, calls = _output_lock._fcntl.flock, []
+    flock, calls = _tables._fcntl.flock, []
 
     def removed_first(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
@@ -101,8 +99,8 @@ def test_a_lock_that_was_removed_before_it_was_taken(
             Path(".noisy.csv.lock").unlink()
         flock(descriptor, operation)
 
-    monkeypatch.setattr(_output_lock._fcntl, "flock", removed_first)
-    lock = _output_lock.OutputLock(Path("noisy.csv"))
+    monkeypatch.setattr(_tables._fcntl, "flock", removed_first)
+    lock = _tables.OutputLock(Path("noisy.csv"))
     assert lock.acquire() and len(calls) == 2
     assert Path(".noisy.csv.lock").exists()
     lock.release()
@@ -124,7 +122,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
     if before == "a statement alone":
         Path("noisy.csv").unlink()
     content = {name: Path(name).read_bytes() for name in names(folder)}
-    give_name, calls = _table_write.give_name, []
+    give_name, calls = _tables.give_name, []
 
     def fail_once(*paths: Path) -> None:
         calls.append(paths)
@@ -132,7 +130,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
             raise OSError(5, "Input/output error")
         give_name(*paths)
 
-    monkeypatch.setattr(_table_write, "give_name", fail_once)
+    monkeypatch.setattr(_tables, "give_name", fail_once)
     options = ["--overwrite"] if before == "a whole output" else []
     assert main(command(*options)) == 2
     assert "cannot write --output noisy.csv (Input/output error)" in capsys.readouterr().err
@@ -148,13 +146,13 @@ def test_a_table_that_comes_into_being_keeps_its_statement(
     Path("noisy.csv").unlink()
     both = {"noisy.csv": table, FILES[1]: Path(FILES[1]).read_bytes()}
     write_labels(30)
-    statement = _randomize_table._statement
+    statement = _randomize._statement
 
     def late(*arguments: object) -> str:
         Path("noisy.csv").write_bytes(table)
         return statement(*arguments)
 
-    monkeypatch.setattr(_randomize_table, "_statement", late)
+    monkeypatch.setattr(_randomize, "_statement", late)
     assert main(command()) == 2
     # Found out at once: the statement is no longer alone, and is not even moved away.
     assert f"{FILES[1]} has come into being meanwhile" in capsys.readouterr().err
@@ -164,7 +162,7 @@ def test_a_table_that_comes_into_being_keeps_its_statement(
 # Kills the process before the n-th call of `os.replace` and `give_name` together, if there is one.
 KILLED = """
 import os, signal, sys
-from tf_labeldp.cli import _table_write, main
+from tf_labeldp.cli import _tables, main
 calls = 0
 def watched(function):
     def wrapper(*arguments):
@@ -174,23 +172,20 @@ def watched(function):
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*arguments)
     return wrapper
-_table_write.os.replace = watched(os.replace)
-_table_write.give_name = watched(_table_write.give_name)
+_tables.os.replace = watched(os.replace)
+_tables.give_name = watched(_tables.give_name)
 sys.exit(main(sys.argv[2:]))
 """
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_a_kill_leaves_no_table_under_the_statement_of_another_run(folder: Path, call: int) -> None:
+def test_a_kill_leaves_no_table_under_the_statement_of_another_run(
+    folder: Path, call: int, in_process: Callable[..., tuple[int, str]]
+) -> None:
     assert main(command()) == 0
     write_labels(30)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(call), *command("--overwrite")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    code, told = in_process(KILLED, str(call), *command("--overwrite"))
+    assert code == -signal.SIGKILL, told
     assert Path("noisy.csv").exists() == (call == 1)
     if call == 1:
         assert rows_and_told() == (20, 20)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _row_progress, _table_csv, _table_writers, main
-from tf_labeldp.cli._randomize_classes import Classification
+from tf_labeldp.cli import _console, _tables, main
+from tf_labeldp.cli._tasks import Classification
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 
-ROOT = Path(__file__).parents[2]
 N = 500
 AMOUNTS = np.random.default_rng(8).integers(0, 53, N)
 TASKS = {
@@ -35,13 +33,13 @@ TASKS = {
 # Kills the process right before the n-th call of a function.
 KILLED = """
 import importlib, os, signal, sys
-from tf_labeldp.cli import _table_csv, main
+from tf_labeldp.cli import _tables, main
 holder = importlib.import_module("tf_labeldp." + sys.argv[1])
 *owners, name = sys.argv[2].split(".")
 number = int(sys.argv[3])
 for owner in owners:
     holder = getattr(holder, owner)
-_table_csv._BLOCK_BYTES = 256
+_tables._BLOCK_BYTES = 256
 calls = 0
 function = getattr(holder, name)
 def watched(*arguments):
@@ -58,12 +56,12 @@ POINTS = {
     "before the first charge": ("vault._store", "LabelStore._publish_charge", 1, 1),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
     "before the second charge": ("vault._store", "LabelStore._publish_charge", 2, 2),
-    "before the first rows": ("cli._table_writers", "CsvWriter.write", 2, 2),
-    "between rows": ("cli._table_writers", "CsvWriter.write", 5, 2),
-    "before the ids are kept": ("cli._id_facts", "IdFacts.check_store", 1, 2),
-    "before the statement is on disk": ("cli._table_write", "_sync", 2, 2),
-    "before the statement has its name": ("cli._table_write", "give_name", 1, 2),
-    "between statement and table": ("cli._table_write", "give_name", 2, 2),
+    "before the first rows": ("cli._tables", "CsvWriter.write", 2, 2),
+    "between rows": ("cli._tables", "CsvWriter.write", 5, 2),
+    "before the ids are kept": ("cli._randomize", "IdFacts.check_store", 1, 2),
+    "before the statement is on disk": ("cli._tables", "_sync", 2, 2),
+    "before the statement has its name": ("cli._tables", "give_name", 1, 2),
+    "between statement and table": ("cli._tables", "give_name", 2, 2),
 }
 
 
@@ -75,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "prior.json").write_text(json.dumps([1 / 53] * 53))
     (tmp_path / "public").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_row_progress, "_PATIENCE", 1e9)  # however slow the machine is
+    monkeypatch.setattr(_console, "_PATIENCE", 1e9)  # however slow the machine is
     return tmp_path
 
 
@@ -99,16 +97,16 @@ def noisy_labels(folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_and_resumed(folder: Path, point: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_and_resumed(
+    folder: Path,
+    point: str,
+    capsys: pytest.CaptureFixture[str],
+    in_process: Callable[..., tuple[int, str]],
+) -> None:
     *place, draws = POINTS[point]
     where = [str(part) for part in place]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *where, *command("regression")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    code, told = in_process(KILLED, *where, *command("regression"))
+    assert code == -signal.SIGKILL, told
     assert not (folder / "public" / "noisy.csv").exists()
     assert len(list((folder / "public").glob(".noisy.csv.*"))) >= 1  # left behind by the kill
     drawn = stored_draws(folder)
@@ -130,16 +128,16 @@ def test_killed_and_resumed(folder: Path, point: str, capsys: pytest.CaptureFixt
 def test_a_failed_writer_and_two_more_runs(
     folder: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_table_csv, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(_tables, "_BLOCK_BYTES", 256)
     with monkeypatch.context() as patch:
-        write = _table_writers.CsvWriter.write
+        write = _tables.CsvWriter.write
 
-        def fail_at_row_100(self: _table_writers.CsvWriter, arrays: list) -> None:
+        def fail_at_row_100(self: _tables.CsvWriter, arrays: list) -> None:
             if any(cell == "100" for cell in arrays[0].to_pylist()):
                 raise OSError(28, "No space left on device")
             write(self, arrays)
 
-        patch.setattr(_table_writers.CsvWriter, "write", fail_at_row_100)
+        patch.setattr(_tables.CsvWriter, "write", fail_at_row_100)
         assert main(command(task)) == 2
     assert (
         "cannot write --output public/noisy.csv (No space left on device)"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import gzip
 import os
 import pathlib
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from tf_labeldp.cli._errors import DatasetError
+from tf_labeldp.cli._console import DatasetError
 
 IDX_SETS = ("mnist", "fashion_mnist")
 NAMES = ("digits", "adult", *IDX_SETS)
@@ -21,6 +24,15 @@ FASHION_CLASSES = (
 )  # fmt: skip
 
 _DIGITS_TEST_SIZE = 360
+# Numeric columns as float, categorical ones as text; '?' (unknown) is a category of its own.
+_ADULT_COLUMNS = {
+    "age": float, "workclass": str, "fnlwgt": float, "education": str, "education-num": float,
+    "marital-status": str, "occupation": str, "relationship": str, "race": str, "sex": str,
+    "capital-gain": float, "capital-loss": float, "hours-per-week": float, "native-country": str,
+}  # fmt: skip
+_ADULT_CLASSES = ("<=50K", ">50K")
+_SMALLEST_IMAGE = 10
+"""Images with a shorter side are flattened: the demo's CNN needs this many pixels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,15 +86,11 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Classific
             f"--data-dir {folder} is not a folder; give the folder that holds {name}"
         )
     if _is_tfds(folder, name):
-        from tf_labeldp.cli import _tfds
-
-        return _tfds.load(name, folder)
+        return load_tfds(name, folder)
     if name in IDX_SETS:
         return load_idx_images(name, folder)
     if name == "adult":
-        from tf_labeldp.cli import _adult
-
-        return _adult.load(folder)
+        return load_adult(folder)
     raise DatasetError(
         f"unknown data set {name!r}: it is none of {', '.join(NAMES)}, and {folder} holds no TFDS "
         "data set of this name"
@@ -167,8 +175,147 @@ def _read_idx(folder: pathlib.Path, stem: str, rank: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
+def load_adult(data_dir: pathlib.Path) -> ClassificationData:
+    """Returns Adult from ``adult/adult.data(.gz)`` and ``adult/adult.test(.gz)``."""
+    folder = data_dir / "adult"
+    train, y_train = _read_adult(folder, "adult.data")
+    test, y_test = _read_adult(folder, "adult.test")
+    x_train, x_test = encode(train, test)
+    return ClassificationData("adult", x_train, y_train, x_test, y_test, _ADULT_CLASSES)
+
+
+def _read_adult(folder: pathlib.Path, name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the columns and the ``int64`` labels of one file."""
+    text = read_file(folder, name).decode("utf-8", errors="replace")
+    # The test file begins with a comment, both end with empty lines.
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("|")]
+    rows = list(csv.reader(lines, skipinitialspace=True))
+    if not rows or any(len(row) != len(_ADULT_COLUMNS) + 1 for row in rows):
+        raise DatasetError(
+            f"{folder / name} must have {len(_ADULT_COLUMNS) + 1} columns in every line; copy it "
+            "again"
+        )
+    *values, labels = zip(*rows, strict=True)
+    try:
+        columns = {
+            column: np.array([kind(value) for value in cells])
+            for (column, kind), cells in zip(_ADULT_COLUMNS.items(), values, strict=True)
+        }
+        codes = [_ADULT_CLASSES.index(label.rstrip(".")) for label in labels]
+    except ValueError as error:
+        raise DatasetError(
+            f"{folder / name} has a number or a label that is none; copy it again"
+        ) from error
+    return columns, np.array(codes, dtype=np.int64)
+
+
+def encode(
+    train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns training and test features, with scales and categories taken from training.
+
+    Args:
+        train: columns by name: numbers (n, ...) are flattened and standardised, text (n,) becomes
+            one column a category.
+        test: the same columns. A category that training lacks is all zeros.
+
+    Returns:
+        ``float32`` arrays of shapes (n, d) and (m, d).
+    """
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    parts_train, parts_test = [], []
+    for name, column in train.items():
+        other = test[name]
+        if column.dtype.kind in "biuf":
+            encoder = StandardScaler()
+            rows, other_rows = column.reshape(len(column), -1), other.reshape(len(other), -1)
+        else:
+            encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore")
+            rows, other_rows = column[:, np.newaxis], other[:, np.newaxis]
+        parts_train.append(encoder.fit_transform(rows))
+        parts_test.append(encoder.transform(other_rows))
+    return (
+        np.concatenate(parts_train, axis=1).astype(np.float32),
+        np.concatenate(parts_test, axis=1).astype(np.float32),
+    )
+
+
 def _is_tfds(folder: pathlib.Path, name: str) -> bool:
     """Returns whether the folder holds a prepared TFDS data set ``name[/config][:version]``."""
     base = folder / name.split("/")[0].split(":")[0]
     patterns = ("*/dataset_info.json", "*/*/dataset_info.json")
     return base != folder and any(any(base.glob(pattern)) for pattern in patterns)
+
+
+def load_tfds(name: str, data_dir: pathlib.Path) -> ClassificationData:
+    """Returns a TFDS data set with one class label and images or columns as features.
+
+    Without a ``test`` split, a fixed fifth of ``train`` is the test set.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise DatasetError(
+            f"--data {name} is a TFDS data set, which needs tensorflow-datasets: "
+            "pip install 'tf-labeldp[examples]'"
+        ) from error
+    try:
+        splits, info = tfds.load(
+            name, data_dir=str(data_dir), download=False, batch_size=-1, with_info=True
+        )
+    except (AssertionError, ValueError, OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        raise DatasetError(f"TFDS cannot read {name} in {data_dir}: {reason}") from error
+    if "train" not in splits:
+        raise DatasetError(f"{name} has no split 'train', but {sorted(splits)}")
+    label, num_classes = _label_key(name, info, tfds)
+    names = tuple(info.features[label].names or (str(i) for i in range(num_classes)))
+    examples = {key: tfds.as_numpy(splits[key]) for key in ("train", "test") if key in splits}
+    labels = {key: np.asarray(value.pop(label), np.int64) for key, value in examples.items()}
+    features = {key: _leaves(value) for key, value in examples.items()}
+    if any((codes < 0).any() for codes in labels.values()):
+        raise DatasetError(f"{name} has examples without a label (-1), which the demo cannot use")
+
+    if "image" in features["train"]:
+        x = {key: _images(value["image"]) for key, value in features.items()}
+    elif "test" in features:
+        x_train, x_test = encode(features["train"], features["test"])
+        x = {"train": x_train, "test": x_test}
+    else:
+        x = {"train": encode(features["train"], features["train"])[0]}
+    if "test" not in x:
+        size = max(1, len(x["train"]) // 5)
+        return split(name, x["train"], labels["train"], names, size)
+    return ClassificationData(name, x["train"], labels["train"], x["test"], labels["test"], names)
+
+
+def _label_key(name: str, info: Any, tfds: Any) -> tuple[str, int]:
+    """Returns the key of the label and its number of classes."""
+    keys = info.supervised_keys
+    key = keys[1] if keys and isinstance(keys[1], str) else "label"
+    feature = info.features[key] if key in info.features else None
+    if not isinstance(feature, tfds.features.ClassLabel) or (feature.num_classes or 0) < 2:
+        raise DatasetError(
+            f"{name} has no class label under {key!r}; the demo is for classification"
+        )
+    return key, feature.num_classes
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, np.ndarray]:
+    """Returns the arrays of a nested dict by path; text as str."""
+    if isinstance(value, dict):
+        found: dict[str, np.ndarray] = {}
+        for key in sorted(value):
+            found |= _leaves(value[key], f"{path}/{key}" if path else key)
+        return found
+    array = np.asarray(value)
+    return {path: array.astype(str) if array.dtype.kind in "OS" else array}
+
+
+def _images(array: np.ndarray) -> np.ndarray:
+    """Returns pixels in [0, 1]; flat where the demo's CNN does not fit."""
+    scale = 255.0 if array.dtype == np.uint8 else 1.0
+    scaled = array.astype(np.float32) / scale
+    fits = array.ndim == 4 and min(array.shape[1:3]) >= _SMALLEST_IMAGE
+    return scaled if fits else scaled.reshape(len(scaled), -1)

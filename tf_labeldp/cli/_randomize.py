@@ -1,221 +1,408 @@
-"""``tf-labeldp randomize``: a table of labels in, a table of noisy labels out."""
+"""``tf-labeldp randomize``: a table of labels in, a table of noisy labels out.
+
+The input is read twice, so that only its label column is ever in memory: once for the labels, once
+for the ids. Nothing that is written or printed depends on a true label but through the draw; only
+the errors that stop a run count cells, and they are for the label holder.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import hashlib
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_labeldp.cli import _options
-from tf_labeldp.cli._errors import CommandError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-_DESCRIPTION = """\
-Draws one noisy label for each label of a CSV or Parquet table, and writes them with the row ids and
-without the labels. Whoever gets the output learns little about any one label: it comes with a
-privacy statement, OUTPUT.privacy.json, which also has the mechanism and the prior;
-tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both files may be published; the statement says when
-and by whom the labels were drawn (LABELDP_ACTOR, or the name of the login). The input, the store
-and what this command says when it fails are for the label holder alone.
-"""
-_EPILOG = """\
-The rows keep their order, and the id columns are copied as they are: neither may depend on the
-labels. Range, classes and settings must be chosen without looking at the labels. Each run without
---store draws, and spends, again; publishing the outputs of several costs the sum of their epsilons.
-What an error looks like: see tf-labeldp --help.
-"""
+from tf_labeldp._version import __version__
+from tf_labeldp.cli import _tables, _tasks
+from tf_labeldp.cli._console import CommandError, RowProgress, one_line, say
+from tf_labeldp.vault._noisy_labels import sealed, table_arrays
+from tf_labeldp.vault._store import publish
 
-_LOSSES = ("squared_error", "absolute_error", "poisson")
-_RR_ON_BINS = "rr_on_bins"
-_MECHANISMS = {
-    "laplace": "LaplaceMechanism",
-    "discrete_laplace": "DiscreteLaplaceMechanism",
-    "staircase": "StaircaseMechanism",
-    "discrete_staircase": "DiscreteStaircaseMechanism",
-    "exponential": "ExponentialMechanism",
-}
-_GRID_ONLY = ("prior_epsilon", "max_values", "whole_numbers")
-_REGRESSION_ONLY = ("low", "high", "clip", "mechanism", "loss", *_GRID_ONLY)
-_CLASSIFICATION_ONLY = ("num_classes", "classes")
-_MOST_CLASSES = 10**9
-_BINS_ONLY = ("loss", *_GRID_ONLY, "prior")
-
-
-def add_parser(verbs: Any) -> None:
-    """Adds the verb to the sub-parsers of the command line."""
-    parser = verbs.add_parser(
-        "randomize",
-        help="draw noisy labels for a CSV or Parquet table",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "input",
-        type=pathlib.Path,
-        help="table with the labels: .csv, .csv.gz or .parquet; goes first, since --classes takes "
-        "all words after it",
-    )
-    parser.add_argument("--column", required=True, metavar="NAME", help="column of the labels")
-    parser.add_argument("--task", required=True, choices=("regression", "classification"))
-    parser.add_argument(
-        "--epsilon", required=True, type=_options.epsilon, help="privacy parameter of the output"
-    )
-    parser.add_argument(
-        "--output", required=True, type=pathlib.Path, help="new table: .csv, .csv.gz or .parquet"
-    )
-    parser.add_argument(
-        "--prior",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="public prior, made without these labels: JSON with values (regression) and "
-        "probabilities, or CSV with two columns. Regression then spends nothing on a histogram, "
-        "classification then uses RRWithPrior",
-    )
-    parser.add_argument(
-        "--id",
-        action="append",
-        metavar="NAME",
-        help="column to copy, may be given several times (default: the column named id, row_id or "
-        "row, else row numbers from 0 in a column row). No other column is copied",
-    )
-    parser.add_argument(
-        "--output-column", metavar="NAME", help="name of the noisy labels (default: --column)"
-    )
-    parser.add_argument(
-        "--store",
-        type=pathlib.Path,
-        metavar="DIR",
-        help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
-        "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
-        "in the folder of the output, nor the other way round",
-    )
-    parser.add_argument(
-        "--insecure-seed",
-        type=_options.at_least(0),
-        metavar="N",
-        help="repeatable draws; the statement then says 'NOT PRIVATE: seeded' (default: the "
-        "operating system's secure generator)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    parser.add_argument(
-        "--quiet", action="store_true", help="say nothing but errors: no progress, no remarks"
-    )
-    _add_regression(parser.add_argument_group("regression"))
-    _add_classification(parser.add_argument_group("classification"))
-    parser.set_defaults(run=run)
-
-
-def _add_regression(group: Any) -> None:
-    group.add_argument("--low", type=_options.number, help="smallest label, public; needed")
-    group.add_argument("--high", type=_options.number, help="largest label, public; needed")
-    group.add_argument(
-        "--clip",
-        action="store_true",
-        default=None,
-        help="set labels outside the range to its nearer end instead of refusing them",
-    )
-    group.add_argument(
-        "--mechanism",
-        choices=(_RR_ON_BINS, *_MECHANISMS),
-        help=f"default: {_RR_ON_BINS}, randomized response on the bins with the least expected "
-        "loss; the others are for comparison",
-    )
-    group.add_argument(
-        "--loss", choices=_LOSSES, help=f"which the bins are best for (default: {_LOSSES[0]})"
-    )
-    group.add_argument(
-        "--prior-epsilon",
-        type=_options.epsilon,
-        metavar="EPSILON",
-        help="part of --epsilon for the private histogram (default: chosen by the number of "
-        "labels)",
-    )
-    group.add_argument(
-        "--max-values",
-        type=_options.at_least(2),
-        metavar="N",
-        help="most values that labels are rounded to for the histogram (default: 64)",
-    )
-    group.add_argument(
-        "--whole-numbers",
-        action="store_true",
-        default=None,
-        help="the labels are counts or other whole numbers, so nothing between them needs to be "
-        "told apart",
-    )
-
-
-def _add_classification(group: Any) -> None:
-    group.add_argument(
-        "--num-classes",
-        type=_options.at_least(2),
-        metavar="K",
-        help="labels are whole numbers 0..K-1; this or --classes is needed",
-    )
-    group.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="names of all classes; they are public"
-    )
+_ROWS = 1 << 18
+"""Rows written at once where the ids are row numbers."""
+_ROW_COLUMN = "row"
+"""The column of row numbers, where there are no ids."""
+_AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
+_NAMED = 20
+"""At most so many columns are listed by name."""
+_DIGEST_FILE = "ids-digest"
+_CHUNK_BYTES = 1 << 20
+"""Ids are hashed so many bytes of text at a time, which bounds the working memory."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Randomizes the labels of a table; returns the exit code."""
-    _check_options(args)
-    from tf_labeldp.cli import _randomize_table
+    """Randomizes the labels of a table.
 
-    return _randomize_table.run(args, _MECHANISMS.get(args.mechanism))
+    Args:
+        args: checked options of the command.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CommandError: anything is wrong with the input, the output, the prior or the store.
+    """
+    with contextlib.closing(RowProgress(quiet=args.quiet)) as progress:
+        table = _tables.open_table(args.input)
+        ids = _id_columns(table, args)
+        target = _tables.Output(args.output, overwrite=args.overwrite, source=args.input)
+        if args.store is not None:
+            _check_apart(args.output, args.store)
+        task = _tasks.task_of(args)
+        names = [*(ids or [_ROW_COLUMN]), _output_column(args)]
+        types = [*(table.id_types(ids) if ids else [pa.int64()]), task.output_type]
+        with target as output:
+            output.begin(names, types)
+            progress.begin("reading labels")
+            vault = task.vault(_read_labels(table, args.column, task, progress))
+            progress.begin("drawing noisy labels")
+            draw = task.draw(vault)
+            del vault  # the labels are not needed any more
+            size = len(draw.noisy_labels)
+            facts = IdFacts(ids, size, digested=args.store is not None)
+            progress.begin("writing", size)
+            for columns in _output_chunks(table, ids, task, draw.noisy_labels.values):
+                output.write(columns)
+                facts.add(columns[:-1])
+                progress.advance(len(columns[0]))
+            table.check_unchanged()
+            if args.store is not None:
+                with task.explained():
+                    facts.check_store(args.store.expanduser())
+            most_rows = facts.most_rows()
+            output.publish(_statement(names, draw, most_rows))
+        progress.end()
+    if not args.quiet:
+        _report(args, table, ids, output, draw, most_rows)
+    return 0
 
 
-def _check_options(args: argparse.Namespace) -> None:
-    """Raises for options that are missing, or do not go together."""
-    if args.task == "regression":
-        _refuse(args, _CLASSIFICATION_ONLY, "is for --task classification")
-        for name in ("low", "high"):
-            if getattr(args, name) is None:
+def _read_labels(
+    table: _tables.Table, column: str, task: _tasks.Task, progress: RowProgress
+) -> np.ndarray:
+    """Returns the labels as the vault takes them, after checking them."""
+    parts: list[np.ndarray] = []
+    rows = missing = 0
+    for chunk in table.label_chunks(column, task.kind):
+        rows += len(chunk)
+        missing += chunk.null_count
+        parts.append(task.encoded(chunk.drop_null()))
+        progress.advance(len(chunk))
+    if not rows:
+        raise _tables.no_rows(table.path)
+    if missing:
+        raise CommandError(
+            f"column {column!r} of {table.path} has no label in {missing} of {rows} rows; "
+            f"{_tables.FILL}"
+        )
+    labels = np.concatenate(parts)
+    problem = task.check(labels)
+    if problem is not None:
+        raise CommandError(f"column {column!r} of {table.path}: {problem}")
+    return labels
+
+
+def _output_chunks(
+    table: _tables.Table,
+    ids: Sequence[str],
+    task: _tasks.Task,
+    noisy_labels: np.ndarray,
+) -> Iterator[list[Any]]:
+    """Yields the columns of the output, some rows at a time."""
+    size = noisy_labels.size
+    start = 0
+    for columns in table.id_chunks(ids) if ids else _row_numbers(size):
+        end = start + len(columns[0])
+        if end > size:
+            break
+        yield [*columns, task.decoded(noisy_labels[start:end])]
+        start = end
+    else:
+        if start == size:
+            return
+    table.check_unchanged()
+    raise CommandError(
+        f"{table.path} has another number of rows at the second reading than at the first, {size}; "
+        "run again once it is complete"
+    )
+
+
+def _row_numbers(size: int) -> Iterator[list[Any]]:
+    for start in range(0, size, _ROWS):
+        yield [pa.array(np.arange(start, min(start + _ROWS, size)))]
+
+
+def _statement(names: Sequence[str], draw: _tasks.Draw, most_rows: int | None) -> str:
+    """Returns the content of the statement's file: public, like the table itself."""
+    noisy = draw.noisy_labels
+    if most_rows is not None and most_rows > 1:
+        notes = (*noisy.assumptions, _repeated(most_rows))
+        noisy = dataclasses.replace(noisy, assumptions=notes)
+    fields = {
+        **noisy.statement(),
+        "made_by": f"{_tables.MADE_BY} {__version__} randomize",
+        "rows": len(noisy),
+        "id_columns": list(names[:-1]),
+        "most_rows_of_one_id": most_rows,
+        "noisy_label_column": names[-1],
+        **draw.facts,
+    }
+    return sealed(fields, table_arrays(noisy.values, draw.facts["prior"]))
+
+
+def _repeated(most_rows: int) -> str:
+    return (
+        f"the epsilon is that of one row, and one id has up to {most_rows:,} rows: where an id is "
+        "a person, multiply epsilon by the number of the person's rows"
+    )
+
+
+def _report(
+    args: argparse.Namespace,
+    table: _tables.Table,
+    ids: Sequence[str],
+    output: _tables.Output,
+    draw: _tasks.Draw,
+    most_rows: int | None,
+) -> None:
+    """Prints what was done; both files are complete by now."""
+    if draw.stored:
+        ignored = "" if args.insecure_seed is None else ", whatever --insecure-seed says"
+        say(
+            f"the store {one_line(str(args.store))} had draws of these labels: they were used"
+            f"{ignored}, and what they cost is counted once",
+            error=True,
+        )
+    say(one_line(_in_words(table, args.column, ids)), error=True)
+    if most_rows is not None and most_rows > 1:
+        say(f"warning: {_repeated(most_rows)}", error=True)
+    say(str(draw.noisy_labels.guarantee()))
+    written = f"wrote {args.output} ({len(draw.noisy_labels):,} rows) and {output.statement.name}"
+    say(f"\n{one_line(written)}")
+
+
+def _check_apart(output: pathlib.Path, store: pathlib.Path) -> None:
+    """Raises if whoever publishes the folder of the output would publish the store with it."""
+    store = store.expanduser()
+    folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (output.parent, store))
+    if folder == kept or folder in kept.parents or kept in folder.parents:
+        where = "lies in" if folder in kept.parents else "has in it"
+        raise CommandError(
+            f"the store {store} {where if folder != kept else 'is'} the folder of --output "
+            f"{output}, which may be published; the store stays with the labels: give folders "
+            "apart from each other"
+        )
+
+
+def _id_columns(table: _tables.Table, args: argparse.Namespace) -> list[str]:
+    """Returns the columns to copy, after checking them and the label column; may be empty.
+
+    Raises:
+        CommandError: there is no such column, or it is not clear which one is meant.
+    """
+    for option, name in [("--column", args.column), *(("--id", name) for name in args.id or ())]:
+        if table.columns.count(name) != 1:
+            problem = "more than one column" if name in table.columns else "no column"
+            raise CommandError(
+                f"{table.path} has {problem} {name!r} for {option}; {_what_there_is(table.columns)}"
+            )
+    if args.id:
+        if args.column in args.id:
+            raise CommandError(
+                f"--id {args.column!r} is the label column; copying it would publish the labels"
+            )
+        if len(set(args.id)) < len(args.id):
+            raise CommandError("--id names a column more than once; name each once")
+        ids = list(args.id)
+    else:
+        ids = [name for name in table.columns if name.lower() in _AUTOMATIC and name != args.column]
+        if len(ids) > 1:
+            raise CommandError(
+                f"{table.path} has several columns that look like row ids, {_listed(ids)}; choose "
+                "with --id"
+            )
+    if _output_column(args) in (ids or [_ROW_COLUMN]):
+        raise CommandError(
+            f"the noisy labels would have the name of the id column, {_output_column(args)!r}; "
+            "give another --output-column"
+        )
+    return ids
+
+
+def _output_column(args: argparse.Namespace) -> str:
+    """Returns the name of the column of noisy labels."""
+    return str(args.column if args.output_column is None else args.output_column)
+
+
+def _in_words(table: _tables.Table, label: str, ids: Sequence[str]) -> str:
+    """Returns which columns are copied and which are not."""
+    kept = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
+    rest = [name for name in table.columns if name not in (label, *ids)]
+    left = f", left out besides the labels {label!r}: {_listed(rest)}" if rest else ""
+    return f"columns: {kept}{left}"
+
+
+def _what_there_is(names: Sequence[str]) -> str:
+    """Returns the names of all columns, unless they may be the cells of the first row."""
+    if any(_is_number(name) for name in names):
+        return (
+            f"its {len(names)} columns are not shown, as some are named by numbers: is there a "
+            "header line?"
+        )
+    return f"its columns are {_listed(names)}"
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns quoted names, not more than fit a line."""
+    shown = ", ".join(repr(name) for name in names[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
+
+
+class IdFacts:
+    """Takes ids chunk by chunk, in the order of the rows.
+
+    Args:
+        names: of the id columns; none for row numbers.
+        size: number of rows.
+        digested: whether a digest is wanted too.
+    """
+
+    def __init__(self, names: Sequence[str], size: int, *, digested: bool) -> None:
+        # Whose rows they are is told by one id; several columns do not say which of them it is.
+        self._hashes = np.empty(size if len(names) == 1 else 0, np.uint64)
+        self._hashed = 0
+        self._hash = _TextHash()
+        # Texts and lengths apart, so that the size of the chunks makes no difference.
+        self._digests = [(hashlib.sha256(), hashlib.sha256()) for _ in names] if digested else []
+        self._names = names
+
+    def add(self, columns: Sequence[Any]) -> None:
+        """Takes one Arrow array for each id column."""
+        if not self._names or not (self._digests or self._hashes.size):
+            return
+        for place, column in enumerate(columns):
+            content, lengths = _texts(column)
+            if self._digests:
+                for digest, array in zip(self._digests[place], (content, lengths), strict=True):
+                    digest.update(np.ascontiguousarray(array).data)
+            if self._hashes.size:
+                end = self._hashed + lengths.size
+                self._hash.into(self._hashes[self._hashed : end], content, lengths)
+                self._hashed = end
+
+    def most_rows(self) -> int | None:
+        """Returns the largest number of rows with the same id; None without a single id column.
+
+        By hashes of 64 bits: of ten million ids two share one in one of 100,000 tables.
+        """
+        if not self._hashes.size:
+            return None
+        hashes = self._hashes
+        hashes.sort()
+        low, high = 1, hashes.size  # some id comes `low` times, none more than `high` times
+        while low < high:
+            middle = (low + high + 1) // 2
+            if np.any(hashes[middle - 1 :] == hashes[: hashes.size - middle + 1]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def check_store(self, store: pathlib.Path) -> None:
+        """Raises if the store's noisy labels went to rows of other ids; else remembers these.
+
+        Comes before anything is published, so no table is out that the store knows nothing of.
+
+        Raises:
+            CommandError: the ids differ in a name, a value or their order.
+            OSError: the store cannot be written to.
+        """
+        whole = hashlib.sha256(repr(tuple(self._names)).encode())
+        for pair in self._digests:
+            for digest in pair:
+                whole.update(digest.digest())
+        path = store / _DIGEST_FILE
+        try:
+            publish(path, whole.hexdigest().encode())
+        except FileExistsError:
+            if path.read_bytes() != whole.hexdigest().encode():
                 raise CommandError(
-                    f"--task regression needs --{name}, an end of the public range of the labels; "
-                    "it is not taken from the labels, since that would show whose is at the end"
-                )
-        if args.low >= args.high:
-            raise CommandError(
-                f"--low must be below --high, got --low {args.low:g} --high {args.high:g}; they "
-                "are the smallest and the largest label"
-            )
-        if args.mechanism not in (None, _RR_ON_BINS):
-            _refuse(args, _BINS_ONLY, f"is for --mechanism {_RR_ON_BINS}")
-        if args.loss == "poisson" and args.low < 0.0:
-            raise CommandError(
-                f"--loss poisson needs labels of zero or more, got --low {args.low:g}; take "
-                "another loss or range"
-            )
-        if args.prior is not None:
-            _refuse(args, _GRID_ONLY, "is for runs without --prior")
-        if args.prior_epsilon is not None and args.prior_epsilon >= args.epsilon:
-            raise CommandError(
-                f"--prior-epsilon must be below --epsilon, of which it is a part, got "
-                f"{args.prior_epsilon:g} of {args.epsilon:g}; half of it is a fair start"
-            )
-        return
-    _refuse(args, _REGRESSION_ONLY, "is for --task regression")
-    if (args.classes is None) == (args.num_classes is None):
-        raise CommandError(
-            "--task classification needs either --num-classes K, for labels 0..K-1, or --classes, "
-            f"the names of all classes; got {'neither' if args.classes is None else 'both'}"
-        )
-    if args.num_classes is not None and args.num_classes > _MOST_CLASSES:
-        raise CommandError(
-            f"--num-classes must be at most {_MOST_CLASSES:,}, got {args.num_classes:,}; are these "
-            "labels numbers, for --task regression?"
-        )
-    names = args.classes or ()
-    different = len(set(names))
-    if names and (different < 2 or different < len(names)):
-        raise CommandError(
-            f"--classes must name at least two classes, each once, got {len(names)} names of "
-            f"which {different} differ"
-        )
+                    f"the store {store} holds noisy labels of rows with other ids (another name, "
+                    "value or order); give the input and --id of the first run, or a new --store "
+                    "(publishing from both costs the sum of their epsilons)"
+                ) from None
 
 
-def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if getattr(args, name) is not None:
-            raise CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
+class _TextHash:
+    """Hashes of texts: a sum of random numbers, one for each byte and its place."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng()
+        self._of_byte = self._draw(256)
+        self._of_place = self._draw(64)
+        self._of_null = self._draw(1)[0]
+
+    def into(self, hashes: np.ndarray, content: np.ndarray, lengths: np.ndarray) -> None:
+        """Writes the hashes of texts that lie one after another; a length of -1 is a null."""
+        ends = np.cumsum(np.maximum(lengths, 0))
+        row = start = 0
+        while row < lengths.size:
+            # At least one row, however long it is.
+            stop = max(int(np.searchsorted(ends, start + _CHUNK_BYTES, side="right")), row + 1)
+            end = int(ends[stop - 1])
+            hashes[row:stop] = self._of(content[start:end], lengths[row:stop])
+            row, start = stop, end
+
+    def _of(self, content: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        sizes = np.maximum(lengths, 0)
+        ends = np.cumsum(sizes)
+        longest = int(sizes.max())
+        if longest > self._of_place.size:
+            more = self._draw(longest - self._of_place.size)
+            self._of_place = np.concatenate([self._of_place, more])
+        place = np.arange(content.size) - np.repeat(ends - sizes, sizes)
+        sums = np.zeros(content.size + 1, np.uint64)
+        np.cumsum(self._of_byte[content] * self._of_place[place], out=sums[1:])  # modulo 2^64
+        found = sums[ends] - sums[ends - sizes]
+        return np.where(lengths < 0, self._of_null, found)
+
+    def _draw(self, size: int) -> np.ndarray:
+        # Odd: a product with an even number would lose bits.
+        return self._rng.integers(0, 2**64, size, np.uint64) | np.uint64(1)
+
+
+def _texts(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bytes of all texts of an Arrow array, ``uint8``, and ``int64`` lengths."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        texts = column.cast(pa.string()).cast(pa.large_binary())
+    except pa.ArrowException:  # bytes that are no text, or a type without one, such as a list
+        texts = pa.array([repr(value).encode() for value in column.to_pylist()], pa.large_binary())
+    if texts.null_count:
+        sizes = pc.if_else(texts.is_valid(), pc.binary_length(texts), -1)
+        texts = texts.fill_null(b"")  # what lies under a null may be anything
+    else:
+        sizes = pc.binary_length(texts)
+    lengths = sizes.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    _, offsets, content = texts.buffers()
+    if content is None or not len(texts):
+        return np.empty(0, np.uint8), lengths
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(content, np.uint8)[int(bounds[0]) : int(bounds[-1])], lengths

@@ -1,17 +1,64 @@
-"""What a command says of its rows while it works: on stderr, and only if it takes long."""
+"""What every verb says, and how: its errors, its lines for people, and the progress of its rows."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 
-from tf_labeldp.cli._say import say
-
 _PATIENCE = 2.0
-"""Seconds until the first word; a command that is done by then says nothing."""
+"""Seconds until the first word of progress; a command that is done by then says nothing."""
 _EVERY_TERMINAL = 1.0
 _EVERY_FILE = 10.0
 """Seconds between words, where a line can be rewritten and where it cannot."""
+
+
+class CommandError(ValueError):
+    """A command cannot be carried out as asked; the message is one line and says what to do."""
+
+
+class UsageError(CommandError):
+    """The command line is not one that the command takes; its help says what it takes."""
+
+
+class DatasetError(CommandError):
+    """A data set could not be read; the message says what to do."""
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM); cleaned up after like a stop by hand."""
+
+
+def say(text: str, *, error: bool = False, end: str = "\n") -> None:
+    """Prints to stdout, or to stderr, if anybody listens there.
+
+    A reader that went away, a full disk behind ``>`` and a closed stream are no failures of the
+    command, whose files are complete. Characters that the stream's encoding lacks come as escapes.
+
+    Args:
+        text: one or more lines.
+        error: whether it goes to stderr.
+        end: what follows the text.
+    """
+    stream = sys.stderr if error else sys.stdout
+    if stream is None:  # the process was started with this stream closed
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + end)
+        stream.flush()
+    except (OSError, ValueError):  # ValueError: closed meanwhile
+        # What is left in the stream's buffer would fail once more, at the end of the process.
+        with contextlib.suppress(OSError, ValueError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())
+            os.close(nothing)
+
+
+def one_line(text: str) -> str:
+    """Returns text with line ends and other unprintable characters, as of a path, as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class RowProgress:

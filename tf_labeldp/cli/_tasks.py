@@ -1,0 +1,514 @@
+"""What ``tf-labeldp randomize`` draws: noisy classes or noisy numbers, once for each store.
+
+A task knows how labels are read and checked, which mechanism draws, and what the statement says.
+"""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tf_labeldp import mechanisms
+from tf_labeldp._validate import PRIOR_SUM_TOLERANCE
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.cli import _tables
+from tf_labeldp.cli._console import CommandError
+from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
+from tf_labeldp.vault._store import DrawSettingsError, budget_for_store
+
+_ASSUMPTIONS = (
+    "which rows are in the table, their order and the copied id columns do not depend on the "
+    "labels: no row was left out because of its label",
+    "the range of the labels, the classes and all other settings were chosen without the labels",
+)
+"""What the statement of a table rests on beside the assumptions of its vault."""
+
+_ALONE = (
+    "nothing else is made from these labels and handed out, but copies of these same noisy "
+    "labels: the epsilons of separate draws add up"
+)
+
+_KEY = "noisy-labels"
+"""Names the draw in the vault."""
+_OWN_KEYS = (_KEY, "label-randomizer")
+"""How the names of the draws begin that the command makes, or finds."""
+
+_NUMBER_PRIOR = 'JSON {"values": [...], "probabilities": [...]}, or CSV with these two columns'
+_CLASS_PRIOR = 'JSON {"probabilities": [...]}, or CSV with the columns class and probability'
+
+
+def task_of(args: argparse.Namespace) -> Task:
+    """Returns the task that the checked options of the command ask for.
+
+    Raises:
+        CommandError: the prior cannot be read, or the mechanism refuses the options.
+    """
+    common = {"epsilon": args.epsilon, "store": args.store, "insecure_seed": args.insecure_seed}
+    if args.task == "classification":
+        classes = None if args.classes is None else tuple(args.classes)
+        number = len(classes) if classes else args.num_classes
+        names = classes or tuple(str(code) for code in range(number))
+        prior = None if args.prior is None else _read_class_prior(args.prior, names)
+        return Classification(**common, num_classes=number, classes=classes, prior=prior)
+    mechanism = None
+    if args.mechanism not in (None, "rr_on_bins"):
+        name = args.mechanism.title().replace("_", "") + "Mechanism"
+        try:
+            mechanism = getattr(mechanisms, name)(args.epsilon, args.low, args.high)
+        except ValueError as error:
+            raise CommandError(f"--mechanism {args.mechanism}: {error}") from None
+    return Regression(
+        **common,
+        low=args.low,
+        high=args.high,
+        clip=bool(args.clip),
+        mechanism=mechanism,
+        loss=args.loss or "squared_error",
+        prior_epsilon=args.prior_epsilon,
+        max_values=args.max_values,
+        whole_numbers=bool(args.whole_numbers),
+        prior=None if args.prior is None else _read_number_prior(args.prior, args.low, args.high),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """Noisy labels and what may be said of them."""
+
+    noisy_labels: NoisyLabels  # of all rows, in their order
+    facts: dict[str, Any]  # what the statement says of the mechanism, as JSON can hold it
+    stored: bool  # whether some or all of it was drawn by an earlier run, and now read
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task(abc.ABC):
+    """How labels are read, randomized and written."""
+
+    epsilon: float  # of all that is handed out together
+    store: pathlib.Path | None  # folder of the vault's store
+    insecure_seed: int | None  # for repeatable draws that protect nobody
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """What the label column holds: a kind of ``_tables``."""
+
+    @property
+    @abc.abstractmethod
+    def output_type(self) -> Any:
+        """The Arrow type of the column of noisy labels."""
+
+    @property
+    @abc.abstractmethod
+    def assumption(self) -> str:
+        """What the statement rests on for labels of this kind."""
+
+    @abc.abstractmethod
+    def check(self, labels: np.ndarray) -> str | None:
+        """Returns what is wrong with the labels, in words that show none of them, or None."""
+
+    @abc.abstractmethod
+    def encoded(self, chunk: Any) -> np.ndarray:
+        """Returns an Arrow array of labels as the vault takes them."""
+
+    @abc.abstractmethod
+    def decoded(self, noisy: np.ndarray) -> Any:
+        """Returns noisy labels as an Arrow array of the output's column."""
+
+    def vault(self, labels: np.ndarray) -> PrivateLabels:
+        """Returns the vault of the labels, which it copies.
+
+        Raises:
+            CommandError: the store is of other labels or settings, damaged, or cannot be used.
+        """
+        with self.explained():
+            return self._vault(
+                labels,
+                budget=budget_for_store(self.store, PrivacyBudget(self.epsilon)),
+                store=self.store,
+                insecure_seed=self.insecure_seed,
+            )
+
+    def draw(self, vault: PrivateLabels) -> Draw:
+        """Returns the noisy labels: those in the store, or new ones.
+
+        Raises:
+            CommandError: the store holds draws of other settings, or the mechanism refuses them.
+        """
+        with self.explained():
+            before = [one for one in vault.receipts if one.key.startswith(_OWN_KEYS)]
+            secret = any(not one.seeded for one in before)
+            if self.insecure_seed is not None and secret:
+                raise CommandError(
+                    f"the store {self.store} holds draws of these labels made without a seed, "
+                    "which --insecure-seed does not change; leave --insecure-seed out, or give a "
+                    "new --store"
+                )
+            try:
+                noisy, facts = self._draw(vault)
+            except BudgetExceededError as error:
+                if before:
+                    raise
+                raise CommandError(f"the store {self.store}: {error}") from None
+            notes, remarks, everything = [*_ASSUMPTIONS, self.assumption], [], vault.guarantee()
+            if {one.id for one in vault.receipts} - {one.id for one in noisy.receipts}:
+                remarks = [
+                    "this is the statement of this table alone; with all else that the store has "
+                    f"handed out of these labels it is {everything.headline}"
+                ]
+            else:
+                notes.append(_ALONE)
+            noisy = dataclasses.replace(
+                noisy, assumptions=tuple(notes), remarks=(*noisy.remarks, *remarks)
+            )
+            earlier = {one.id for one in before}
+            return Draw(noisy, facts, any(one.id in earlier for one in noisy.receipts))
+
+    def split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
+        """Returns the mechanism that drew, and how epsilon was split, as JSON can hold them."""
+        return {
+            "epsilon": {
+                "total": self.epsilon,
+                "prior": prior_epsilon,
+                "draw": mechanism.epsilon,
+            },
+            "mechanism": mechanisms.serialize(mechanism),
+        }
+
+    @abc.abstractmethod
+    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
+        """Returns the vault of these labels."""
+
+    @abc.abstractmethod
+    def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
+        """Returns noisy labels and the facts of the statement."""
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns what the vault and its store raise into errors of the command."""
+        try:
+            yield
+        except (BudgetExceededError, DrawSettingsError):
+            raise self._other_settings() from None
+        except LabelStoreError as error:
+            raise CommandError(f"{error}") from None
+        except CommandError:
+            raise
+        except ValueError as error:  # what it says of labels is how many, never which
+            raise CommandError(" ".join(str(error).split())) from None
+        except OSError as error:
+            raise CommandError(
+                f"the store {self.store} cannot be used ({error.strerror}); make room or give "
+                "another --store"
+            ) from None
+
+    def _other_settings(self) -> CommandError:
+        return CommandError(
+            f"the store {self.store} holds draws of these labels made with other settings; give "
+            "those, or a new --store (publishing from both costs the sum of their epsilons)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Classification(Task):
+    """Classes 0..K-1, or named classes."""
+
+    num_classes: int
+    classes: tuple[str, ...] | None = None  # names in the order of their codes, or 0..K-1
+    prior: np.ndarray | None = None  # public probabilities (K,); plain randomized response without
+
+    @property
+    def kind(self) -> str:
+        return _tables.CLASS if self.classes is None else _tables.NAME
+
+    @property
+    def output_type(self) -> Any:
+        return pa.int64() if self.classes is None else pa.string()
+
+    @property
+    def assumption(self) -> str:
+        return "every label was known to be one of the classes, as the table itself shows"
+
+    def check(self, labels: np.ndarray) -> str | None:
+        wrong = int(np.count_nonzero((labels < 0) | (labels >= self.num_classes)))
+        if not wrong:
+            return None
+        if self.classes is None:
+            return (
+                f"{wrong} of {labels.size} labels are not in 0..{self.num_classes - 1}; raise "
+                "--num-classes or renumber the classes"
+            )
+        return (
+            f"{wrong} of {labels.size} labels are none of the {self.num_classes} --classes; add "
+            "what is missing or check the spelling"
+        )
+
+    def encoded(self, chunk: Any) -> np.ndarray:
+        """Returns ``int64`` codes, -1 for an unknown name."""
+        if self.classes is not None:
+            names = pa.array(self.classes, pa.string())
+            chunk = pc.index_in(chunk, value_set=names).fill_null(-1).cast(pa.int64())
+        return chunk.to_numpy(zero_copy_only=False)
+
+    def decoded(self, noisy: np.ndarray) -> Any:
+        codes = pa.array(noisy)
+        return codes if self.classes is None else pa.array(self.classes, pa.string()).take(codes)
+
+    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
+        # Codes, not names: ten million texts would not fit, and the codes are the same labels.
+        return PrivateLabels(labels, num_classes=self.num_classes, **arguments)
+
+    def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
+        mechanism: mechanisms.ClassificationMechanism
+        outputs: str | list[Any] = "all"  # by name only where some are left out
+        prior = None
+        if self.prior is None:
+            mechanism = mechanisms.RandomizedResponse(self.epsilon, self.num_classes)
+        else:
+            mechanism = with_prior = mechanisms.RRWithPrior(self.epsilon, self.num_classes)
+            size = with_prior.optimal_k(self.prior)
+            possible = np.flatnonzero(top_k_members(self.prior[np.newaxis], size)[0])
+            if possible.size < self.num_classes:
+                names = self.classes
+                outputs = possible.tolist() if names is None else [names[i] for i in possible]
+            prior = {"source": "public", "probabilities": _as_list(self.prior)}
+        noisy = vault.randomize(mechanism, priors=self.prior, key=self._key())
+        return noisy, {
+            "task": "classification",
+            "num_classes": self.num_classes,
+            "classes": None if self.classes is None else list(self.classes),
+            **self.split(mechanism),
+            "outputs": outputs,
+            "prior": prior,
+        }
+
+    def _key(self) -> str:
+        """Names the draw by what the mechanism itself does not say: class names and prior.
+
+        With others the stored draw is not found, and a new one would pass the budget.
+        """
+        text = repr((self.classes, None if self.prior is None else self.prior.tolist()))
+        return f"{_KEY}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Regression(Task):
+    """Numbers in a public range."""
+
+    low: float
+    high: float
+    clip: bool = False  # sets labels outside to the nearer end
+    mechanism: mechanisms.RegressionMechanism | None = None  # None: on the best bins
+    loss: str = "squared_error"  # which the bins are optimal for
+    prior_epsilon: float | None = None  # of the private histogram; None for the default split
+    max_values: int | None = None  # most cells of that histogram
+    whole_numbers: bool = False
+    prior: tuple[np.ndarray, np.ndarray] | None = None  # public values and probabilities
+
+    @property
+    def kind(self) -> str:
+        return _tables.NUMBER
+
+    @property
+    def output_type(self) -> Any:
+        return pa.float64()
+
+    @property
+    def assumption(self) -> str:
+        # The same with and without `clip`: whether it was needed depends on the labels.
+        return (
+            "every label was known to lie in the label range, or was set to its nearer end "
+            "(--clip); without that the table itself shows that all of them lie there"
+        )
+
+    def check(self, labels: np.ndarray) -> str | None:
+        bad = int(np.count_nonzero(~np.isfinite(labels)))
+        if bad:
+            return f"{bad} of {labels.size} labels are NaN or infinite; {_tables.FILL}"
+        outside = int(np.count_nonzero((labels < self.low) | (labels > self.high)))
+        if outside and not self.clip:
+            return (
+                f"{outside} of {labels.size} labels lie outside --low {self.low:g} to --high "
+                f"{self.high:g}; widen the range, or give --clip to set them to its nearer end"
+            )
+        return None
+
+    def encoded(self, chunk: Any) -> np.ndarray:
+        return chunk.to_numpy(zero_copy_only=False)
+
+    def decoded(self, noisy: np.ndarray) -> Any:
+        return pa.array(noisy)
+
+    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
+        return PrivateLabels(labels, low=self.low, high=self.high, clip=self.clip, **arguments)
+
+    def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
+        # No word of clipping: whether it was needed depends on the labels.
+        facts: dict[str, Any] = {
+            "task": "regression",
+            "label_range": [self.low, self.high],
+            "classes": None,
+        }
+        if self.mechanism is not None:
+            noisy = vault.randomize(self.mechanism, key=_KEY)
+            return noisy, {**facts, **self.split(self.mechanism), "prior": None}
+
+        randomizer = LabelRandomizer(
+            self.epsilon,
+            self.loss,
+            prior_epsilon=self.prior_epsilon,
+            whole_numbers=self.whole_numbers,
+        )
+        if self.max_values is not None:
+            randomizer = dataclasses.replace(randomizer, max_values=self.max_values)
+        if self.prior is not None:
+            values, prior = (tuple(array.tolist()) for array in self.prior)
+            randomizer = dataclasses.replace(randomizer, values=values, prior=prior)
+        noisy = vault.randomize(randomizer)
+        bins, told = noisy.mechanism, noisy.priors
+        if not isinstance(bins, mechanisms.RROnBins) or told is None:
+            raise CommandError("the draw of this store was not made on bins; give a new --store")
+        return noisy, {
+            **facts,
+            "loss": self.loss,
+            **self.split(bins, self.epsilon - bins.epsilon),
+            "outputs": _as_list(bins.outputs),
+            "prior": {
+                "source": "private histogram" if self.prior is None else "public",
+                "values": _as_list(told.values),
+                "probabilities": _as_list(told.probabilities),
+            },
+        }
+
+
+def _as_list(values: Any) -> list[Any]:
+    """Returns numbers as JSON can hold them."""
+    return np.asarray(values).tolist()
+
+
+def _read_number_prior(
+    path: pathlib.Path, low: float, high: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values, rising, and the probabilities of a prior over numbers in a range."""
+    found = _read_prior(path, _NUMBER_PRIOR)
+    if isinstance(found, dict):
+        columns = [found.get("values"), found.get("probabilities")]
+    else:
+        columns = [[row[0] for row in found], [row[1] for row in found]]
+    values, probabilities = (_numbers(path, column, _NUMBER_PRIOR) for column in columns)
+    if values.size != probabilities.size:
+        raise CommandError(
+            f"--prior {path} has {values.size} values but {probabilities.size} probabilities; give "
+            "one probability a value"
+        )
+    order = np.argsort(values, kind="stable")
+    values, probabilities = values[order], _sums_to_one(path, probabilities)[order]
+    if np.any(np.diff(values) == 0):
+        raise CommandError(f"--prior {path} names a value more than once; name each once")
+    outside = int(np.count_nonzero((values < low) | (values > high)))
+    if outside:
+        raise CommandError(
+            f"--prior {path} has {outside} values outside --low {low:g} to --high {high:g}; "
+            "leave them out or widen the range"
+        )
+    # The mechanism must know the whole range; an end that the prior lacks has no weight in it.
+    ends = [end for end in (low, high) if end not in values]
+    places = np.searchsorted(values, ends)
+    return np.insert(values, places, ends), np.insert(probabilities, places, 0.0)
+
+
+def _read_class_prior(path: pathlib.Path, classes: Sequence[str]) -> np.ndarray:
+    """Returns the probabilities of a prior over classes, in their order."""
+    found = _read_prior(path, _CLASS_PRIOR)
+    if isinstance(found, dict):
+        column: Any = found.get("probabilities")
+    else:
+        by_name = {row[0].strip(): row[1] for row in found}
+        if len(by_name) != len(found) or set(by_name) != set(classes):
+            raise CommandError(
+                f"--prior {path} has {len(found)} rows for {len(set(by_name) & set(classes))} of "
+                f"the {len(classes)} classes; give each class one row"
+            )
+        column = [by_name[name] for name in classes]
+    probabilities = _numbers(path, column, _CLASS_PRIOR)
+    if probabilities.size != len(classes):
+        raise CommandError(
+            f"--prior {path} has {probabilities.size} probabilities for {len(classes)} classes; "
+            "give one a class, in their order"
+        )
+    return _sums_to_one(path, probabilities)
+
+
+def _read_prior(path: pathlib.Path, expected: str) -> Any:
+    """Returns the object of a JSON file, or the rows of a CSV file without its header."""
+    suffix = path.suffix.lower()
+    if suffix not in (".json", ".csv"):
+        raise CommandError(f"--prior {path} is neither .json nor .csv; give {expected}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise CommandError(
+            f"--prior {path} cannot be read ({error.strerror}); check the path"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"--prior {path} is not UTF-8 text; give {expected}") from error
+    if suffix == ".json":
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            _malformed(path, "is not JSON", expected)
+        if isinstance(content, list):
+            content = {"probabilities": content}
+        if not isinstance(content, dict) or "probabilities" not in content:
+            _malformed(path, 'has no "probabilities"', expected)
+        return content
+    try:
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+    except csv.Error:
+        _malformed(path, "is not CSV", expected)
+    if len(rows) < 2 or any(len(row) != 2 for row in rows):
+        _malformed(path, "does not have a header and rows of two cells", expected)
+    return rows[1:]
+
+
+def _numbers(path: pathlib.Path, column: Any, expected: str) -> np.ndarray:
+    if not isinstance(column, list) or not column:
+        _malformed(path, "lacks a list of numbers", expected)
+    if any(isinstance(cell, bool) for cell in column):
+        _malformed(path, "holds something that is not a number", expected)
+    try:
+        array = np.array([float(cell) for cell in column])
+    except (TypeError, ValueError, OverflowError):
+        _malformed(path, "holds something that is not a number", expected)
+    if not np.all(np.isfinite(array)):
+        _malformed(path, "holds NaN or infinity", expected)
+    return array
+
+
+def _sums_to_one(path: pathlib.Path, probabilities: np.ndarray) -> np.ndarray:
+    """Returns probabilities whose sum is one to rounding."""
+    total = float(probabilities.sum())
+    if np.any(probabilities < 0.0) or abs(total - 1.0) > PRIOR_SUM_TOLERANCE:
+        raise CommandError(
+            f"the probabilities of --prior {path} must be zero or more and sum to one, got "
+            f"a smallest of {probabilities.min():g} and a sum of {total:g}; divide each by the sum"
+        )
+    return probabilities / total
+
+
+def _malformed(path: pathlib.Path, problem: str, expected: str) -> NoReturn:
+    raise CommandError(f"--prior {path} {problem}; give {expected}") from None
