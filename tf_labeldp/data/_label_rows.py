@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_labeldp.data._row_source import kept_dtype
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._training_labels import labels_for_training
+from tf_labeldp.vault._private_labels import labels_for_training
 
 
 class LabelRows:

@@ -19,7 +19,8 @@ from tf_labeldp.mechanisms import (
     serialize,
     top_k_members,
 )
-from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault._private_labels import Randomizer
 from tf_labeldp.vault._store import DrawSettingsError
 
 _DRAW_PAYS = 2.5

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import io
 import json
 import os
 import pathlib
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +25,12 @@ from tf_labeldp.mechanisms import (
     AggregateMechanism,
     HistogramMechanism,
     LabelMechanism,
-    Mechanism,
     Priors,
     deserialize,
     serialize,
 )
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._store import array_digest, publish
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._private_labels import PrivateLabels
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
@@ -464,33 +459,3 @@ def _classes_as_json(classes: tuple[Hashable, ...] | None) -> list[Any] | None:
         return None
     plain = all(isinstance(name, (str, int, float, bool)) for name in classes)
     return [name if plain else str(name) for name in classes]
-
-
-class Randomizer(abc.ABC):
-    """Makes noisy labels by several releases: what ``PrivateLabels.randomize`` takes as well.
-
-    Guarantee:
-        Each release is charged to the vault, and the noisy labels carry all their receipts;
-        together they cost ``epsilon``. It refuses before the first one if they do not all fit.
-
-    """
-
-    public_input: ClassVar[str | None] = None
-    """What it takes beside the labels: ``"clusters"``, ``"features"`` or None."""
-
-    epsilon: float
-    """Of all releases together, promised before the first one."""
-
-    @abc.abstractmethod
-    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
-        """Returns noisy labels of all examples of a vault.
-
-        Args:
-            labels: the vault.
-            key: a name for the draws; None for a name that is always the same.
-            public: those of ``priors``, ``clusters`` and ``features`` that were given.
-        """
-
-    @abc.abstractmethod
-    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
-        """Returns mechanisms that cost what the releases from a vault do, promised before them."""
