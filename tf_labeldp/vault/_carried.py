@@ -50,18 +50,9 @@ LEDGERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _FROM_FILES: weakref.WeakKeyDictionary[Any, Receipts] = weakref.WeakKeyDictionary()
 """By layer that was read from a file, and whose weights are not noted yet."""
 _MOST_PARTS = 100_000
-_ATOMS = (
-    type(None),
-    types.ModuleType,
-    type,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    np.ndarray,
-    np.generic,
-)
+_NUMBERS_AND_TEXTS = (str, bytes, int, float, complex, np.ndarray, np.generic)
+_ATOMS = (type(None), types.ModuleType, type, *_NUMBERS_AND_TEXTS)
+"""Nothing that a model could be part of."""
 _LIBRARIES = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas pyarrow sklearn jax torch".split()
 )
@@ -97,11 +88,11 @@ def receipts_of(artefact: Any, *, evidence: bool = True) -> Receipts:
     layers: list[Any] = []
     weights: list[Any] = []
     for part in _parts(artefact):
-        for name in ("receipts", "receipts_"):
-            held = vars(part).get(name) if hasattr(part, "__dict__") else None
+        fields = vars(part) if hasattr(part, "__dict__") else {}
+        for held in (fields.get("receipts"), fields.get("receipts_")):
             if isinstance(held, tuple) and all(isinstance(one, Receipt) for one in held):
                 found.append(held)
-        content = vars(part).get("label_dp_receipts") if hasattr(part, "__dict__") else None
+        content = fields.get("label_dp_receipts")
         if isinstance(content, bytes) and content:  # of a layer of a head, also from a file
             found.append(receipts_from_bytes(content)[0])
         own = _own_weights(part)

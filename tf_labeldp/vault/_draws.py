@@ -7,17 +7,20 @@ raises afterwards is kept back: an error that depends on the labels is an output
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tf_labeldp.accounting import Charge
-from tf_labeldp.accounting._receipts import Receipts
+from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
+    HistogramMechanism,
     LabelMechanism,
     Mechanism,
+    PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
     checked_mechanism,
@@ -27,6 +30,7 @@ from tf_labeldp.mechanisms import (
 from tf_labeldp.mechanisms._base import checked_output, has_own_event, is_of_this_library
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
+from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault._store import PUBLIC_INPUT, DrawSettingsError, Record, array_digest
 
 _CHECKED: dict[tuple[type, str], str] = {}
@@ -211,6 +215,38 @@ class Draws:
         )
 
 
+def noisy_labels(
+    record: Record, mechanism: LabelMechanism, names: tuple[Hashable, ...] | None
+) -> NoisyLabels:
+    """Returns what the record of a draw hands out; ``names`` are the values of the classes."""
+    values, indices = _values(record), record.indices
+    if values.dtype.kind in "iu":
+        values = values.astype(np.int64)
+    if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
+        values, indices = values[values >= 0], indices[values >= 0]  # type: ignore[index]
+    priors = None
+    if record.priors is not None:
+        priors = Priors(record.priors, record.groups, receipts=record.made_of)
+    return NoisyLabels(
+        values,
+        indices,  # type: ignore[arg-type]
+        mechanism,
+        priors,
+        _carried_by(record),
+        classes=names,
+    )
+
+
+def noisy_statistic(
+    record: Record, mechanism: AggregateMechanism, public_input: Any
+) -> NoisyStatistic:
+    """Returns what the record of a release hands out."""
+    groups = None
+    if isinstance(mechanism, HistogramMechanism) and public_input is not None:
+        groups = np.asarray(public_input)
+    return NoisyStatistic(_values(record).copy(), mechanism, groups, _carried_by(record))
+
+
 def in_words(mechanism: Mechanism, charge: Charge) -> str:
     """Returns a planned use in words."""
     return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
@@ -264,3 +300,13 @@ def _same_input(known: str | None, public_input: Any, digest: str | None) -> boo
     if known is not None and hasattr(public_input, "matches"):
         return bool(public_input.matches(known))
     return known == digest
+
+
+def _carried_by(record: Record) -> Receipts:
+    return merge_receipts(record.made_of, () if record.receipt is None else (record.receipt,))
+
+
+def _values(record: Record) -> np.ndarray:
+    if record.values is None:
+        raise RuntimeError("this record of the vault holds no values.")
+    return record.values

@@ -165,6 +165,31 @@ class Ledger:
             self._read_new_records()
         return record
 
+    def rows(self, indices: Any) -> np.ndarray:
+        """Returns the examples that indices or a mask name, ``int64`` (m,), or raises."""
+        n = self.label_set.size
+        if indices is None:
+            return np.arange(n)
+        rows = np.asarray(indices)
+        if rows.dtype == bool and rows.shape == (n,):
+            return np.flatnonzero(rows)
+        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
+            raise ValueError(
+                f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
+                f"dtype {rows.dtype} and shape {rows.shape}."
+            )
+        rows = rows.astype(np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= n):
+            raise ValueError(
+                f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
+            )
+        if np.unique(rows).size != rows.size:
+            raise ValueError(
+                "indices name an example more than once. A label is drawn once per draw; call "
+                "randomize again for a second draw, which is charged again."
+            )
+        return rows
+
     def receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
     ) -> Receipt:

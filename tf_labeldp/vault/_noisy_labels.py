@@ -14,12 +14,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import (
-    PrivacyGuarantee,
-    Receipt,
-    ReceiptError,
-    compose_receipts,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, ReceiptError, compose_receipts
 from tf_labeldp.estimation import debiased, histogram_prior, posterior
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
@@ -351,7 +346,11 @@ class NoisyLabels:
                     f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
                     "version that made it."
                 )
-            arrays = _read_arrays(path / _ARRAYS) if is_folder else _read_table(path, fields)
+            if is_folder:
+                with np.load(path / _ARRAYS, allow_pickle=False) as content:
+                    arrays = dict(content)
+            else:
+                arrays = _read_table(path, fields)
             if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
                 raise ValueError("the digest is of other content")
             return cls._of(fields, arrays)
@@ -420,11 +419,6 @@ def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, 
         if prior is not None and prior.get(part) is not None:
             arrays[name] = np.asarray(prior[part], dtype=np.float64)
     return arrays
-
-
-def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as content:
-        return dict(content)
 
 
 def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -27,23 +27,21 @@ from tf_labeldp.accounting import (
     Receipt,
     compose_receipts,
 )
-from tf_labeldp.accounting._receipts import UNITS, Receipts, merge_receipts
+from tf_labeldp.accounting._receipts import UNITS, Receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
-    HistogramMechanism,
     LabelMechanism,
     Mechanism,
-    PeerToPeerRandomizedResponse,
     Priors,
     checked_mechanism,
     deserialize,
 )
 from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._draws import Draws, Sealed, in_words
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 from tf_labeldp.vault._ledger import History, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault._store import LabelStore, Record
+from tf_labeldp.vault._store import LabelStore
 
 
 class Randomizer(abc.ABC):
@@ -66,14 +64,8 @@ class Randomizer(abc.ABC):
 
         Args:
             labels: the vault.
-            key: a name for the draws; None for a name that is always the same. With a name used
-                before, the stored results come back and nothing is charged.
+            key: a name for the draws, as for ``randomize``; None for one that is always the same.
             public: what ``public_input`` names.
-
-        Raises:
-            BudgetExceededError: all releases together would pass the budget; nothing was drawn.
-            LabelStoreError: the stored draws of this name were made with other settings.
-            ValueError: another kind of labels, or public input that does not fit.
         """
 
     @abc.abstractmethod
@@ -84,7 +76,7 @@ class Randomizer(abc.ABC):
     def _reserve(
         labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
     ) -> None:
-        """Raises before the first of these draws unless all that are missing fit the budget.
+        """Raises unless those of these draws that are missing all fit the budget.
 
         Args:
             labels: the vault.
@@ -119,7 +111,7 @@ class PrivateLabels:
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
             or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
-            ``num_labels``. NumPy array, list, tensor or column of a data frame; they are copied.
+            ``num_labels``. An array, list, tensor or column of a data frame; copied.
         num_classes: K, at least 2; may be left out where ``classes`` is given.
         budget: the most that may be spent on one label. A store keeps it: when it is opened again
             the budget may be left out, and can't be another one (``raise_budget``).
@@ -149,8 +141,8 @@ class PrivateLabels:
             or not a store.
 
     Example:
-        >>> from tf_labeldp.accounting import PrivacyBudget
-        >>> from tf_labeldp.mechanisms import LaplaceMechanism, RandomizedResponse
+        >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
+        >>> from tf_labeldp.mechanisms import LaplaceMechanism
         >>> labels = PrivateLabels([0, 2, 1, 1], num_classes=3, budget=PrivacyBudget(epsilon=1.0))
         >>> noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=3))
         >>> noisy.values.shape, labels.guarantee().epsilon, labels.remaining()
@@ -317,13 +309,13 @@ class PrivateLabels:
             value = Priors.of(value)
         if wanted == "clusters" and value is not None:
             value = np.asarray(getattr(value, "assignments", value))
-        record = self._draws.record(mechanism, self._rows(indices), value, key, made_of)
+        record = self._draws.record(mechanism, self._ledger.rows(indices), value, key, made_of)
         if record.priors is None and isinstance(value, Priors):
             if value.digest() == record.public_digest:  # of version 0.1, which kept the digest
                 record = dataclasses.replace(
                     record, priors=value.probabilities, groups=value.groups, made_of=made_of
                 )
-        return self._noisy_labels(record, mechanism)
+        return noisy_labels(record, mechanism, self._kind.names)
 
     def release(
         self,
@@ -370,11 +362,9 @@ class PrivateLabels:
         given = None if hasattr(public_input, "matches") else public_input
         made_of = receipts_of([mechanism, given])
         public_input = getattr(public_input, "assignments", public_input)
-        record = self._draws.record(mechanism, self._rows(indices), public_input, key, made_of)
-        groups = None
-        if isinstance(mechanism, HistogramMechanism) and public_input is not None:
-            groups = np.asarray(public_input)
-        return NoisyStatistic(_values(record).copy(), mechanism, groups, _carried_by(record))
+        rows = self._ledger.rows(indices)
+        record = self._draws.record(mechanism, rows, public_input, key, made_of)
+        return noisy_statistic(record, mechanism, public_input)
 
     def charge(
         self,
@@ -429,7 +419,7 @@ class PrivateLabels:
             )
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
-        rows = self._rows(indices)
+        rows = self._ledger.rows(indices)
         flags = {
             "unit": unit or self.unit,
             "num_units": num_units,
@@ -460,7 +450,7 @@ class PrivateLabels:
         with self._ledger.turn():
             new = self._ledger.not_adopted(receipts)
             if new:
-                self._ledger.check(self._rows(None), [], new)
+                self._ledger.check(self._ledger.rows(None), [], new)
             for one in new:
                 self._ledger.keep(receipt=one)
 
@@ -480,7 +470,7 @@ class PrivateLabels:
         Raises:
             BudgetExceededError: as ``randomize`` would.
         """
-        planned, rows = self._planned(mechanism), self._rows(indices)
+        planned, rows = self._planned(mechanism), self._ledger.rows(indices)
         with self._ledger.turn():
             self._ledger.check(rows, planned, self._ledger.not_adopted(receipts))
 
@@ -510,8 +500,7 @@ class PrivateLabels:
         model or of some noisy labels is theirs: ``model.guarantee()``, ``noisy.guarantee()``.
 
         Args:
-            after: also count one use of this mechanism, or of each of these, on all examples;
-                nothing is charged.
+            after: mechanisms to count one use of as well, on all examples; nothing is charged.
             delta: of the statement; None for the budget's.
         """
         planned = [
@@ -591,49 +580,6 @@ class PrivateLabels:
                 planned.append((in_words(one, charge), charge))
         return planned
 
-    def _noisy_labels(self, record: Record, mechanism: LabelMechanism) -> NoisyLabels:
-        values, indices = _values(record), record.indices
-        if values.dtype.kind in "iu":
-            values = values.astype(np.int64)
-        if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
-            values, indices = values[values >= 0], indices[values >= 0]  # type: ignore[index]
-        priors = None
-        if record.priors is not None:
-            priors = Priors(record.priors, record.groups, receipts=record.made_of)
-        return NoisyLabels(
-            values,
-            indices,  # type: ignore[arg-type]
-            mechanism,
-            priors,
-            _carried_by(record),
-            classes=self._kind.names,
-        )
-
-    def _rows(self, indices: Any) -> np.ndarray:
-        """Returns the examples that indices or a mask name, ``int64`` (m,), or raises."""
-        n = len(self)
-        if indices is None:
-            return np.arange(n)
-        rows = np.asarray(indices)
-        if rows.dtype == bool and rows.shape == (n,):
-            return np.flatnonzero(rows)
-        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
-            raise ValueError(
-                f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
-                f"dtype {rows.dtype} and shape {rows.shape}."
-            )
-        rows = rows.astype(np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= n):
-            raise ValueError(
-                f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
-            )
-        if np.unique(rows).size != rows.size:
-            raise ValueError(
-                "indices name an example more than once. A label is drawn once per draw; call "
-                "randomize again for a second draw, which is charged again."
-            )
-        return rows
-
     def __repr__(self) -> str:
         """Returns sizes and budget, never a label."""
         return (
@@ -667,13 +613,3 @@ def labels_for_training(vault: PrivateLabels) -> np.ndarray:
         labels = vault._sealed.open().view()
     labels.flags.writeable = False
     return labels
-
-
-def _carried_by(record: Record) -> Receipts:
-    return merge_receipts(record.made_of, () if record.receipt is None else (record.receipt,))
-
-
-def _values(record: Record) -> np.ndarray:
-    if record.values is None:
-        raise RuntimeError("this record of the vault holds no values.")
-    return record.values
