@@ -37,7 +37,7 @@ from tf_labeldp.vault._store import DrawSettingsError, LabelStore, Record
 UNNAMED = "unnamed-"
 """Begins the names of draws without a key."""
 _CAME_ALONG = (
-    "The history of a model counts against these labels, unless both vaults have stores, or "
+    "A history that comes with a model counts as that of these labels, unless both have stores, or "
     "people= declares that they are of different people. Raise the budget, take a model that has "
     "not seen these labels, or declare the people."
 )
