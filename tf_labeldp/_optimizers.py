@@ -28,7 +28,8 @@ class Watched:
         name: of its class.
         accounted: how many of its steps were on noisy labels or noisy gradients with receipts.
         was_applied: whether it took steps; one that was only read from a checkpoint did not.
-        noted: at how many steps the others were noticed, and what was noted of them then.
+        noted_at: the number of steps at which its training in the clear was last noted.
+        receipt: what was noted then, by who asked (``trained_in_the_clear``).
         trained: the variables.
         start: digests of their values before the first step.
     """
@@ -37,13 +38,13 @@ class Watched:
         self.name = type(optimizer).__name__
         self.accounted: float = 0
         self.was_applied = False
-        self.noted: tuple[int, Any] = (0, None)
+        self.noted_at = 0
+        self.receipt: Any = None
         # Of one around another, the inner one takes the steps, and is looked at by itself.
         self._is_around = hasattr(optimizer, "inner_optimizer")
         self._iterations: Any = None
         self.trained: list[Any] = []
         self.start: list[bytes] = []
-        self.seen_at = 0
 
     def build(self, optimizer: Any) -> None:
         """Notes what the optimizer trains."""
@@ -64,10 +65,11 @@ class Watched:
         return steps if steps > self.accounted else 0
 
 
-class Ended:
-    """What an optimizer that is gone had trained without a receipt."""
+class Trained:
+    """What an optimizer has trained without a receipt, at the moment that this is made."""
 
     def __init__(self, watched: Watched) -> None:
+        self.watched = weakref.ref(watched)  # it holds variables, and may be gone by then
         self.name, self.steps = watched.name, watched.steps
         self.digests = set(weight_digests(watched.trained)) - set(watched.start)
         self.variables = [weakref.ref(variable) for variable in watched.trained]
@@ -75,7 +77,8 @@ class Ended:
 
 _WATCHED: dict[int, Watched] = {}
 """By identity of an optimizer that there is: some can't be hashed."""
-_ENDED: list[Ended | Watched] = []
+_TRAINED: list[Trained | Watched] = []
+"""Not asked for yet; an optimizer itself where its weights could not be read."""
 
 
 def watch() -> None:
@@ -102,9 +105,10 @@ def watch() -> None:
     @functools.wraps(load)
     def watched_load(self: Any, store: Any) -> Any:
         known = _of(getattr(self, "inner_optimizer", self))
-        _end(known)  # its steps are about to be set to those of the file
+        _note(known)  # its steps are about to be set to those of the file
         unlimited = known.accounted == math.inf
         result = load(self, store)
+        known.noted_at = 0
         known.accounted = math.inf if unlimited else known.steps
         return result
 
@@ -130,20 +134,26 @@ def account_for(optimizer: Any, steps: float | None = None) -> None:
 
 def in_the_clear() -> list[Watched]:
     """Returns the optimizers that there are and that took steps without a receipt."""
-    watch()
     return [known for known in list(_WATCHED.values()) if known.steps_in_the_clear]
 
 
-def ended_in_the_clear() -> list[Ended]:
-    """Returns those that are gone; each once."""
+def trained_in_the_clear() -> list[Trained]:
+    """Returns what optimizers trained that are gone, or were noted; each once."""
     found = []
-    while _ENDED:
-        one = _ENDED.pop()
-        if isinstance(one, Ended):
+    while _TRAINED:
+        one = _TRAINED.pop(0)
+        if isinstance(one, Trained):
             found.append(one)
         elif one.steps_in_the_clear:
-            found.append(Ended(one))
+            found.append(Trained(one))
     return found
+
+
+def note_in_the_clear() -> None:
+    """Notes what all optimizers have trained in the clear since it was last noted."""
+    watch()
+    for known in list(_WATCHED.values()):
+        _note(known)
 
 
 def weight_digests(variables: Iterable[Any]) -> list[bytes]:
@@ -183,7 +193,7 @@ def _of(optimizer: Any) -> Watched:
 
 
 def _forget(number: int) -> None:
-    _end(_WATCHED.pop(number))
+    _note(_WATCHED.pop(number))
 
 
 def _watch_apply(kind: type) -> None:
@@ -205,8 +215,7 @@ def _watch_copies(owner: Any, name: str) -> None:
 
     @functools.wraps(copy)
     def watched_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for known in list(_WATCHED.values()):
-            _end(known)
+        note_in_the_clear()
         return copy(self, *args, **kwargs)
 
     setattr(owner, name, watched_copy)
@@ -233,15 +242,15 @@ class _AtImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _end(known: Watched) -> None:
+def _note(known: Watched) -> None:
     """Notes what an optimizer has trained in the clear, before that can't be told any more."""
     try:
         steps = known.steps_in_the_clear
-        if steps and steps not in (known.noted[0], known.seen_at):
-            known.seen_at = steps
-            _ENDED.append(Ended(known))
+        if steps and steps != known.noted_at:
+            _TRAINED.append(Trained(known))
+            known.noted_at = steps
     except Exception:
-        _ENDED.append(known)
+        _TRAINED.append(known)
 
 
 def _was_never_fitted(model: Any) -> bool:

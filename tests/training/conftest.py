@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.vault import _carried
+from tf_labeldp.vault import _carried, _draws
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +42,14 @@ class Kit:
         self.monkeypatch = monkeypatch
         self.draws: list[tuple[Any, np.ndarray, Any]] = []  # (mechanism, indices, priors)
         self.snapshots: dict[int, np.ndarray] = {}
-        original = ldp.PrivateLabels._new_record
+        original = _draws.Draws._new_record
 
         def new_record(vault, name, mechanism, rows, priors, digest, made_of):
             used = None if priors is None else np.asarray(priors)
             self.draws.append((mechanism, rows, used))
             return original(vault, name, mechanism, rows, priors, digest, made_of)
 
-        monkeypatch.setattr(ldp.PrivateLabels, "_new_record", new_record)
+        monkeypatch.setattr(_draws.Draws, "_new_record", new_record)
 
     def model(self, norm: bool = False, optimizer: Any = None) -> keras.Model:
         """A compiled classifier of points (batch, 2), always from the same weights."""

@@ -171,7 +171,7 @@ def test_true_labels_never_enter_training(kit, problem):
     # Both end in the same weights, which bring receipts along: those of other people here.
     kit.fit(kit.stages(x, kit.labels(y, people="others")), plain)
 
-    original = type(labels)._new_record
+    original = type(labels._draws)._new_record
 
     def draw_and_poison(self, name, mechanism, rows, priors, digest, made_of):
         record = original(self, name, mechanism, rows, priors, digest, made_of)
@@ -181,7 +181,7 @@ def test_true_labels_never_enter_training(kit, problem):
         return record
 
     # Labels not yet drawn are read back as integers; a NaN among them would fail the check.
-    kit.monkeypatch.setattr(type(labels), "_new_record", draw_and_poison)
+    kit.monkeypatch.setattr(type(labels._draws), "_new_record", draw_and_poison)
     real_open = type(labels._sealed).open
     kit.monkeypatch.setattr(
         type(labels._sealed),

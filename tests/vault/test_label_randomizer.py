@@ -285,7 +285,7 @@ def test_it_draws_from_a_vault_alone_and_for_all_of_it():
     vault = make()
     for arguments, message in (
         ({"indices": [0, 1]}, "LabelRandomizer draws for all examples; leave indices=None"),
-        ({"priors": [0.5, 0.5]}, "LabelRandomizer takes no priors; a public prior is its own arg"),
+        ({"priors": [0.5, 0.5]}, r"r takes no priors.*r\(values=..., prior=...\) a public"),
         ({"clusters": np.zeros(5000, int)}, "LabelRandomizer takes no clusters"),
         ({"features": np.zeros((5000, 2))}, "LabelRandomizer takes no features"),
     ):

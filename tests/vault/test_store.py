@@ -318,7 +318,7 @@ def test_arguments_that_a_stored_draw_knows_nothing_of_have_their_defaults(make,
     """A draw of an earlier version stays the draw of the same mechanism."""
     vault = make(store=store)
     drawn = vault.randomize(BiasedResponse(0.5, 5), key="mine")
-    del vault._stored["mine"].mechanism["config"]["favourite"]
+    del vault._ledger.draws["mine"].mechanism["config"]["favourite"]
     again = vault.randomize(BiasedResponse(0.5, 5), key="mine")
     np.testing.assert_array_equal(again.values, drawn.values)
     with pytest.raises(LabelStoreError, match="made with other mechanism"):

@@ -16,7 +16,7 @@ from tf_labeldp.data._poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.mechanisms._random import uniform_below, uniform_integers
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._training_labels import labels_for_training
+from tf_labeldp.vault._private_labels import labels_for_training
 
 _WARN_OVERFLOW = 0.01
 _BATCH, _ALT, _USERS = range(3)

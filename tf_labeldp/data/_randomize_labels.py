@@ -24,8 +24,9 @@ from tf_labeldp.data._elements import (
 )
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
-from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault import NoisyLabels, PrivateLabels
 from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._private_labels import Randomizer
 from tf_labeldp.vault._store import budget_for_store
 
 _ASSUMPTIONS = (

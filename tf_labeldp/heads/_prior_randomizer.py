@@ -14,7 +14,8 @@ from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegress
 from tf_labeldp.mechanisms import LabelMomentMechanism, Priors, RRWithPrior, serialize
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.vault import NoisyLabels, PrivateLabels, Randomizer
+from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault._private_labels import Randomizer
 from tf_labeldp.vault._store import DrawSettingsError
 
 _DRAW_PAYS = 2.5

@@ -3,20 +3,17 @@
 from tf_labeldp.vault._carried import declare, guarantee
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
-from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic, Randomizer
-from tf_labeldp.vault._private_labels import History, PrivateLabels, Use
+from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault._private_labels import PrivateLabels
 from tf_labeldp.vault._store import LabelStoreError
 
 __all__ = [
     "ClusterRandomizedResponse",
-    "History",
     "LabelRandomizer",
     "LabelStoreError",
     "NoisyLabels",
     "NoisyStatistic",
     "PrivateLabels",
-    "Randomizer",
-    "Use",
     "declare",
     "guarantee",
 ]

@@ -21,12 +21,17 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tf_labeldp._optimizers import ended_in_the_clear, in_the_clear, weight_digests
+from tf_labeldp._optimizers import (
+    in_the_clear,
+    note_in_the_clear,
+    trained_in_the_clear,
+    weight_digests,
+)
 from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.accounting._receipts import (
     Receipts,
@@ -40,23 +45,14 @@ _CARRIED: weakref.WeakKeyDictionary[Any, Receipts] = weakref.WeakKeyDictionary()
 """By layer or model."""
 _OF_WEIGHTS: dict[bytes, Receipts] = {}
 """By digest of a variable's values."""
-VAULTS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""Those with a store, by the name of their label set."""
+LEDGERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""Of vaults with a store, by the name of their label set."""
 _FROM_FILES: weakref.WeakKeyDictionary[Any, Receipts] = weakref.WeakKeyDictionary()
 """By layer that was read from a file, and whose weights are not noted yet."""
 _MOST_PARTS = 100_000
-_ATOMS = (
-    type(None),
-    types.ModuleType,
-    type,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    np.ndarray,
-    np.generic,
-)
+_NUMBERS_AND_TEXTS = (str, bytes, int, float, complex, np.ndarray, np.generic)
+_ATOMS = (type(None), types.ModuleType, type, *_NUMBERS_AND_TEXTS)
+"""Nothing that a model could be part of."""
 _LIBRARIES = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas pyarrow sklearn jax torch".split()
 )
@@ -82,7 +78,9 @@ def receipts_of(artefact: Any, *, evidence: bool = True) -> Receipts:
         artefact: noisy labels, a head, a Keras model or layer, an encoder function around one.
         evidence: whether to look for training in the clear too.
     """
-    _note_what_ended()
+    if evidence:
+        note_in_the_clear()
+    _note_unknown()
     while _FROM_FILES:
         layer, written = _FROM_FILES.popitem()
         remember_weights(_own_weights(layer), written, unless=())
@@ -90,11 +88,11 @@ def receipts_of(artefact: Any, *, evidence: bool = True) -> Receipts:
     layers: list[Any] = []
     weights: list[Any] = []
     for part in _parts(artefact):
-        for name in ("receipts", "receipts_"):
-            held = vars(part).get(name) if hasattr(part, "__dict__") else None
+        fields = vars(part) if hasattr(part, "__dict__") else {}
+        for held in (fields.get("receipts"), fields.get("receipts_")):
             if isinstance(held, tuple) and all(isinstance(one, Receipt) for one in held):
                 found.append(held)
-        content = vars(part).get("label_dp_receipts") if hasattr(part, "__dict__") else None
+        content = fields.get("label_dp_receipts")
         if isinstance(content, bytes) and content:  # of a layer of a head, also from a file
             found.append(receipts_from_bytes(content)[0])
         own = _own_weights(part)
@@ -144,16 +142,18 @@ def noted_layers(model: Any) -> list[int]:
 def remember_weights(
     variables: Iterable[Any], receipts: Iterable[Receipt], unless: Iterable[bytes]
 ) -> None:
-    """Notes that values of variables were made of these; but not values of these digests.
-
-    Vaults with a store that paid for some of it write it down, for other processes.
-    """
-    added, known = tuple(receipts), set(unless)
+    """Notes that values of variables were made of these; but not values of these digests."""
+    known = set(unless)
     new = [digest for digest in weight_digests(variables) if digest not in known]
-    note_digests(new, added)
-    for name in {one.labels.name for one in added} & set(VAULTS) if new else ():
+    _note_everywhere(new, tuple(receipts))
+
+
+def _note_everywhere(digests: Sequence[bytes], receipts: Receipts) -> None:
+    """Notes digests here, and for other processes in the stores of vaults that paid for some."""
+    note_digests(digests, receipts)
+    for name in {one.labels.name for one in receipts} & set(LEDGERS) if digests else ():
         with contextlib.suppress(OSError, LabelStoreError):  # gone, or not to be written to
-            VAULTS[name].keep_weights(new, added)
+            LEDGERS[name].keep_weights(digests, receipts)
 
 
 def note_digests(digests: Iterable[bytes], receipts: Receipts) -> None:
@@ -354,48 +354,34 @@ def _own_weights(part: Any) -> list[Any]:
 
 
 def _evidence(weights: list[Any]) -> Receipts:
-    """Returns receipts for training in the clear of these variables, as far as it can be seen.
-
-    The values of all variables that were trained so are noted on the way: they may turn up in other
-    models later.
-    """
+    """Returns the receipts of optimizers that trained any of these variables in the clear."""
     own = {id(weight) for weight in weights}
-    found = []
-    for known in in_the_clear():
-        if known.noted[0] != known.steps:
-            receipt = _unknown_receipt(known.name, known.steps)
-            known.noted = (known.steps, receipt)
-            made = _with_owners(receipt, known.trained)
-            remember_weights(known.trained, made, unless=known.start)
-        if any(id(variable) in own for variable in known.trained):
-            found.append(known.noted[1])
-    return tuple(found)
-
-
-def _note_what_ended() -> None:
-    """Notes the weights that optimizers trained in the clear which are gone."""
-    for ended in ended_in_the_clear():
-        trained = [reference() for reference in ended.variables]
-        made = _with_owners(_unknown_receipt(ended.name, ended.steps), trained)
-        note_digests(ended.digests, made)
-
-
-def _with_owners(receipt: Receipt, trained: Iterable[Any]) -> Receipts:
-    """Returns a receipt, and those of the layers whose variables were trained further."""
-    ids = {id(variable) for variable in trained}
-    before = [
-        receipts
-        for layer, receipts in list(_CARRIED.items())
-        if any(id(weight) in ids for weight in _own_weights(layer))
-    ]
-    return merge_receipts([receipt], *before)
-
-
-def _unknown_receipt(name: str, steps: int) -> Receipt:
-    """Returns the receipt of an optimizer's steps in the clear."""
-    return Receipt(
-        LabelSet.new(0),
-        Charge.unknown(_IN_THE_CLEAR.format(name=name, steps=steps)),
-        what="training in the clear",
-        kind="unknown",
+    return tuple(
+        known.receipt
+        for known in in_the_clear()
+        if any(id(variable) in own for variable in known.trained)
     )
+
+
+def _note_unknown() -> None:
+    """Notes all weights that were trained in the clear: they may turn up in other models later.
+
+    With them go the receipts of the layers whose variables were trained further.
+    """
+    for trained in trained_in_the_clear():
+        receipt = Receipt(
+            LabelSet.new(0),
+            Charge.unknown(_IN_THE_CLEAR.format(name=trained.name, steps=trained.steps)),
+            what="training in the clear",
+            kind="unknown",
+        )
+        watched = trained.watched()
+        if watched is not None:
+            watched.receipt = receipt
+        ids = {id(reference()) for reference in trained.variables}
+        before = [
+            receipts
+            for layer, receipts in list(_CARRIED.items())
+            if any(id(weight) in ids for weight in _own_weights(layer))
+        ]
+        _note_everywhere(sorted(trained.digests), merge_receipts([receipt], *before))

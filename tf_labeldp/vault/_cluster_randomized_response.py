@@ -6,12 +6,11 @@ import dataclasses
 import hashlib
 import math
 import numbers
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Receipt
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, PriorResampling, Priors
 from tf_labeldp.mechanisms._base import Mechanism
@@ -22,10 +21,8 @@ from tf_labeldp.mechanisms._clusters import (
     cluster_distributions,
 )
 from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._noisy_labels import NoisyLabels, Randomizer
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._private_labels import PrivateLabels
+from tf_labeldp.vault._noisy_labels import NoisyLabels
+from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
@@ -118,25 +115,22 @@ class ClusterRandomizedResponse(Randomizer):
                 f"noise_scale=inf makes the distributions uniform, so threshold must be 1/K = "
                 f"{1.0 / classes:.6g}, got {tau:.6g}. Use ClusterRandomizedResponse.uniform."
             )
-        if (self.resampling_probability is None) == (self.draw_epsilon is None):
+        resampled, draw, beta = self.resampling_probability, self.draw_epsilon, self.bias_correction
+        if (resampled is None) == (draw is None):
             raise ValueError(
                 "give exactly one of resampling_probability (one lambda for all clusters) and "
                 "draw_epsilon (the smallest lambda of each), got "
-                f"resampling_probability={self.resampling_probability}, "
-                f"draw_epsilon={self.draw_epsilon}."
+                f"resampling_probability={resampled}, draw_epsilon={draw}."
             )
         checked: dict[str, Any] = {"num_classes": classes, "threshold": tau, "noise_scale": sigma}
-        if self.resampling_probability is not None:
-            given = checked_resampling_probability(self.resampling_probability)
-            checked["resampling_probability"] = given
-        if self.draw_epsilon is not None:
-            checked["draw_epsilon"] = _validate.positive_finite("draw_epsilon", self.draw_epsilon)
-        beta = self.bias_correction
-        beta = checked.get("resampling_probability") if beta is None else beta
+        if resampled is not None:
+            checked["resampling_probability"] = checked_resampling_probability(resampled)
+            if beta is None:
+                checked_bias_correction(checked["resampling_probability"])
+        else:
+            checked["draw_epsilon"] = _validate.positive_finite("draw_epsilon", draw)
         if beta is not None:
-            beta = checked_bias_correction(beta)
-        if self.bias_correction is not None:
-            checked["bias_correction"] = beta
+            checked["bias_correction"] = checked_bias_correction(beta)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.draw is None and self.histogram is None:
@@ -302,31 +296,11 @@ class ClusterRandomizedResponse(Randomizer):
         return [part for part in (self.histogram, self.draw) if part is not None]
 
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
-        """Releases the distributions, and draws; ``PrivateLabels.randomize`` calls it.
+        """Releases the distributions as ``key/distributions``, and draws as ``key``.
 
-        Args:
-            labels: the vault, of K classes.
-            key: a name for the two draws, ``key/distributions`` and ``key``; None for
-                ``"cluster-rr"``. With a name used before, the stored results come back and nothing
-                is charged.
-            public: ``clusters``, the cluster of each example, integers (n,) in 0..C-1 or
-                ``features.Clusters``, made without labels.
-
-        Returns:
-            Noisy labels, whose ``priors`` have the released distributions (C, K) and the clusters.
-
-        Raises:
-            BudgetExceededError: release and draw together would pass the budget; nothing was drawn.
-            LabelStoreError: the stored draws of this name were made with other settings.
-            TypeError: clusters that are not integers.
-            ValueError: clusters out of range or of a wrong shape, or missing, or no labels; another
-                number of classes; nothing was charged.
+        ``PrivateLabels.randomize`` calls it; without a key it is ``"cluster-rr"``. The ``priors``
+        of the noisy labels have the released distributions (C, K) and the clusters.
         """
-        if set(public) != {"clusters"}:
-            raise ValueError(
-                "ClusterRandomizedResponse needs clusters=, the cluster of each example, and takes "
-                f"nothing else; got {' and '.join(sorted(public)) or 'nothing'}."
-            )
         if labels.num_classes != self.num_classes:
             raise ValueError(
                 f"the mechanism has num_classes={self.num_classes}, the labels have "
@@ -335,22 +309,14 @@ class ClusterRandomizedResponse(Randomizer):
         key = "cluster-rr" if key is None else key
         came_along = receipts_of(public["clusters"])
         clusters = _checked_clusters(public["clusters"], len(labels), self.num_classes)
-        sizes = np.bincount(clusters)
+        named = ((f"{key}/distributions", self.histogram), (key, self.draw))
+        self._reserve(labels, {name: one for name, one in named if one is not None}, came_along)
+        sizes, receipts = np.bincount(clusters), came_along
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
-        receipts: tuple[Receipt, ...] = ()
         if self.histogram is not None:
-            name = f"{key}/distributions"
-            if not labels.has_draw(name):
-                drawn = self.draw is None or labels.has_draw(key)
-                planned = [self.histogram] if drawn else self.parts(labels)
-                labels.check_budget(planned, receipts=came_along)
-                labels.adopt(came_along)
-            counts = labels.release(self.histogram, public_input=clusters, key=name)
+            counts = labels.release(self.histogram, public_input=clusters, key=named[0][0])
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
-            receipts = counts.receipts
-        elif not labels.has_draw(key):
-            labels.adopt(came_along)
-        receipts = merge_receipts(came_along, receipts)
+            receipts = merge_receipts(came_along, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:
             # A generator that depends on what was released alone, so that runs repeat.

@@ -17,10 +17,19 @@ from tf_labeldp.vault._store import array_digest
 
 
 class LabelKind(abc.ABC):
-    """How labels of one kind are read, kept, and handed out."""
+    """How labels of one kind are read, kept, and handed out.
+
+    Attributes:
+        unit: what a statement protects; see ``accounting.Receipt``.
+        names: the values that class codes stand for, where they are not the codes themselves.
+        label_range: the range of numbers; None for others.
+        num_labels: the number of labels in a row; None for single labels.
+    """
 
     unit: str = "label"
-    """What a statement protects: see ``accounting.Receipt``."""
+    names: tuple[Hashable, ...] | None = None
+    label_range: tuple[float, float] | None = None
+    num_labels: int | None = None
 
     @abc.abstractmethod
     def encode(self, labels: Any) -> np.ndarray:
@@ -40,7 +49,7 @@ class LabelKind(abc.ABC):
 
     @abc.abstractmethod
     def any_labels(self, size: int) -> np.ndarray:
-        """Returns labels that could be in a vault and say nothing of those that are, (size,)."""
+        """Returns labels that could be in a vault and reveal nothing of those that are, (size,)."""
 
     def charge(self, mechanism: Mechanism) -> Charge:
         """Returns what one use of a mechanism on these labels costs each unit."""
@@ -56,39 +65,24 @@ class LabelKind(abc.ABC):
         """Returns checked noisy labels (m, ...) of labels as kept."""
         return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
 
+    # Only classes have what follows; other kinds raise, and say what they are.
+
     def decode(self, codes: Any) -> np.ndarray:
-        """Returns the class values of class codes; raises for labels that are no classes."""
+        """Returns the class values of class codes."""
         self._no_classes()
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K; raises for labels that are no classes."""
+        """Number of classes K."""
         self._no_classes()
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
-        """The class values in the order of their codes; raises for labels that are no classes."""
+        """The class values in the order of their codes."""
         self._no_classes()
 
     def _no_classes(self) -> NoReturn:
-        raise ValueError(self._without_classes())
-
-    def _without_classes(self) -> str:
-        """Returns why there are no classes, and what to do."""
         raise NotImplementedError
-
-    @property
-    def label_range(self) -> tuple[float, float] | None:
-        """The range of numbers, or None."""
-        return None
-
-    @property
-    def num_labels(self) -> int | None:
-        """The number of labels in a row, or None for single labels."""
-        return None
-
-    names: tuple[Hashable, ...] | None = None
-    """The values that class codes stand for, where they are not the codes themselves."""
 
 
 def label_kind(
@@ -121,35 +115,29 @@ def label_kind(
             f"the range needs both ends, got low={low}, high={high}. They are public knowledge and "
             "are not taken from the labels."
         )
-    low, high = _validate.number_range(low, high)
-    return NumericLabels(low, high, _validate.boolean("clip", clip))
+    return NumericLabels(_validate.number_range(low, high), _validate.boolean("clip", clip))
 
 
 @dataclasses.dataclass(frozen=True)
 class NumericLabels(LabelKind):
-    """Numbers in a public range, kept as ``float64``."""
+    """Numbers in a public range, kept as ``float64``; clipped to it if asked for."""
 
-    low: float
-    high: float
-    clip: bool
+    label_range: tuple[float, float]
+    clip: bool = False
 
     def encode(self, labels: Any) -> np.ndarray:
-        """Returns ``float64`` labels (n,) in the range, clipped to it if asked for."""
         array = _as_array(labels)
         if self.clip:
-            return np.clip(_validate.real_vector("labels", array), self.low, self.high)
-        return _validate.numbers_in_range("labels", array, self.low, self.high)
+            return np.clip(_validate.real_vector("labels", array), *self.label_range)
+        return _validate.numbers_in_range("labels", array, *self.label_range)
 
     def header(self) -> dict[str, Any]:
-        """Returns the range."""
-        return {"num_classes": None, "classes": None, "range": [self.low, self.high]}
+        return {"num_classes": None, "classes": None, "range": list(self.label_range)}
 
     def check(self, mechanism: LabelMechanism) -> None:
-        """Raises if the mechanism is for classes, or for another range."""
         self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
 
     def check_release(self, mechanism: AggregateMechanism) -> None:
-        """Raises if the mechanism is for classes, or for another range."""
         if mechanism.num_classes is not None or mechanism.num_labels is not None:
             kind = (
                 f"{mechanism.num_classes} classes"
@@ -157,38 +145,36 @@ class NumericLabels(LabelKind):
                 else f"rows of {mechanism.num_labels} labels"
             )
             raise ValueError(
-                f"the mechanism is for {kind}, the labels are numbers in "
-                f"[{self.low:g}, {self.high:g}]. Give it the values to count at, for example "
-                "values=rounding_grid(low, high, max_values).values."
+                f"the mechanism is for {kind}, the labels are numbers in {self._interval}. Give "
+                "it the values to count at, for example values=rounding_grid(low, high, "
+                "max_values).values."
             )
         self._check_range(mechanism.label_range())
 
     def _check_range(self, found: tuple[float, float] | None) -> None:
-        # Whether a mechanism of a narrower range refuses would tell of the labels.
-        if found is not None and (found[0] > self.low or found[1] < self.high):
+        low, high = self.label_range
+        # Whether a mechanism of a narrower range refuses would reveal something of the labels.
+        if found is not None and (found[0] > low or found[1] < high):
             raise ValueError(
                 f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
-                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
+                f"{self._interval}. Make the mechanism with the labels' range."
             )
 
     def any_labels(self, size: int) -> np.ndarray:
-        """Returns the low end of the range."""
-        return np.full(size, self.low)
+        return np.full(size, self.label_range[0])
 
     @property
-    def label_range(self) -> tuple[float, float]:
-        """The range."""
-        return (self.low, self.high)
+    def _interval(self) -> str:
+        return "[{:g}, {:g}]".format(*self.label_range)
 
-    def _without_classes(self) -> str:
-        return (
-            f"these labels are numbers in [{self.low:g}, {self.high:g}] and have no classes. Use a "
-            "regression mechanism, or make PrivateLabels with num_classes for classification."
+    def _no_classes(self) -> NoReturn:
+        raise ValueError(
+            f"these labels are numbers in {self._interval} and have no classes. Use a regression "
+            "mechanism, or make PrivateLabels with num_classes for classification."
         )
 
     def __str__(self) -> str:
-        """Returns the range."""
-        return f"low={self.low:g}, high={self.high:g}"
+        return "low={:g}, high={:g}".format(*self.label_range)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,23 +198,22 @@ class ClassLabels(LabelKind):
         return cls(_validate.integer_at_least("num_classes", number, 2), names)
 
     def encode(self, labels: Any) -> np.ndarray:
-        """Returns the labels as codes ``int64`` (n,)."""
-        return _codes(labels, self.number, self.names)
+        labels = _as_array(labels)
+        if self.names is None:
+            return _validate.class_indices("labels", labels, self.number)
+        return _codes(labels, self.names)
 
     def header(self) -> dict[str, Any]:
-        """Returns the number of classes and a digest of their values."""
         names = None if self.names is None else array_digest(np.array(repr(self.names)))
         return {"num_classes": self.number, "classes": names}
 
     def check(self, mechanism: LabelMechanism) -> None:
-        """Raises if the mechanism is for numbers, or for another number of classes."""
         found = getattr(mechanism, "num_classes", None)
         if found is None:
             checked_mechanism(mechanism, ClassificationMechanism)
         self._check_number(found)
 
     def check_release(self, mechanism: AggregateMechanism) -> None:
-        """Raises if the mechanism is for numbers, or for another number of classes."""
         self._check_number(mechanism.num_classes)
 
     def _check_number(self, found: int | None) -> None:
@@ -239,26 +224,21 @@ class ClassLabels(LabelKind):
             )
 
     def any_labels(self, size: int) -> np.ndarray:
-        """Returns the first class."""
         return np.zeros(size, dtype=np.int64)
 
     def decode(self, codes: Any) -> np.ndarray:
-        """Returns the class values of codes (m,)."""
         codes = _validate.class_indices("codes", codes, self.number)
         return class_array(self.classes)[codes]
 
     @property
     def num_classes(self) -> int:
-        """Number of classes K."""
         return self.number
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
-        """The class values in the order of their codes."""
         return self.names if self.names is not None else tuple(range(self.number))
 
     def __str__(self) -> str:
-        """Returns the number of classes."""
         return f"num_classes={self.number}"
 
 
@@ -266,16 +246,15 @@ class ClassLabels(LabelKind):
 class RowLabels(LabelKind):
     """Rows of L zeros and ones, kept as ``int64`` (n, L); the unit of privacy is the whole row."""
 
-    length: int
+    num_labels: int
 
     unit = "row"
 
     def encode(self, labels: Any) -> np.ndarray:
-        """Returns the rows as ``int64`` (n, L)."""
         rows = np.asarray(_as_array(labels))
-        if rows.ndim != 2 or rows.shape[1] != self.length:
+        if rows.ndim != 2 or rows.shape[1] != self.num_labels:
             raise ValueError(
-                f"labels must have shape (n, {self.length}), a row of zeros and ones for each "
+                f"labels must have shape (n, {self.num_labels}), a row of zeros and ones for each "
                 f"example, got {rows.shape}. Give num_labels the number of columns."
             )
         if rows.dtype.kind not in "biuf":
@@ -289,25 +268,22 @@ class RowLabels(LabelKind):
         return rows.astype(np.int64)
 
     def header(self) -> dict[str, Any]:
-        """Returns the number of labels in a row."""
-        return {"num_classes": None, "classes": None, "labels_in_row": self.length}
+        return {"num_classes": None, "classes": None, "labels_in_row": self.num_labels}
 
     def check(self, mechanism: LabelMechanism) -> None:
-        """Raises unless the mechanism is for two classes, without priors."""
         found = checked_mechanism(mechanism, ClassificationMechanism)
         if found.num_classes != 2 or found.uses_priors:
             raise ValueError(
                 f"{mechanism!r} can't draw rows of labels: each label of a row is drawn by itself, "
                 "between 0 and 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
-                f"{self.length} times."
+                f"{self.num_labels} times."
             )
 
     def check_release(self, mechanism: AggregateMechanism) -> None:
-        """Raises unless the mechanism is for rows of this length."""
-        if mechanism.num_labels != self.length:
+        if mechanism.num_labels != self.num_labels:
             raise ValueError(
                 f"the mechanism has num_labels={mechanism.num_labels}, the rows have "
-                f"{self.length} labels. Make the mechanism for rows of that many labels."
+                f"{self.num_labels} labels. Make the mechanism for rows of that many labels."
             )
 
     def charge(self, mechanism: Mechanism) -> Charge:
@@ -317,8 +293,9 @@ class RowLabels(LabelKind):
             return one
         import dp_accounting
 
-        event = dp_accounting.SelfComposedDpEvent(one.event, self.length)
-        return Charge(self.length * one.epsilon, self.length * one.delta, event, one.assumptions)
+        times = self.num_labels
+        event = dp_accounting.SelfComposedDpEvent(one.event, times)
+        return Charge(times * one.epsilon, times * one.delta, event, one.assumptions)
 
     def randomize(
         self,
@@ -332,23 +309,16 @@ class RowLabels(LabelKind):
         return noisy.reshape(labels.shape)
 
     def any_labels(self, size: int) -> np.ndarray:
-        """Returns rows of zeros."""
-        return np.zeros((size, self.length), dtype=np.int64)
+        return np.zeros((size, self.num_labels), dtype=np.int64)
 
-    @property
-    def num_labels(self) -> int:
-        """The number of labels in a row."""
-        return self.length
-
-    def _without_classes(self) -> str:
-        return (
-            f"these labels are rows of {self.length} zeros and ones and have no classes. Make "
-            "PrivateLabels with num_classes for one class an example."
+    def _no_classes(self) -> NoReturn:
+        raise ValueError(
+            f"these labels are rows of {self.num_labels} zeros and ones and have no classes. Make "
+            "PrivateLabels with num_classes for one class per example."
         )
 
     def __str__(self) -> str:
-        """Returns the number of labels in a row."""
-        return f"num_labels={self.length}"
+        return f"num_labels={self.num_labels}"
 
 
 def _as_array(labels: Any) -> Any:
@@ -389,11 +359,8 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
     return _object_array(classes)
 
 
-def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) -> np.ndarray:
-    """Returns a private copy of the labels as codes 0..K-1."""
-    labels = _as_array(labels)
-    if classes is None:
-        return _validate.class_indices("labels", labels, num_classes)
+def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
+    """Returns labels that are class values as codes 0..K-1."""
     array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")
@@ -408,7 +375,7 @@ def _codes(labels: Any, num_classes: int, classes: tuple[Hashable, ...] | None) 
     unknown = int(np.count_nonzero(codes < 0))
     if unknown:
         raise ValueError(
-            f"{unknown} of {array.size} labels are not among the {num_classes} classes given. Add "
+            f"{unknown} of {array.size} labels are not among the {len(classes)} classes given. Add "
             "the missing classes to classes=, or check the labels' type and spelling."
         )
     return codes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from tf_labeldp.estimation._priors import rounding_grid
 from tf_labeldp.mechanisms import HistogramMechanism, Priors, RROnBins, optimal_bins
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.mechanisms._losses import check_domain, checked_loss, segment_costs
-from tf_labeldp.vault._noisy_labels import NoisyLabels, Randomizer
+from tf_labeldp.vault._noisy_labels import NoisyLabels
+from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
 from tf_labeldp.vault._store import DrawSettingsError
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._private_labels import PrivateLabels
 
 _FEWEST_VALUES = 16
 """Fewer values would say too little of where the labels lie, however much budget that saves."""
@@ -140,31 +138,13 @@ class LabelRandomizer(Randomizer):
         ends = (values[0], values[-1])
         # A draw of this price, whatever its bins will be.
         draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
-        if self.prior is not None:
-            return [draw]
-        return [self._histogram(values, prior_epsilon), draw]
+        return [draw] if self.prior is not None else [self._histogram(values, prior_epsilon), draw]
 
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
-        """Releases the prior, finds the bins, and draws; ``PrivateLabels.randomize`` calls it.
+        """Releases the prior as ``key/prior``, finds the bins, and draws as ``key``.
 
-        Args:
-            labels: the vault, made with ``low`` and ``high``.
-            key: a name for the two draws, ``key/prior`` and ``key``; None for
-                ``"label-randomizer"``. With a name used before, the stored results come back and
-                nothing is charged.
-            public: none.
-
-        Raises:
-            BudgetExceededError: prior and draw together would pass the budget; nothing was drawn.
-            LabelStoreError: the stored draws of this name were made with other settings.
-            ValueError: the vault holds classes, or is empty, or the loss is refused, or a public
-                input was given.
+        ``PrivateLabels.randomize`` calls it; without a key it is ``"label-randomizer"``.
         """
-        if public:
-            raise ValueError(
-                f"LabelRandomizer takes no {' and no '.join(public)}; a public prior is its own "
-                "argument: LabelRandomizer(epsilon, values=..., prior=...)."
-            )
         key = "label-randomizer" if key is None else key
         label_range = _checked_range(labels)
         check_domain(self.loss, label_range[0])
@@ -173,39 +153,28 @@ class LabelRandomizer(Randomizer):
         if callable(self.loss):  # one that is refused is so for any prior, before any is paid for
             segment_costs(self.loss, values, np.full(values.size, 1.0 / values.size), rest)
         stored = _stored_bins(labels, key, values, rest)
+        names = [key] if self.prior is not None else [f"{key}/prior", key]
+        self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)))
         if self.prior is not None:
             prior = Priors(np.asarray(self.prior), values=values)
         else:
-            prior_key = f"{key}/prior"
-            histogram = self._histogram(values, prior_epsilon)
-            if not labels.has_draw(prior_key):
-                labels.check_budget([histogram] if stored is not None else self.parts(labels))
-            prior = labels.release(histogram, key=prior_key).priors()
+            prior = labels.release(self._histogram(values, prior_epsilon), key=names[0]).priors()
         mechanism = optimal_bins(values, prior.probabilities, rest, self.loss)
         if stored is not None:
-            self._check_as_good(stored, mechanism, prior.probabilities, key)
+            # Another machine may round another way and choose other bins among equally good ones.
+            kept, made = (
+                one.expected_loss(prior.probabilities, self.loss) for one in (stored, mechanism)
+            )
+            if not math.isclose(kept, made, rel_tol=1e-6, abs_tol=1e-12):
+                why = f"the stored one is not optimal for loss={self.loss!r}"
+                raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
             mechanism = stored
         noisy = labels.randomize(mechanism, key=key)
-        return dataclasses.replace(
-            noisy, priors=prior, receipts=merge_receipts(prior.receipts, noisy.receipts)
-        )
+        receipts = merge_receipts(prior.receipts, noisy.receipts)
+        return dataclasses.replace(noisy, priors=prior, receipts=receipts)
 
     def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
         return HistogramMechanism(epsilon, values=tuple(values.tolist()), noise=self.noise)
-
-    def _check_as_good(self, stored: RROnBins, made: RROnBins, prior: np.ndarray, key: str) -> None:
-        """Raises unless the bins of the stored draw are as good as those that are made now.
-
-        Another machine may round another way and choose other bins among equally good ones; labels
-        that were drawn stay as they are.
-        """
-        losses = [one.expected_loss(prior, self.loss) for one in (stored, made)]
-        if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
-            raise DrawSettingsError(
-                f"draw {key!r} exists and was made with other settings, since it is not optimal "
-                f"for loss={self.loss!r} (stored: {stored!r}; asked: {made!r}). Ask with the "
-                "settings of the stored draw, or give another key."
-            )
 
 
 def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
@@ -223,11 +192,7 @@ def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
 def _stored_bins(
     labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
 ) -> RROnBins | None:
-    """Returns the mechanism of the draw of this name, or None if there is none.
-
-    Raises:
-        DrawSettingsError: it is of another kind, epsilon or values.
-    """
+    """Returns the mechanism of the draw of this name, or None; raises if it is another one."""
     if not labels.has_draw(key):
         return None
     stored = labels.mechanism(key)
@@ -237,8 +202,11 @@ def _stored_bins(
         and stored.inputs == tuple(values.tolist())
     ):
         return stored
-    raise DrawSettingsError(
-        f"draw {key!r} exists and was made with other settings (stored: {stored!r}; asked: epsilon="
-        f"{epsilon:g} on {values.size} values). Ask with the settings of the stored draw, or give "
-        "another key."
+    raise _other_settings(key, stored, f"epsilon={epsilon:g} on {values.size} values")
+
+
+def _other_settings(key: str, stored: Mechanism, asked: str) -> DrawSettingsError:
+    return DrawSettingsError(
+        f"draw {key!r} exists and was made with other settings (stored: {stored!r}; asked: {asked})"
+        ". Ask with the settings of the stored draw, or give another key."
     )

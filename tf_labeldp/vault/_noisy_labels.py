@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import io
 import json
 import os
 import pathlib
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import (
-    PrivacyGuarantee,
-    Receipt,
-    ReceiptError,
-    compose_receipts,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, Receipt, ReceiptError, compose_receipts
 from tf_labeldp.estimation import debiased, histogram_prior, posterior
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
@@ -29,12 +23,9 @@ from tf_labeldp.mechanisms import (
     deserialize,
     serialize,
 )
-from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism
+from tf_labeldp.mechanisms._base import LabelMechanism
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._store import array_digest, publish
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._private_labels import PrivateLabels
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
@@ -355,7 +346,11 @@ class NoisyLabels:
                     f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
                     "version that made it."
                 )
-            arrays = _read_arrays(path / _ARRAYS) if is_folder else _read_table(path, fields)
+            if is_folder:
+                with np.load(path / _ARRAYS, allow_pickle=False) as content:
+                    arrays = dict(content)
+            else:
+                arrays = _read_table(path, fields)
             if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
                 raise ValueError("the digest is of other content")
             return cls._of(fields, arrays)
@@ -426,11 +421,6 @@ def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, 
     return arrays
 
 
-def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as content:
-        return dict(content)
-
-
 def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the arrays of a table of noisy labels, by what its statement says of it."""
     import pyarrow as pa
@@ -463,33 +453,3 @@ def _classes_as_json(classes: tuple[Hashable, ...] | None) -> list[Any] | None:
         return None
     plain = all(isinstance(name, (str, int, float, bool)) for name in classes)
     return [name if plain else str(name) for name in classes]
-
-
-class Randomizer(abc.ABC):
-    """Makes noisy labels by several releases: what ``PrivateLabels.randomize`` takes as well.
-
-    Guarantee:
-        Each release is charged to the vault, and the noisy labels carry all their receipts;
-        together they cost ``epsilon``. It refuses before the first one if they do not all fit.
-
-    """
-
-    public_input: ClassVar[str | None] = None
-    """What it takes beside the labels: ``"clusters"``, ``"features"`` or None."""
-
-    epsilon: float
-    """Of all releases together, promised before the first one."""
-
-    @abc.abstractmethod
-    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
-        """Returns noisy labels of all examples of a vault.
-
-        Args:
-            labels: the vault.
-            key: a name for the draws; None for a name that is always the same.
-            public: those of ``priors``, ``clusters`` and ``features`` that were given.
-        """
-
-    @abc.abstractmethod
-    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
-        """Returns mechanisms that cost what the releases from a vault do, promised before them."""

@@ -4,133 +4,94 @@ Privacy model: the label holder's process and its store folder are trusted; ever
 vault returns may be published together with the features. The file ``PRIVATE-fingerprint`` in a
 store is a salted digest of the true labels, by which a store of other labels is refused. It is not
 differentially private: keep the store with the labels, and publish models and noisy labels instead.
+
+``_ledger.py`` charges each use and holds it against the budget; ``_draws.py`` draws.
 """
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import dataclasses
-import datetime
 import os
-import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
-    BudgetExceededError,
     Charge,
     LabelSet,
     PrivacyBudget,
     PrivacyGuarantee,
     Receipt,
     compose_receipts,
-    pure_dp_event,
 )
-from tf_labeldp.accounting._budget import CountedCharges, compose_counted
-from tf_labeldp.accounting._guarantee import warn_of_delta
-from tf_labeldp.accounting._receipts import (
-    UNITS,
-    Histories,
-    Receipts,
-    actor_name,
-    histories_with,
-    merge_receipts,
-)
+from tf_labeldp.accounting._receipts import UNITS, Receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
-    ClassificationMechanism,
-    HistogramMechanism,
-    PeerToPeerRandomizedResponse,
     Priors,
-    check_mechanism,
     deserialize,
-    serialize,
 )
-from tf_labeldp.mechanisms._base import (
-    LabelMechanism,
-    Mechanism,
-    checked_mechanism,
-    checked_output,
-    has_own_event,
-    is_of_this_library,
-)
-from tf_labeldp.vault._carried import VAULTS, note_digests, receipts_of
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
+from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
-from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic, Randomizer
-from tf_labeldp.vault._store import (
-    PUBLIC_INPUT,
-    DrawSettingsError,
-    LabelStore,
-    Record,
-    array_digest,
-)
-
-_UNNAMED = "unnamed-"
-_MOST = 1e3
-"""An epsilon beyond which nothing is protected: no budget has more left."""
-_CHECKED: dict[tuple[type, str], str] = {}
-"""Mechanisms of others that have passed ``check_mechanism`` in this process."""
+from tf_labeldp.vault._ledger import History, Ledger
+from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault._store import LabelStore
 
 
-class Use(NamedTuple):
-    """One line of ``PrivateLabels.history()``.
+class Randomizer(abc.ABC):
+    """Makes noisy labels by several releases: what ``PrivateLabels.randomize`` takes as well.
 
-    Attributes:
-        time: when, in UTC; empty for uses of version 0.1.
-        what: the use, or the change of the budget, in words.
-        examples: how many examples it touched.
-        epsilon: of this use alone.
-        epsilon_so_far: of all uses up to this one, at the delta of the budget.
-        actor: who.
-        key: the name of the use.
-
-    Example:
-        >>> Use("2026-01-01T00:00:00+00:00", "a draw", 10, 0.5, 1.0, "me", "first").examples
-        10
+    Guarantee:
+        Each release is charged to the vault, and the noisy labels carry all their receipts;
+        together they cost ``epsilon``. It refuses before the first one if they do not all fit.
     """
 
-    time: str
-    what: str
-    examples: int
+    public_input: ClassVar[str | None] = None
+    """What it takes beside the labels, and needs: ``"clusters"``, ``"features"`` or None."""
+
     epsilon: float
-    epsilon_so_far: float
-    actor: str
-    key: str
+    """Of all releases together, promised before the first one."""
 
+    @abc.abstractmethod
+    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+        """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-class History(tuple[Use, ...]):
-    """The uses of a vault, in order: prints as a table, and is one for ``pandas.DataFrame``.
+        Args:
+            labels: the vault.
+            key: a name for the draws, as for ``randomize``; None for one that is always the same.
+            public: what ``public_input`` names.
+        """
 
-    Example:
-        >>> print(History([Use("2026-01-01T00:00:00", "a draw", 10, 0.5, 0.5, "me", "first")]))
-        when                 examples   epsilon    so far  who  what
-        2026-01-01T00:00:00        10       0.5       0.5  me   a draw (first)
-    """
+    @abc.abstractmethod
+    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+        """Returns mechanisms that cost what the releases from a vault do, promised before them."""
 
-    __slots__ = ()
+    @staticmethod
+    def _reserve(
+        labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
+    ) -> None:
+        """Raises unless those of these draws that are missing all fit the budget.
 
-    def __str__(self) -> str:
-        """Returns the table."""
-        when = max([4, *(len(use.time) for use in self)])
-        who = max([3, *(len(use.actor) for use in self)])
-        heads = f"{'examples':>8}  {'epsilon':>8}  {'so far':>8}"
-        lines = [f"{'when':<{when}}  {heads}  {'who':<{who}}  what"]
-        lines += [
-            f"{use.time:<{when}}  {use.examples:>8}  {use.epsilon:>8.4g}  "
-            f"{use.epsilon_so_far:>8.4g}  {use.actor:<{who}}  {use.what}"
-            + (f" ({use.key})" if use.key else "")
-            for use in self
-        ]
-        return "\n".join(lines)
+        Args:
+            labels: the vault.
+            draws: mechanisms, or others of their price, by the names of their draws, in order.
+            receipts: what came along with the public input; adopted before the first draw.
+        """
+        missing = {name: one for name, one in draws.items() if not labels.has_draw(name)}
+        if missing:
+            labels.check_budget(list(missing.values()), receipts=receipts)
+        if next(iter(draws)) in missing:
+            labels.adopt(receipts)
 
 
 class PrivateLabels:
     """The only holder of the true labels of a training set.
 
-    Something leaves it in one of three forms: ``randomize`` gives noisy labels, ``release`` a noisy
+    Labels leave it in one of three forms: ``randomize`` gives noisy labels, ``release`` a noisy
     statistic, and training takes noisy steps, for which it is charged. Each leaves a receipt here,
     in the store, and in whatever is made of it.
 
@@ -148,7 +109,7 @@ class PrivateLabels:
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
             or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
-            ``num_labels``. NumPy array, list, tensor or column of a data frame; they are copied.
+            ``num_labels``. An array, list, tensor or column of a data frame; copied.
         num_classes: K, at least 2; may be left out where ``classes`` is given.
         budget: the most that may be spent on one label. A store keeps it: when it is opened again
             the budget may be left out, and can't be another one (``raise_budget``).
@@ -159,7 +120,7 @@ class PrivateLabels:
         high: the largest label of a regression task.
         clip: for regression, whether labels outside the range are set to its nearer end; without,
             they are refused.
-        num_labels: L, for several binary labels an example; the unit of privacy is the whole row.
+        num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
         people: the name of the population that the labels are of. What is made of several vaults
             adds up, since they may hold labels of the same people; vaults with different names are
             declared to hold those of different people.
@@ -178,8 +139,8 @@ class PrivateLabels:
             or not a store.
 
     Example:
-        >>> from tf_labeldp.accounting import PrivacyBudget
-        >>> from tf_labeldp.mechanisms import LaplaceMechanism, RandomizedResponse
+        >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
+        >>> from tf_labeldp.mechanisms import LaplaceMechanism
         >>> labels = PrivateLabels([0, 2, 1, 1], num_classes=3, budget=PrivacyBudget(epsilon=1.0))
         >>> noisy = labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=3))
         >>> noisy.values.shape, labels.guarantee().epsilon, labels.remaining()
@@ -189,23 +150,7 @@ class PrivateLabels:
         dtype('float64')
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_actor",
-        "_budget",
-        "_histories",
-        "_kind",
-        "_label_set",
-        "_lock",
-        "_others",
-        "_process",
-        "_records",
-        "_sealed",
-        "_seed",
-        "_store",
-        "_stored",
-        "_unnamed_draws",
-    )
+    __slots__ = ("__weakref__", "_draws", "_kind", "_ledger", "_sealed", "_store")
 
     def __init__(
         self,
@@ -231,42 +176,13 @@ class PrivateLabels:
         for name, text in (("people", people), ("actor", actor)):
             if text is not None and (not isinstance(text, str) or not text):
                 raise TypeError(f"{name} must be a name, a str, got {text!r}.")
+        if insecure_seed is not None:
+            insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         self._kind: LabelKind = label_kind(num_classes, classes, low, high, clip, num_labels)
-        self._seed = (
-            None
-            if insecure_seed is None
-            else _validate.integer_at_least("insecure_seed", insecure_seed, 0)
-        )
-        self._actor = actor or actor_name()
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-        self._sealed = _Sealed(self._kind.encode(labels))
-        self._histories = Histories(len(self._sealed))
-        self._others: list[Receipt] = []
-        self._records: list[Record] = []
-        self._stored: dict[str, Record] = {}
-        self._unnamed_draws = 0
+        self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store)
-        self._budget: PrivacyBudget
-        if self._store is None and budget is not None:
-            self._label_set, self._budget = LabelSet.new(len(self), people), budget
-        elif self._store is not None:
-            if budget is None and not self._store.exists():
-                raise ValueError(
-                    f"budget is missing, and there is no store in {self._store.path} that keeps "
-                    "one. Write budget=PrivacyBudget(epsilon=1.0), or check the path."
-                )
-            with self._store.locked():
-                self._label_set, self._budget = self._store.open(
-                    self._sealed.open(), self._kind.header(), people, budget
-                )
-                self._read_new_records()
-                self._check_kept_budget(budget)
-                self._store.keep()
-                known = {one.id: one for one in self.receipts}
-                for digests, receipts in self._store.weights(known):
-                    note_digests(digests, receipts)
-            VAULTS[self._label_set.name] = self
+        self._ledger = Ledger(self._sealed.open(), self._kind, people, budget, self._store, actor)
+        self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed)
 
     @property
     def num_classes(self) -> int:
@@ -296,19 +212,18 @@ class PrivateLabels:
     @property
     def budget(self) -> PrivacyBudget:
         """The most that may be spent on one label."""
-        with self._in_turn():
-            return self._budget
+        with self._ledger.turn():
+            return self._ledger.budget
 
     @property
     def label_set(self) -> LabelSet:
         """What receipts call these labels."""
-        return self._label_set
+        return self._ledger.label_set
 
     @property
     def receipts(self) -> Receipts:
         """The receipts of all that has left the vault, and of what has come with models to it."""
-        with self._in_turn():
-            return tuple(one.receipt for one in self._records if one.receipt is not None)
+        return self._ledger.receipts()
 
     @property
     def store_path(self) -> os.PathLike[str] | None:
@@ -366,34 +281,39 @@ class PrivateLabels:
         """
         public = {"priors": priors, "clusters": clusters, "features": features}
         given = {name: value for name, value in public.items() if value is not None}
+        if not isinstance(mechanism, Randomizer):
+            self._kind.check(checked_mechanism(mechanism, LabelMechanism))
+        name, wanted = type(mechanism).__name__, mechanism.public_input
         if isinstance(mechanism, Randomizer):
             if indices is not None:
+                raise ValueError(f"{name} draws for all examples; leave indices=None.")
+            if wanted and set(given) != {wanted}:
                 raise ValueError(
-                    f"{type(mechanism).__name__} draws for all examples; leave indices=None."
+                    f"{name} needs {wanted}=, and takes nothing else; got "
+                    f"{' and '.join(sorted(given)) or 'nothing'}."
                 )
+        for other in given:
+            if other != wanted:
+                raise ValueError(
+                    f"{name} takes no {other}; leave them out. RRWithPrior takes priors, "
+                    "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
+                    "LabelRandomizer(values=..., prior=...) a public prior."
+                )
+        if isinstance(mechanism, Randomizer):
             return mechanism.draw_from(self, key, **given)
-        self._kind.check(checked_mechanism(mechanism, LabelMechanism))
-        wanted = mechanism.public_input
-        for name in given:
-            if name != wanted:
-                raise ValueError(
-                    f"{type(mechanism).__name__} takes no {name}; leave them out. RRWithPrior "
-                    "takes priors, ClusterRandomizedResponse clusters, HeadPriorRandomizer "
-                    "features."
-                )
         value = given.get(wanted) if wanted else None
         made_of = receipts_of([mechanism, value])
         if wanted == "priors" and value is not None:
             value = Priors.of(value)
         if wanted == "clusters" and value is not None:
             value = np.asarray(getattr(value, "assignments", value))
-        record = self._record(mechanism, indices, value, key, made_of)
+        record = self._draws.record(mechanism, self._ledger.rows(indices), value, key, made_of)
         if record.priors is None and isinstance(value, Priors):
             if value.digest() == record.public_digest:  # of version 0.1, which kept the digest
                 record = dataclasses.replace(
                     record, priors=value.probabilities, groups=value.groups, made_of=made_of
                 )
-        return self._noisy_labels(record, mechanism)
+        return noisy_labels(record, mechanism, self._kind.names)
 
     def release(
         self,
@@ -440,11 +360,9 @@ class PrivateLabels:
         given = None if hasattr(public_input, "matches") else public_input
         made_of = receipts_of([mechanism, given])
         public_input = getattr(public_input, "assignments", public_input)
-        record = self._record(mechanism, indices, public_input, key, made_of)
-        groups = None
-        if isinstance(mechanism, HistogramMechanism) and public_input is not None:
-            groups = np.asarray(public_input)
-        return NoisyStatistic(_values(record).copy(), mechanism, groups, _carried_by(record))
+        rows = self._ledger.rows(indices)
+        record = self._draws.record(mechanism, rows, public_input, key, made_of)
+        return noisy_statistic(record, mechanism, public_input)
 
     def charge(
         self,
@@ -499,23 +417,18 @@ class PrivateLabels:
             )
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
-        rows = self._checked_indices(indices)
-        with self._in_turn():
-            self._check_budget(rows, [(what, charge)])
-            receipt = self._receipt(
-                charge,
-                what,
-                "steps",
-                key,
-                rows,
-                None,
-                unit=unit or self._kind.unit,
-                num_units=num_units,
-                seeded=seeded,
-                metrics_reported=metrics_reported,
-                sample_weights=sample_weights,
-            )
-            self._keep(Record(len(self._records), receipt, indices=rows))
+        rows = self._ledger.rows(indices)
+        flags = {
+            "unit": unit or self.unit,
+            "num_units": num_units,
+            "seeded": seeded,
+            "metrics_reported": metrics_reported,
+            "sample_weights": sample_weights,
+        }
+        with self._ledger.turn():
+            self._ledger.check(rows, [(what, charge)])
+            receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
+            self._ledger.keep(receipt=receipt, indices=rows)
         return receipt
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
@@ -532,23 +445,12 @@ class PrivateLabels:
             BudgetExceededError: together with what was spent here they pass the budget; nothing was
                 counted.
         """
-        with self._in_turn():
-            new = self._not_adopted(receipts)
+        with self._ledger.turn():
+            new = self._ledger.not_adopted(receipts)
             if new:
-                self._check_budget(np.arange(len(self)), [], new)
+                self._ledger.check(self._ledger.rows(None), [], new)
             for one in new:
-                self._keep(Record(len(self._records), one))
-
-    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
-        """Writes down in the store which weights were made of these receipts.
-
-        Args:
-            digests: of the values of variables.
-            receipts: what the values were made of.
-        """
-        if self._store is not None:
-            with self._in_turn():
-                self._store.keep_weights(digests, receipts, {one.id for one in self.receipts})
+                self._ledger.keep(receipt=one)
 
     def check_budget(
         self,
@@ -566,10 +468,9 @@ class PrivateLabels:
         Raises:
             BudgetExceededError: as ``randomize`` would.
         """
-        charges = self._planned(mechanism)
-        rows = self._checked_indices(indices)
-        with self._in_turn():
-            self._check_budget(rows, charges, self._not_adopted(receipts))
+        planned, rows = self._planned(mechanism), self._ledger.rows(indices)
+        with self._ledger.turn():
+            self._ledger.check(rows, planned, self._ledger.not_adopted(receipts))
 
     def has_draw(self, key: str | None) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for).
@@ -577,14 +478,14 @@ class PrivateLabels:
         Args:
             key: the name; None for the next draw without a name, which a store may hold.
         """
-        with self._in_turn():
-            return (f"{_UNNAMED}{self._unnamed_draws}" if key is None else key) in self._stored
+        with self._ledger.turn():
+            return (self._draws.next_name() if key is None else key) in self._ledger.draws
 
     def mechanism(self, key: str) -> Mechanism:
         """Returns the mechanism of a draw that has been made; a ``KeyError`` if there is none."""
         if not self.has_draw(key):
-            raise KeyError(f"there is no draw {key!r}; there are {sorted(self._stored)}.")
-        return deserialize(self._stored[key].mechanism or {})
+            raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
+        return deserialize(self._ledger.draws[key].mechanism or {})
 
     def decode(self, codes: Any) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
@@ -597,17 +498,15 @@ class PrivateLabels:
         model or of some noisy labels is theirs: ``model.guarantee()``, ``noisy.guarantee()``.
 
         Args:
-            after: also count one use of this mechanism, or of each of these, on all examples;
-                nothing is charged.
+            after: mechanisms to count one use of as well, on all examples; nothing is charged.
             delta: of the statement; None for the budget's.
         """
         planned = [
-            Receipt(self._label_set, charge, what, unit=self._kind.unit)
+            Receipt(self.label_set, charge, what, unit=self.unit)
             for what, charge in self._planned(after)
         ]
-        stated = compose_receipts(
-            [*self.receipts, *planned], self._budget.delta if delta is None else delta
-        )
+        receipts = [*self.receipts, *planned]
+        stated = compose_receipts(receipts, self._ledger.budget.delta if delta is None else delta)
         if stated.num_units is None:  # nothing has left the vault
             stated = dataclasses.replace(stated, num_units=len(self) or None)
         return stated
@@ -617,6 +516,10 @@ class PrivateLabels:
 
         Uses that follow each other and are alike, such as the epochs of a training, are one line.
 
+        Returns:
+            A tuple that prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (how
+            many), ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
+
         Example:
             >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
             >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
@@ -624,34 +527,7 @@ class PrivateLabels:
             >>> labels.history()[0].what, labels.history()[0].epsilon_so_far
             ('RandomizedResponse(epsilon=0.5, num_classes=2)', 0.5)
         """
-        with self._in_turn():
-            records = list(self._records)
-        groups: list[list[Record]] = []
-        for record in records:
-            if groups and _is_like(groups[-1][-1], record):
-                groups[-1].append(record)
-            else:
-                groups.append([record])
-        uses: list[Use] = []
-        so_far: list[Receipt] = []
-        for group in groups:
-            receipts = [one.receipt for one in group if one.receipt is not None]
-            so_far += receipts
-            spent = compose_receipts(so_far, self._budget.delta).epsilon
-            first = group[0]
-            if first.receipt is None:
-                what = f"budget raised to {first.budget}: {first.reason}"
-                uses.append(Use(first.time, what, 0, 0.0, spent, first.actor, ""))
-                continue
-            alone = compose_receipts(receipts, self._budget.delta).epsilon
-            times = f", {len(group)} times" if len(group) > 1 else ""
-            one = first.receipt
-            what = {"failed": f"{one.what}, which failed"}.get(one.kind, one.what) + times
-            if one.labels != self._label_set:
-                what += ", which came along"
-            key = one.key if not one.key.startswith(_UNNAMED) and not times else ""
-            uses.append(Use(one.time, what, one.num_examples, alone, spent, one.actor, key))
-        return History(uses)
+        return self._ledger.history()
 
     def remaining(self) -> float:
         """Returns what is left: the largest epsilon of one more pure use of all labels.
@@ -663,23 +539,7 @@ class PrivateLabels:
             >>> labels.remaining()
             1.5
         """
-        with self._in_turn():
-            histories = histories_with(self._histories.distinct(), self._others)
-
-        def fits(epsilon: float) -> bool:
-            one = Charge(epsilon, 0.0, pure_dp_event(epsilon))
-            return all(self._budget.allows(self._composed(history, [one])) for history in histories)
-
-        spent = max((self._composed(one, []).epsilon for one in histories), default=0.0)
-        low = max(0.0, self._budget.epsilon - spent)  # basic composition
-        if self._budget.delta == 0.0 or not histories:
-            return low if low > 1e-9 * self._budget.epsilon else 0.0
-        low = low if low and fits(low) else 0.0
-        high = max(2.0 * low, self._budget.epsilon)
-        while high - low > 1e-4 * high and high > 1e-6:
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return self._ledger.remaining()
 
     def raise_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
         """Raises the budget; the store keeps it, and the history shows it with its reason.
@@ -703,275 +563,7 @@ class PrivateLabels:
             raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError("reason must say why the budget is raised, in a sentence.")
-        with self._in_turn():
-            old = self._budget
-            if budget.epsilon < old.epsilon or budget.delta < old.delta or budget == old:
-                raise ValueError(
-                    f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
-                    "stop earlier; `remaining()` says what is left."
-                )
-            time = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            number = len(self._records)
-            made = Record(
-                number, budget=budget, reason=reason.strip(), time=time, actor=self._actor
-            )
-            self._keep(made)
-
-    def _record(
-        self,
-        mechanism: Mechanism,
-        indices: Any,
-        public_input: Any,
-        key: str | None,
-        made_of: Receipts = (),
-    ) -> Record:
-        """Returns the record of a draw or a release, a new one or the stored one of this name."""
-        rows = self._checked_indices(indices)
-        digest = _public_digest(public_input)
-        if key is not None and str(key).startswith(_UNNAMED):
-            raise ValueError(
-                f"key must not start with {_UNNAMED!r}, which names draws without a key, got "
-                f"{key!r}."
-            )
-        if not is_of_this_library(mechanism):
-            self._admit(mechanism, rows, public_input)
-        with self._in_turn():
-            name = f"{_UNNAMED}{self._unnamed_draws}" if key is None else str(key)
-            if name in self._stored:
-                record = self._stored[name]
-                strictly = key is None or isinstance(mechanism, AggregateMechanism)
-                same = not strictly or _same_input(record.public_digest, public_input, digest)
-                self._check_same(record, mechanism, rows, same)
-            else:
-                record = self._new_record(name, mechanism, rows, public_input, digest, made_of)
-            if key is None:
-                self._unnamed_draws += 1
-        return record
-
-    def _admit(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
-        """Holds a mechanism of another library against what it says, on made-up labels."""
-        state = {  # NumPy shortens what it shows of arrays
-            name: array_digest(value) if isinstance(value, np.ndarray) else value
-            for name, value in vars(mechanism).items()
-        }
-        this = type(mechanism), repr((serialize(mechanism), state))
-        if this not in _CHECKED or _CHECKED[this] != _channel_digest(mechanism):
-            statistic = isinstance(mechanism, AggregateMechanism)
-            check_mechanism(mechanism, public_input=public_input if statistic else None)
-            _CHECKED[this] = _channel_digest(mechanism)
-        # What is wrong with the public input shows before a true label is looked at.
-        self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
-
-    def _new_record(
-        self,
-        name: str,
-        mechanism: Mechanism,
-        rows: np.ndarray,
-        public_input: Any,
-        digest: str | None,
-        made_of: Receipts,
-    ) -> Record:
-        charge = self._charge_of(mechanism, public_input)
-        came_along = self._not_adopted(made_of)
-        if came_along:
-            self._check_budget(np.arange(len(self)), [], came_along)
-        self._check_budget(rows, [(_in_words(mechanism, charge), charge)], came_along)
-        number = len(self._records)
-        rng = None
-        if self._seed is not None:
-            # One stream a draw: a run that reads stored draws does not shift the later ones.
-            rng = np.random.default_rng([self._seed, number])
-        kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
-        made = (charge, repr(mechanism))
-        result = None
-        try:
-            result = self._apply(mechanism, self._sealed.open(rows), public_input, rng)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not error.args:
-                raise
-        if result is None:  # not within `except`: what was raised would hang on to what is
-            self._fail(mechanism, rows, public_input, made, rng, name)
-        for one in came_along:
-            self._keep(Record(len(self._records), one))
-        number = len(self._records)
-        values = _compact(result) if kind == "draw" else np.asarray(result)
-        receipt = self._receipt(
-            *made, kind, name, rows, array_digest(values), seeded=rng is not None
-        )
-        given = public_input if isinstance(public_input, Priors) else None
-        record = Record(
-            number,
-            receipt,
-            mechanism=serialize(mechanism),
-            public_digest=digest,
-            made_of=made_of,
-            indices=rows,
-            values=values,
-            priors=None if given is None else np.asarray(given.probabilities),
-            groups=None if given is None or given.groups is None else np.asarray(given.groups),
-        )
-        self._keep(record)
-        return record
-
-    def _not_adopted(self, receipts: Iterable[Receipt]) -> list[Receipt]:
-        """Returns the receipts that may be of these labels, and that are not counted here yet."""
-        known = {one.id for record in self._records if (one := record.receipt) is not None}
-        return [
-            one
-            for one in merge_receipts(receipts)
-            if one.id not in known
-            and one.kind != "unknown"
-            and type(one.charge.event).__name__ != "NoOpDpEvent"
-            and self._label_set.may_be(one.labels)
-        ]
-
-    def _charge_of(self, mechanism: Mechanism, public_input: Any = None) -> Charge:
-        """Returns what a use costs, with what it rests on beyond the mechanism."""
-        charge = self._kind.charge(mechanism)
-        notes = list(charge.assumptions)
-        if not is_of_this_library(mechanism):
-            notes.append(
-                f"its author's claim, not this library's: {type(mechanism).__name__} has the "
-                f"epsilon of {mechanism.epsilon:g} that it states"
-                + (
-                    ", and its uses compose as its dp_event says"
-                    if has_own_event(mechanism)
-                    else ""
-                )
-            )
-        known = isinstance(public_input, Priors) and public_input.receipts
-        if public_input is not None and not known:
-            notes.append(PUBLIC_INPUT)
-        return dataclasses.replace(charge, assumptions=tuple(notes))
-
-    def _apply(
-        self,
-        mechanism: Mechanism,
-        labels: np.ndarray,
-        public_input: Any,
-        rng: np.random.Generator | None,
-    ) -> np.ndarray:
-        """Returns what a mechanism makes of labels; noisy labels are checked."""
-        if isinstance(public_input, Priors) and not is_of_this_library(mechanism):
-            public_input = np.asarray(public_input)
-        if isinstance(mechanism, LabelMechanism):
-            return self._kind.randomize(mechanism, labels, public_input, rng)
-        made = checked_mechanism(mechanism, AggregateMechanism).release(
-            labels, public_input, rng=rng
-        )
-        return checked_output(mechanism, made, None, "biuf")
-
-    def _fail(
-        self,
-        mechanism: Mechanism,
-        rows: np.ndarray,
-        public_input: Any,
-        made: tuple[Charge, str],
-        rng: np.random.Generator | None,
-        key: str,
-    ) -> NoReturn:
-        """Raises what a mechanism would for any labels, or else says nothing of what it raised.
-
-        An error that depends on the labels is an output too: it is charged, and its text, which the
-        mechanism's epsilon does not cover, is kept back. Mechanisms of this library check their
-        arguments before they look; of others that is not known.
-        """
-        if is_of_this_library(mechanism):
-            self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-        receipt = self._receipt(*made, "failed", key, rows, None, seeded=rng is not None)
-        self._keep(Record(len(self._records), receipt, indices=rows))
-        raise RuntimeError(
-            f"{type(mechanism).__name__} failed on these labels, and would not on others; what it "
-            "said is kept back, since it may tell something of them. The draw was charged. Check "
-            "the mechanism on labels of your own making: it must take every label of the vault."
-        ) from None
-
-    def _receipt(
-        self,
-        charge: Charge,
-        what: str,
-        kind: str,
-        key: str,
-        rows: np.ndarray,
-        digest: str | None,
-        **flags: Any,
-    ) -> Receipt:
-        if flags.get("unit") != "user":  # who counts users has fewer units than labels
-            warn_of_delta(self._budget.delta, max(1, len(self)))
-        return Receipt(
-            self._label_set,
-            charge,
-            what,
-            kind,
-            key,
-            None if rows.size == len(self) and len(self) else np.sort(rows),
-            self._budget.delta,
-            digest,
-            actor=self._actor,
-            **{"unit": self._kind.unit, **flags},
-        )
-
-    def _keep(self, record: Record) -> None:
-        """Writes a record to the store, and then remembers it."""
-        if self._store is None:
-            self._remember(record)
-        else:  # and is read back: what is interrupted here is read by the next call
-            self._store.append(record)
-            self._read_new_records()
-
-    def _remember(self, record: Record) -> None:
-        # The charge first: a draw that is interrupted here is paid for and not handed out.
-        receipt = record.receipt
-        if receipt is not None:
-            if receipt.labels.name == self._label_set.name:
-                self._histories.add(receipt.charge, receipt.examples)
-            else:
-                self._others.append(receipt)
-        if record.budget is not None:
-            self._budget = record.budget
-        self._records.append(record)
-        if record.key is not None:
-            self._stored[record.key] = record
-
-    def _read_new_records(self) -> None:
-        if self._store is not None:
-            for record in self._store.new_records(self._label_set, self._budget):
-                self._remember(record)
-
-    @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Lets one thread and one process at a time look at the records and add to them."""
-        if self._store is None:
-            if os.getpid() != self._process:
-                raise RuntimeError(
-                    "this process was forked from the one that made the PrivateLabels: both would "
-                    "draw from the same labels, and neither would know of the other. Give the "
-                    "vault a store, PrivateLabels(..., store=path), which they then share."
-                )
-            with self._lock:
-                yield
-            return
-        if os.getpid() != self._process:  # locks of a parent's threads are none of ours
-            self._lock, self._process = threading.RLock(), os.getpid()
-        with self._lock, self._store.locked():
-            self._read_new_records()
-            yield
-
-    def _check_kept_budget(self, given: PrivacyBudget | None) -> None:
-        if given is not None and given != self._budget:
-            raise DrawSettingsError(
-                f"the store keeps the budget {self._budget}, and {given} was given. Leave budget "
-                "out to open it, and raise it with labels.raise_budget(budget, reason=...) if need "
-                "be."
-            )
-        for history in histories_with(self._histories.distinct(), self._others):
-            spent = self._composed(history, [])
-            if not self._budget.allows(spent):
-                raise BudgetExceededError(
-                    f"the store has spent epsilon={spent.epsilon:g} at delta={spent.delta:g} on "
-                    f"some labels, over the budget {self._budget} given now. Open it with a larger "
-                    "budget."
-                )
+        self._ledger.raise_budget(budget, reason.strip())
 
     def _planned(self, several: Any) -> list[tuple[str, Charge]]:
         """Returns mechanisms that are planned, in words, with their charges."""
@@ -982,117 +574,15 @@ class PrivateLabels:
             elif isinstance(one, Randomizer):
                 planned += self._planned(one.parts(self))
             else:
-                charge = self._charge_of(checked_mechanism(one, Mechanism))
-                planned.append((_in_words(one, charge), charge))
+                charge = self._draws.charge_of(checked_mechanism(one, Mechanism))
+                planned.append((in_words(one, charge), charge))
         return planned
-
-    def _check_budget(
-        self,
-        rows: np.ndarray,
-        planned: Sequence[tuple[str, Charge]],
-        came_along: Sequence[Receipt] = (),
-    ) -> None:
-        """Raises if the budget does not allow what is planned, and what comes along with it."""
-        charges = [charge for _, charge in planned]
-        own = self._histories.distinct(rows)
-        for history in histories_with(own, [*self._others, *came_along]):
-            after = self._composed(history, charges)
-            if self._budget.allows(after):
-                continue
-            before = histories_with(own, self._others)
-            spent = max((self._composed(one, []) for one in before), key=lambda one: one.epsilon)
-            several = [f"{one.what}, which came along," for one in came_along]
-            what = " and ".join(dict.fromkeys([*several, *(words for words, _ in planned)]))
-            charges += [one.charge for one in came_along]
-            needs = max((charge.delta for charge in charges), default=0.0)
-            if needs > 0.0 and self._budget.delta == 0.0:
-                raise BudgetExceededError(
-                    f"{what} needs a delta above zero (its own is {needs:g}), and the vault's "
-                    f"budget has none. Nothing was drawn. Make the vault with PrivacyBudget("
-                    f"{self._budget.epsilon:g}, delta=...), below 1/n = {1 / max(1, len(self)):.2g}"
-                    " and at least that; or use Laplace noise, which needs none."
-                )
-            raise BudgetExceededError(
-                f"{what} would be charged to examples that have spent epsilon="
-                f"{spent.epsilon:g}: together epsilon={after.epsilon:g} at delta="
-                f"{after.delta:g}, over the budget {self._budget}. Nothing was drawn. "
-                + (_advice(planned) if planned else _CAME_ALONG)
-            )
-
-    def _composed(self, history: CountedCharges, more: Sequence[Charge]) -> PrivacyGuarantee:
-        counts = dict(history)
-        for charge in more:
-            counts[charge] = counts.get(charge, 0) + 1
-        return compose_counted(tuple(counts.items()), self._budget.delta)
-
-    def _noisy_labels(self, record: Record, mechanism: LabelMechanism) -> NoisyLabels:
-        values, indices = _restored(_values(record)), record.indices
-        if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
-            values, indices = values[values >= 0], indices[values >= 0]  # type: ignore[index]
-        priors = None
-        if record.priors is not None:
-            priors = Priors(record.priors, record.groups, receipts=record.made_of)
-        return NoisyLabels(
-            values,
-            indices,  # type: ignore[arg-type]
-            mechanism,
-            priors,
-            _carried_by(record),
-            classes=self._kind.names,
-        )
-
-    def _check_same(
-        self, record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool
-    ) -> None:
-        stored = deserialize(record.mechanism or {})
-        indices = record.indices if record.indices is not None else np.empty(0)
-        differing = [
-            name
-            for name, same in (
-                # Read back first: a stored draw may lack arguments that were added since.
-                ("mechanism", serialize(stored) == serialize(mechanism)),
-                ("indices", np.array_equal(indices, rows)),
-                ("priors or public input", same_input),
-            )
-            if not same
-        ]
-        if differing:
-            raise DrawSettingsError(
-                f"draw {record.key!r} exists and was made with other {' and '.join(differing)} "
-                f"(stored: {stored!r}, {indices.size} examples; asked: {mechanism!r}, {rows.size} "
-                "examples). Ask with the settings of the stored draw, or give the new draw a key "
-                "of its own."
-            )
-
-    def _checked_indices(self, indices: Any) -> np.ndarray:
-        n = len(self)
-        if indices is None:
-            return np.arange(n)
-        rows = np.asarray(indices)
-        if rows.dtype == bool and rows.shape == (n,):
-            return np.flatnonzero(rows)
-        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
-            raise ValueError(
-                f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
-                f"dtype {rows.dtype} and shape {rows.shape}."
-            )
-        rows = rows.astype(np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= n):
-            raise ValueError(
-                f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
-            )
-        if np.unique(rows).size != rows.size:
-            raise ValueError(
-                "indices name an example more than once. A label is drawn once a draw; call "
-                "randomize again for a second draw, which is charged again."
-            )
-        return rows
 
     def __repr__(self) -> str:
         """Returns sizes and budget, never a label."""
         return (
             f"PrivateLabels(n={len(self)}, {self._kind}, "
-            f"budget={self._budget!r}, draws={len(self._stored)})"
+            f"budget={self._ledger.budget!r}, draws={len(self._ledger.draws)})"
         )
 
     def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:
@@ -1104,102 +594,20 @@ class PrivateLabels:
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
 
 
-class _Sealed:
-    """Keeps an array away from repr, pickling and NumPy's conversions."""
+def labels_for_training(vault: PrivateLabels) -> np.ndarray:
+    """Returns the true labels for a training step that has charged the vault; not for users.
 
-    __slots__ = ("_array",)
+    ``LabelDPModel.fit`` calls it after the charge for its noisy gradients, through the batches of
+    ``data.poisson_batches``; nothing else may.
 
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
+    Returns:
+        The codes (n,) ``int64``, numbers (n,) ``float64`` or rows (n, L) ``int64``: the vault's own
+        array, read-only.
 
-    def __len__(self) -> int:
-        return int(self._array.shape[0])
-
-    def open(self, rows: np.ndarray | None = None) -> np.ndarray:
-        return self._array if rows is None else self._array[rows]
-
-    def __repr__(self) -> str:
-        return "<sealed>"
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("true labels cannot be pickled or copied.")
-
-
-_CAME_ALONG = (
-    "A history that comes with a model counts as that of these labels, unless both have stores, or "
-    "people= declares that they are of different people. Raise the budget, take a model that has "
-    "not seen these labels, or declare the people."
-)
-
-
-def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
-    """Returns what to do about a budget that does not suffice."""
-    if any(charge.event is not None and hasattr(charge.event, "count") for _, charge in planned):
-        return (
-            "Take fewer steps, or more noise (accounting.calibrate_noise_multiplier finds it for a "
-            "target epsilon); remaining() says what is left."
-        )
-    return (
-        "Draw for other examples, use a smaller epsilon, or reuse the noisy labels drawn before "
-        "(give the draw a key); remaining() says what is left."
-    )
-
-
-def _channel_digest(mechanism: Mechanism) -> str:
-    """Returns a digest of the channel that a mechanism of classes has now."""
-    if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
-        return ""
-    return array_digest(np.asarray(mechanism.transition_matrix()))
-
-
-def _in_words(mechanism: Mechanism, charge: Charge) -> str:
-    return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
-
-
-def _is_like(first: Record, second: Record) -> bool:
-    """Returns whether two records that follow each other are one line of a history."""
-    if first.receipt is None or second.receipt is None:
-        return False
-    names = ("kind", "what", "charge", "labels", "actor", "num_examples")
-    return first.receipt.kind == "steps" and all(
-        getattr(first.receipt, name) == getattr(second.receipt, name) for name in names
-    )
-
-
-def _carried_by(record: Record) -> Receipts:
-    own = () if record.receipt is None else (record.receipt,)
-    return merge_receipts(record.made_of, own)
-
-
-def _values(record: Record) -> np.ndarray:
-    if record.values is None:
-        raise RuntimeError("this record of the vault holds no values.")
-    return record.values
-
-
-def _compact(noisy: np.ndarray) -> np.ndarray:
-    """Returns noisy labels in the dtype in which they are stored: integers in the smallest."""
-    if noisy.dtype.kind not in "iu" or not noisy.size:
-        return noisy
-    return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
-
-
-def _restored(stored: np.ndarray) -> np.ndarray:
-    """Returns a copy of stored noisy labels in the dtype that users get."""
-    return stored.astype(np.int64 if stored.dtype.kind in "iu" else stored.dtype)
-
-
-def _public_digest(public_input: Any) -> str | None:
-    """Returns a digest of what a draw uses beside the labels."""
-    if public_input is None:
-        return None
-    if hasattr(public_input, "digest"):  # too large for memory, perhaps
-        return str(public_input.digest())
-    return array_digest(np.asarray(public_input))
-
-
-def _same_input(known: str | None, public_input: Any, digest: str | None) -> bool:
-    """Returns whether a stored draw was made with this public input."""
-    if known is not None and hasattr(public_input, "matches"):
-        return bool(public_input.matches(known))
-    return known == digest
+    Raises:
+        RuntimeError: this process was forked, and the vault has no store.
+    """
+    with vault._ledger.turn():
+        labels = vault._sealed.open().view()
+    labels.flags.writeable = False
+    return labels

@@ -107,17 +107,13 @@ class Record:
     def meta(self) -> dict[str, Any]:
         """Returns all but the arrays, as JSON can hold it."""
         budget = self.budget
+        plain = ("number", "reason", "time", "actor", "mechanism", "public_digest")
         return {
             "format": FORMAT,
             "version": __version__,
-            "number": self.number,
+            **{name: getattr(self, name) for name in plain},
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "budget": None if budget is None else [budget.epsilon, budget.delta],
-            "reason": self.reason,
-            "time": self.time,
-            "actor": self.actor,
-            "mechanism": self.mechanism,
-            "public_digest": self.public_digest,
             "made_of": [one.to_json() for one in self.made_of],
         }
 
@@ -143,7 +139,7 @@ def budget_for_store(
     if path is None:
         return budget
     store = LabelStore(path)
-    return None if store.keeps_a_budget() else budget
+    return None if store.exists() and store.header()["format"] != 1 else budget
 
 
 class LabelStore:
@@ -161,10 +157,6 @@ class LabelStore:
     def exists(self) -> bool:
         """Returns whether there is a store."""
         return (self.path / "header.json").exists()
-
-    def keeps_a_budget(self) -> bool:
-        """Returns whether there is a store that knows its budget; one of 0.1 does not."""
-        return self.exists() and self._header()["format"] != 1
 
     def open(
         self, labels: np.ndarray, kind: dict[str, Any], people: str | None, budget: Any
@@ -187,11 +179,17 @@ class LabelStore:
         """
         if not self.exists():
             self._create(labels, kind, people, budget)
-        header = self._header()
+        header = self.header()
         self._check_header(header, {"num_labels": len(labels), **kind}, people)
         self._check_fingerprint(labels)
         if header["format"] == 1:
-            header = self._new_header = self._brought_up_to_date(header, people, budget)
+            if budget is None:
+                raise ValueError(
+                    f"{self.path} is a store of version 0.1, which kept no budget. Give it once: "
+                    "budget=PrivacyBudget(epsilon=..., delta=...)."
+                )
+            kept = {name: value for name, value in header.items() if name != "format"}
+            header = self._new_header = _new_header(kept, people, budget)
         self._label_set = header["label_set"] if self._new_header is None else None
         name = LabelSet(header["label_set"], len(labels), header["people"], stored=True)
         return name, PrivacyBudget(*header["budget"])
@@ -237,9 +235,8 @@ class LabelStore:
             # The last may lack its charge file: its process was killed before handing it out.
             in_order = numbers == list(range(len(numbers)))
             if not in_order or not set(numbers[:-1]) <= charged <= set(numbers):
-                raise self._draw_missing(
-                    [f"a draw: found draws {numbers}, charges {sorted(charged)}"]
-                )
+                found_now = f"a draw: found draws {numbers}, charges {sorted(charged)}"
+                raise self._draw_missing(found_now)
         found: list[Record] = []
         while (path := draws / f"{self._read:06d}.npz").exists():
             record, digest = self._read_record(path, labels, budget)
@@ -251,12 +248,12 @@ class LabelStore:
             found.append(record)
             self._read += 1
         if (charges / f"{self._read:06d}").exists():
-            raise self._draw_missing([f"draw {self._read}"])
+            raise self._draw_missing(f"draw {self._read}")
         return found
 
-    def _draw_missing(self, missing: Sequence[str]) -> LabelStoreError:
+    def _draw_missing(self, missing: str) -> LabelStoreError:
         return LabelStoreError(
-            f"The store {self.path} lacks {', '.join(missing)}. A missing draw is a charge "
+            f"The store {self.path} lacks {missing}. A missing draw is a charge "
             "forgotten, so it is refused. Restore the folder from a backup."
         )
 
@@ -306,13 +303,11 @@ class LabelStore:
             except ValueError:  # not written whole, by a process that was killed
                 continue
             try:
-                yield (
-                    [bytes.fromhex(one) for one in content["weights"]],
-                    tuple(
-                        known[one] if isinstance(one, str) else Receipt.from_json(one)
-                        for one in content["receipts"]
-                    ),
+                receipts = tuple(
+                    known[one] if isinstance(one, str) else Receipt.from_json(one)
+                    for one in content["receipts"]
                 )
+                yield [bytes.fromhex(one) for one in content["weights"]], receipts
             except (KeyError, TypeError, ValueError) as error:
                 raise self._damaged(path) from error
 
@@ -324,7 +319,7 @@ class LabelStore:
         """Raises if the store that was opened is gone, or another one is in its place."""
         if self._label_set is None:
             return
-        if not self.exists() or self._header().get("label_set") != self._label_set:
+        if not self.exists() or self.header().get("label_set") != self._label_set:
             raise LabelStoreError(
                 f"The store {self.path} was moved, removed or made anew since it was opened. Its "
                 "charges would be lost. Put it back, or make another PrivateLabels."
@@ -364,7 +359,8 @@ class LabelStore:
                 "from one process at a time."
             ) from None
 
-    def _header(self) -> dict[str, Any]:
+    def header(self) -> dict[str, Any]:
+        """Returns the header, checked."""
         header = self._read_json(self.path / "header.json")
         found = header.get("format")
         if found not in (1, FORMAT):
@@ -393,18 +389,6 @@ class LabelStore:
                 f"{ {k: wanted.get(k) for k in differing} } now). Open it with the settings it was "
                 "made with, or give a new path."
             )
-
-    def _brought_up_to_date(
-        self, header: dict[str, Any], people: Any, budget: PrivacyBudget | None
-    ) -> dict[str, Any]:
-        """Returns the header of a store of version 0.1, with a label set and a budget."""
-        if budget is None:
-            raise ValueError(
-                f"{self.path} is a store of version 0.1, which kept no budget. Give it once: "
-                "budget=PrivacyBudget(epsilon=..., delta=...)."
-            )
-        kind = {name: value for name, value in header.items() if name != "format"}
-        return _new_header(kind, people, budget)
 
     def _check_fingerprint(self, labels: np.ndarray) -> None:
         path = self.path / _FINGERPRINT
@@ -444,17 +428,18 @@ class LabelStore:
             if found == 1:
                 del meta["format"]
                 record = _record_of_0_1(meta, arrays, digest, labels, budget)
-                intact = digest == _digest_of_0_1(meta, arrays)
+                named = (arrays["indices"], arrays["noisy_labels"])
+                intact = digest == _digest(meta, named)
             elif found == FORMAT:
                 record = _record_of(meta, arrays)
                 intact = digest == _record_digest(meta, arrays)
             else:
-                raise _NewerRecordError(
+                raise LabelStoreError(
                     f"{path} has format {found}, written by tf-labeldp {meta.get('version')}; "
                     f"tf-labeldp {__version__} reads formats 1 and {FORMAT}. Nothing was changed. "
                     "Install the newer version."
                 )
-        except _NewerRecordError:
+        except LabelStoreError:
             raise
         except Exception as error:  # zipfile, json and numpy each have their own errors
             raise self._damaged(path) from error
@@ -487,10 +472,6 @@ def _header_digest(header: dict[str, Any]) -> str:
 
 def _as_json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=2).encode()
-
-
-class _NewerRecordError(LabelStoreError):
-    """A record of a newer format."""
 
 
 def _record_of(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
@@ -559,15 +540,14 @@ def _record_of_0_1(
 
 def _record_digest(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Returns a digest of all of a record, its receipt included."""
-    text = json.dumps([meta, sorted(arrays)], sort_keys=True)
-    ordered = [arrays[name] for name in sorted(arrays)]
-    return array_digest(*ordered, np.frombuffer(text.encode(), np.uint8))
+    names = sorted(arrays)
+    return _digest([meta, names], [arrays[name] for name in names])
 
 
-def _digest_of_0_1(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    text = json.dumps(meta, sort_keys=True)
-    named = (arrays["indices"], arrays["noisy_labels"])
-    return array_digest(*named, np.frombuffer(text.encode(), np.uint8))
+def _digest(content: Any, arrays: Sequence[np.ndarray]) -> str:
+    """Returns a digest of arrays, and of what JSON can hold."""
+    text = json.dumps(content, sort_keys=True).encode()
+    return array_digest(*arrays, np.frombuffer(text, np.uint8))
 
 
 def publish(target: pathlib.Path, content: bytes, *, replace: bool = False) -> None:

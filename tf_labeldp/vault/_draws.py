@@ -1,0 +1,316 @@
+"""The one place where mechanisms meet the true labels: each draw is charged, recorded and kept.
+
+A mechanism of another library is held against what it says before it sees a true label, and what it
+raises afterwards is kept back: an error that depends on the labels is an output too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.mechanisms import (
+    AggregateMechanism,
+    ClassificationMechanism,
+    HistogramMechanism,
+    PeerToPeerRandomizedResponse,
+    Priors,
+    check_mechanism,
+    deserialize,
+    serialize,
+)
+from tf_labeldp.mechanisms._base import (
+    LabelMechanism,
+    Mechanism,
+    checked_mechanism,
+    checked_output,
+    has_own_event,
+    is_of_this_library,
+)
+from tf_labeldp.vault._label_kinds import LabelKind
+from tf_labeldp.vault._ledger import UNNAMED, Ledger
+from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault._store import PUBLIC_INPUT, DrawSettingsError, Record, array_digest
+
+_CHECKED: dict[tuple[type, str], str] = {}
+"""Mechanisms of others that have passed ``check_mechanism`` in this process, with their channel."""
+
+
+class Sealed:
+    """Keeps the true labels away from repr, pickling and NumPy's conversions."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return int(self._array.shape[0])
+
+    def open(self, rows: np.ndarray | None = None) -> np.ndarray:
+        return self._array if rows is None else self._array[rows]
+
+    def __repr__(self) -> str:
+        return "<sealed>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("true labels cannot be pickled or copied.")
+
+
+class Draws:
+    """The draws and releases of one vault, each made once and found again by its name.
+
+    Args:
+        sealed: the true labels.
+        kind: what they are.
+        ledger: of the vault.
+        seed: makes draws repeatable, or None for secure random bits.
+    """
+
+    def __init__(self, sealed: Sealed, kind: LabelKind, ledger: Ledger, seed: int | None) -> None:
+        self._sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
+        self._unnamed = 0
+
+    def next_name(self) -> str:
+        """Returns the name of the next draw without a key."""
+        return f"{UNNAMED}{self._unnamed}"
+
+    def record(
+        self,
+        mechanism: Mechanism,
+        rows: np.ndarray,
+        public_input: Any,
+        key: str | None,
+        made_of: Receipts,
+    ) -> Record:
+        """Returns the record of a draw or a release, a new one or the stored one of this name.
+
+        Args:
+            mechanism: checked to be for labels of this kind.
+            rows: the examples, checked.
+            public_input: what the mechanism takes beside the labels, or None.
+            key: the name; None for the next draw without one.
+            made_of: the receipts of mechanism and public input.
+        """
+        digest = _public_digest(public_input)
+        if key is not None and str(key).startswith(UNNAMED):
+            raise ValueError(
+                f"key must not start with {UNNAMED!r}, which names draws without a key, got "
+                f"{key!r}."
+            )
+        if not is_of_this_library(mechanism):
+            self._admit(mechanism, rows, public_input)
+        with self._ledger.turn():
+            name = self.next_name() if key is None else str(key)
+            record = self._ledger.draws.get(name)
+            if record is None:
+                record = self._new_record(name, mechanism, rows, public_input, digest, made_of)
+            else:
+                strictly = key is None or isinstance(mechanism, AggregateMechanism)
+                same = not strictly or _same_input(record.public_digest, public_input, digest)
+                _check_same(record, mechanism, rows, same)
+            if key is None:
+                self._unnamed += 1
+        return record
+
+    def charge_of(self, mechanism: Mechanism, public_input: Any = None) -> Charge:
+        """Returns what a use costs, with what it rests on beyond the mechanism."""
+        charge = self._kind.charge(mechanism)
+        notes = list(charge.assumptions)
+        if not is_of_this_library(mechanism):
+            own_event = has_own_event(mechanism)
+            notes.append(
+                f"its author's claim, not this library's: {type(mechanism).__name__} has the "
+                f"epsilon of {mechanism.epsilon:g} that it states"
+                + (", and its uses compose as its dp_event says" if own_event else "")
+            )
+        known = isinstance(public_input, Priors) and public_input.receipts
+        if public_input is not None and not known:
+            notes.append(PUBLIC_INPUT)
+        return dataclasses.replace(charge, assumptions=tuple(notes))
+
+    def _admit(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
+        """Holds a mechanism of another library against what it says, on made-up labels."""
+        state = {  # NumPy shortens what it shows of arrays
+            name: array_digest(value) if isinstance(value, np.ndarray) else value
+            for name, value in vars(mechanism).items()
+        }
+        this = type(mechanism), repr((serialize(mechanism), state))
+        if this not in _CHECKED or _CHECKED[this] != _channel_digest(mechanism):
+            statistic = isinstance(mechanism, AggregateMechanism)
+            check_mechanism(mechanism, public_input=public_input if statistic else None)
+            _CHECKED[this] = _channel_digest(mechanism)
+        # What is wrong with the public input shows before a true label is looked at.
+        self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
+
+    def _new_record(
+        self,
+        name: str,
+        mechanism: Mechanism,
+        rows: np.ndarray,
+        public_input: Any,
+        digest: str | None,
+        made_of: Receipts,
+    ) -> Record:
+        ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
+        came_along = ledger.not_adopted(made_of)
+        if came_along:
+            ledger.check(np.arange(len(self._sealed)), [], came_along)
+        ledger.check(rows, [(in_words(mechanism, charge), charge)], came_along)
+        rng = None
+        if self._seed is not None:
+            # One stream a draw: a run that reads stored draws does not shift the later ones.
+            rng = np.random.default_rng([self._seed, len(ledger.records)])
+        kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
+        made: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
+        result = None
+        try:
+            result = self._apply(mechanism, self._sealed.open(rows), public_input, rng)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not error.args:
+                raise
+        if result is None:  # not within `except`: what was raised would hang on to what is
+            if is_of_this_library(mechanism):  # raises what is wrong whatever the labels are
+                self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
+            failed = ledger.receipt(charge, repr(mechanism), "failed", **made)
+            ledger.keep(receipt=failed, indices=rows)
+            raise RuntimeError(
+                f"{type(mechanism).__name__} failed on these labels, and would not on others; what "
+                "it said is kept back, since it may tell something of them. The draw was charged. "
+                "Check the mechanism on labels of your own making: it must take every label of "
+                "the vault."
+            ) from None
+        for one in came_along:
+            ledger.keep(receipt=one)
+        values = _compact(result) if kind == "draw" else np.asarray(result)
+        made["output_digest"] = array_digest(values)
+        given = public_input if isinstance(public_input, Priors) else None
+        return ledger.keep(
+            receipt=ledger.receipt(charge, repr(mechanism), kind, **made),
+            mechanism=serialize(mechanism),
+            public_digest=digest,
+            made_of=made_of,
+            indices=rows,
+            values=values,
+            priors=None if given is None else np.asarray(given.probabilities),
+            groups=None if given is None or given.groups is None else np.asarray(given.groups),
+        )
+
+    def _apply(
+        self,
+        mechanism: Mechanism,
+        labels: np.ndarray,
+        public_input: Any,
+        rng: np.random.Generator | None,
+    ) -> np.ndarray:
+        """Returns what a mechanism makes of labels, checked."""
+        if isinstance(public_input, Priors) and not is_of_this_library(mechanism):
+            public_input = np.asarray(public_input)
+        if isinstance(mechanism, LabelMechanism):
+            return self._kind.randomize(mechanism, labels, public_input, rng)
+        statistic = checked_mechanism(mechanism, AggregateMechanism)
+        return checked_output(
+            statistic, statistic.release(labels, public_input, rng=rng), None, "biuf"
+        )
+
+
+def noisy_labels(
+    record: Record, mechanism: LabelMechanism, names: tuple[Hashable, ...] | None
+) -> NoisyLabels:
+    """Returns what the record of a draw hands out; ``names`` are the values of the classes."""
+    values, indices = _values(record), record.indices
+    if values.dtype.kind in "iu":
+        values = values.astype(np.int64)
+    if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
+        values, indices = values[values >= 0], indices[values >= 0]  # type: ignore[index]
+    priors = None
+    if record.priors is not None:
+        priors = Priors(record.priors, record.groups, receipts=record.made_of)
+    return NoisyLabels(
+        values,
+        indices,  # type: ignore[arg-type]
+        mechanism,
+        priors,
+        _carried_by(record),
+        classes=names,
+    )
+
+
+def noisy_statistic(
+    record: Record, mechanism: AggregateMechanism, public_input: Any
+) -> NoisyStatistic:
+    """Returns what the record of a release hands out."""
+    groups = None
+    if isinstance(mechanism, HistogramMechanism) and public_input is not None:
+        groups = np.asarray(public_input)
+    return NoisyStatistic(_values(record).copy(), mechanism, groups, _carried_by(record))
+
+
+def in_words(mechanism: Mechanism, charge: Charge) -> str:
+    """Returns a planned use in words."""
+    return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
+
+
+def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
+    """Raises if a stored draw is not the one that is asked for."""
+    stored = deserialize(record.mechanism or {})
+    indices = record.indices if record.indices is not None else np.empty(0)
+    agrees = {
+        # Read back first: a stored draw may lack arguments that were added since.
+        "mechanism": serialize(stored) == serialize(mechanism),
+        "indices": np.array_equal(indices, rows),
+        "priors or public input": same_input,
+    }
+    differing = [name for name, same in agrees.items() if not same]
+    if differing:
+        raise DrawSettingsError(
+            f"draw {record.key!r} exists and was made with other {' and '.join(differing)} "
+            f"(stored: {stored!r}, {indices.size} examples; asked: {mechanism!r}, {rows.size} "
+            "examples). Ask with the settings of the stored draw, or give the new draw a key of "
+            "its own."
+        )
+
+
+def _channel_digest(mechanism: Mechanism) -> str:
+    """Returns a digest of the channel that a mechanism of classes has now."""
+    if not isinstance(mechanism, ClassificationMechanism) or mechanism.uses_priors:
+        return ""
+    return array_digest(np.asarray(mechanism.transition_matrix()))
+
+
+def _compact(noisy: np.ndarray) -> np.ndarray:
+    """Returns noisy labels in the dtype in which they are stored: integers in the smallest."""
+    if noisy.dtype.kind not in "iu" or not noisy.size:
+        return noisy
+    return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
+
+
+def _public_digest(public_input: Any) -> str | None:
+    """Returns a digest of what a draw uses beside the labels."""
+    if public_input is None:
+        return None
+    if hasattr(public_input, "digest"):  # too large for memory, perhaps
+        return str(public_input.digest())
+    return array_digest(np.asarray(public_input))
+
+
+def _same_input(known: str | None, public_input: Any, digest: str | None) -> bool:
+    """Returns whether a stored draw was made with this public input."""
+    if known is not None and hasattr(public_input, "matches"):
+        return bool(public_input.matches(known))
+    return known == digest
+
+
+def _carried_by(record: Record) -> Receipts:
+    return merge_receipts(record.made_of, () if record.receipt is None else (record.receipt,))
+
+
+def _values(record: Record) -> np.ndarray:
+    if record.values is None:
+        raise RuntimeError("this record of the vault holds no values.")
+    return record.values

@@ -1,0 +1,406 @@
+"""The ledger of a vault: what has left it, what that cost, and what its budget still allows."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_labeldp.accounting import (
+    BudgetExceededError,
+    Charge,
+    LabelSet,
+    PrivacyBudget,
+    PrivacyGuarantee,
+    Receipt,
+    compose_receipts,
+    pure_dp_event,
+)
+from tf_labeldp.accounting._budget import CountedCharges, compose_counted
+from tf_labeldp.accounting._guarantee import warn_of_delta
+from tf_labeldp.accounting._receipts import (
+    Histories,
+    Receipts,
+    actor_name,
+    histories_with,
+    merge_receipts,
+)
+from tf_labeldp.vault._carried import LEDGERS, note_digests
+from tf_labeldp.vault._label_kinds import LabelKind
+from tf_labeldp.vault._store import DrawSettingsError, LabelStore, Record
+
+UNNAMED = "unnamed-"
+"""Begins the names of draws without a key."""
+_CAME_ALONG = (
+    "A history that comes with a model counts as that of these labels, unless both have stores, or "
+    "people= declares that they are of different people. Raise the budget, take a model that has "
+    "not seen these labels, or declare the people."
+)
+
+
+class Use(NamedTuple):
+    """One line of ``PrivateLabels.history()``.
+
+    Attributes:
+        time: when, in UTC; empty for uses of version 0.1.
+        what: the use, or the change of the budget, in words.
+        examples: number of examples touched.
+        epsilon: of this use alone.
+        epsilon_so_far: of all uses up to this one, at the delta of the budget.
+        actor: who.
+        key: the name of the use.
+    """
+
+    time: str
+    what: str
+    examples: int
+    epsilon: float
+    epsilon_so_far: float
+    actor: str
+    key: str
+
+
+class History(tuple[Use, ...]):
+    """The uses of a vault, in order: prints as a table, and is one for ``pandas.DataFrame``.
+
+    Example:
+        >>> print(History([Use("2026-01-01T00:00:00", "a draw", 10, 0.5, 0.5, "me", "first")]))
+        when                 examples   epsilon    so far  who  what
+        2026-01-01T00:00:00        10       0.5       0.5  me   a draw (first)
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Returns the table."""
+        when = max([4, *(len(use.time) for use in self)])
+        who = max([3, *(len(use.actor) for use in self)])
+        heads = f"{'examples':>8}  {'epsilon':>8}  {'so far':>8}"
+        lines = [f"{'when':<{when}}  {heads}  {'who':<{who}}  what"]
+        lines += [
+            f"{use.time:<{when}}  {use.examples:>8}  {use.epsilon:>8.4g}  "
+            f"{use.epsilon_so_far:>8.4g}  {use.actor:<{who}}  {use.what}"
+            + (f" ({use.key})" if use.key else "")
+            for use in self
+        ]
+        return "\n".join(lines)
+
+
+class Ledger:
+    """The records of one vault, in memory or in a store, held against its budget.
+
+    Args:
+        labels: the true labels as kept; a new store writes a salted digest of them.
+        kind: what the labels are.
+        people: name of their population, or None.
+        budget: None takes that of the store.
+        store: where the records are kept, or None.
+        actor: who, for the receipts; None for the login.
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        kind: LabelKind,
+        people: str | None,
+        budget: PrivacyBudget | None,
+        store: LabelStore | None,
+        actor: str | None,
+    ) -> None:
+        self.records: list[Record] = []
+        self.draws: dict[str, Record] = {}
+        self.budget: PrivacyBudget
+        self._unit, self._store, self._actor = kind.unit, store, actor or actor_name()
+        self._histories = Histories(len(labels))
+        self._others: list[Receipt] = []
+        self._lock, self._process = threading.RLock(), os.getpid()
+        if store is None and budget is not None:
+            self.label_set, self.budget = LabelSet.new(len(labels), people), budget
+        elif store is not None:
+            if budget is None and not store.exists():
+                raise ValueError(
+                    f"budget is missing, and there is no store in {store.path} that keeps one. "
+                    "Write budget=PrivacyBudget(epsilon=1.0), or check the path."
+                )
+            with store.locked():
+                self.label_set, self.budget = store.open(labels, kind.header(), people, budget)
+                self._read_new_records()
+                self._check_kept_budget(budget)
+                store.keep()
+                for digests, receipts in store.weights({one.id: one for one in self._receipts()}):
+                    note_digests(digests, receipts)
+            LEDGERS[self.label_set.name] = self
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Lets one thread and one process at a time look at the records and add to them."""
+        if self._store is None:
+            if os.getpid() != self._process:
+                raise RuntimeError(
+                    "this process was forked from the one that made the PrivateLabels: both would "
+                    "draw from the same labels, and neither would know of the other. Give the "
+                    "vault a store, PrivateLabels(..., store=path), which they then share."
+                )
+            with self._lock:
+                yield
+            return
+        if os.getpid() != self._process:  # locks of a parent's threads are none of ours
+            self._lock, self._process = threading.RLock(), os.getpid()
+        with self._lock, self._store.locked():
+            self._read_new_records()
+            yield
+
+    def keep(self, **content: Any) -> Record:
+        """Makes a record of this content, writes it to the store and returns it."""
+        record = Record(len(self.records), **content)
+        if self._store is None:
+            self._remember(record)
+        else:  # and is read back: what is interrupted here is read by the next call
+            self._store.append(record)
+            self._read_new_records()
+        return record
+
+    def rows(self, indices: Any) -> np.ndarray:
+        """Returns the examples that indices or a mask name, ``int64`` (m,), or raises."""
+        n = self.label_set.size
+        if indices is None:
+            return np.arange(n)
+        rows = np.asarray(indices)
+        if rows.dtype == bool and rows.shape == (n,):
+            return np.flatnonzero(rows)
+        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
+            raise ValueError(
+                f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
+                f"dtype {rows.dtype} and shape {rows.shape}."
+            )
+        rows = rows.astype(np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= n):
+            raise ValueError(
+                f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
+            )
+        if np.unique(rows).size != rows.size:
+            raise ValueError(
+                "indices name an example more than once. A label is drawn once per draw; call "
+                "randomize again for a second draw, which is charged again."
+            )
+        return rows
+
+    def receipt(
+        self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
+    ) -> Receipt:
+        """Returns a new receipt for a use of these examples."""
+        n = self.label_set.size
+        if flags.get("unit") != "user":  # who counts users has fewer units than labels
+            warn_of_delta(self.budget.delta, max(1, n))
+        return Receipt(
+            self.label_set,
+            charge,
+            what,
+            kind,
+            key,
+            None if rows.size == n and n else np.sort(rows),
+            self.budget.delta,
+            actor=self._actor,
+            **{"unit": self._unit, **flags},
+        )
+
+    def receipts(self) -> Receipts:
+        """Returns the receipts of all records."""
+        with self.turn():
+            return self._receipts()
+
+    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
+        """Writes to the store which weights were made of these receipts."""
+        if self._store is not None:
+            with self.turn():
+                known = {one.id for one in self._receipts()}
+                self._store.keep_weights(digests, receipts, known)
+
+    def not_adopted(self, receipts: Iterable[Receipt]) -> list[Receipt]:
+        """Returns the receipts that may be of these labels, and that are not counted here yet."""
+        known = {one.id for one in self._receipts()}
+        return [
+            one
+            for one in merge_receipts(receipts)
+            if one.id not in known
+            and one.kind != "unknown"
+            and type(one.charge.event).__name__ != "NoOpDpEvent"
+            and self.label_set.may_be(one.labels)
+        ]
+
+    def raise_budget(self, budget: PrivacyBudget, reason: str) -> None:
+        """Records a larger budget."""
+        with self.turn():
+            old = self.budget
+            if budget.epsilon < old.epsilon or budget.delta < old.delta or budget == old:
+                raise ValueError(
+                    f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
+                    "stop earlier; `remaining()` says what is left."
+                )
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            self.keep(budget=budget, reason=reason, time=now, actor=self._actor)
+
+    def check(
+        self,
+        rows: np.ndarray,
+        planned: Sequence[tuple[str, Charge]],
+        came_along: Sequence[Receipt] = (),
+    ) -> None:
+        """Raises if the budget does not allow what is planned, and what comes along with it.
+
+        Args:
+            rows: the examples.
+            planned: uses in words, with their charges.
+            came_along: receipts that are counted on all examples.
+        """
+        charges = [charge for _, charge in planned]
+        own = self._histories.distinct(rows)
+        for history in histories_with(own, [*self._others, *came_along]):
+            after = self._composed(history, charges)
+            if self.budget.allows(after):
+                continue
+            before = histories_with(own, self._others)
+            spent = max(self._composed(one).epsilon for one in before)
+            several = [f"{one.what}, which came along," for one in came_along]
+            what = " and ".join(dict.fromkeys([*several, *(words for words, _ in planned)]))
+            charges += [one.charge for one in came_along]
+            needs = max((charge.delta for charge in charges), default=0.0)
+            if needs > 0.0 and self.budget.delta == 0.0:
+                raise BudgetExceededError(
+                    f"{what} needs a delta above zero (its own is {needs:g}), and the vault's "
+                    "budget has none. Nothing was drawn. Make the vault with PrivacyBudget("
+                    f"{self.budget.epsilon:g}, delta=...), below 1/n = "
+                    f"{1 / max(1, self.label_set.size):.2g} and at least that; or use Laplace "
+                    "noise, which needs none."
+                )
+            raise BudgetExceededError(
+                f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
+                f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget "
+                f"{self.budget}. Nothing was drawn. {_advice(planned)}"
+            )
+
+    def remaining(self) -> float:
+        """Returns the largest epsilon of one more pure use of all labels."""
+        with self.turn():
+            histories = histories_with(self._histories.distinct(), self._others)
+        budget = self.budget
+
+        def fits(epsilon: float) -> bool:
+            one = Charge(epsilon, 0.0, pure_dp_event(epsilon))
+            return all(budget.allows(self._composed(history, [one])) for history in histories)
+
+        spent = max((self._composed(one).epsilon for one in histories), default=0.0)
+        low = max(0.0, budget.epsilon - spent)  # basic composition
+        if budget.delta == 0.0 or not histories:
+            return low if low > 1e-9 * budget.epsilon else 0.0
+        low = low if low and fits(low) else 0.0
+        high = max(2.0 * low, budget.epsilon)
+        while high - low > 1e-4 * high and high > 1e-6:
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def history(self) -> History:
+        """Returns the uses in order; like uses that follow each other are one line."""
+        with self.turn():
+            records = list(self.records)
+        groups: list[list[Record]] = []
+        for record in records:
+            if groups and _is_like(groups[-1][-1], record):
+                groups[-1].append(record)
+            else:
+                groups.append([record])
+        uses: list[Use] = []
+        so_far: list[Receipt] = []
+        delta = self.budget.delta
+        for first, *more in groups:
+            receipts = [one.receipt for one in (first, *more) if one.receipt is not None]
+            so_far += receipts
+            spent = compose_receipts(so_far, delta).epsilon
+            one = first.receipt
+            if one is None:
+                what = f"budget raised to {first.budget}: {first.reason}"
+                uses.append(Use(first.time, what, 0, 0.0, spent, first.actor, ""))
+                continue
+            alone = compose_receipts(receipts, delta).epsilon
+            what = one.what + (", which failed" if one.kind == "failed" else "")
+            what += f", {len(receipts)} times" if more else ""
+            what += ", which came along" if one.labels != self.label_set else ""
+            key = "" if more or one.key.startswith(UNNAMED) else one.key
+            uses.append(Use(one.time, what, one.num_examples, alone, spent, one.actor, key))
+        return History(uses)
+
+    def _receipts(self) -> Receipts:
+        return tuple(one.receipt for one in self.records if one.receipt is not None)
+
+    def _remember(self, record: Record) -> None:
+        # The charge first: a draw that is interrupted here is paid for and not handed out.
+        receipt = record.receipt
+        if receipt is not None:
+            if receipt.labels.name == self.label_set.name:
+                self._histories.add(receipt.charge, receipt.examples)
+            else:
+                self._others.append(receipt)
+        if record.budget is not None:
+            self.budget = record.budget
+        self.records.append(record)
+        if record.key is not None:
+            self.draws[record.key] = record
+
+    def _read_new_records(self) -> None:
+        if self._store is not None:
+            for record in self._store.new_records(self.label_set, self.budget):
+                self._remember(record)
+
+    def _check_kept_budget(self, given: PrivacyBudget | None) -> None:
+        """Raises if the budget that a store keeps is another, or was passed."""
+        if given is not None and given != self.budget:
+            raise DrawSettingsError(
+                f"the store keeps the budget {self.budget}, and {given} was given. Leave budget "
+                "out to open it, and raise it with labels.raise_budget(budget, reason=...) if need "
+                "be."
+            )
+        for history in histories_with(self._histories.distinct(), self._others):
+            spent = self._composed(history)
+            if not self.budget.allows(spent):
+                raise BudgetExceededError(
+                    f"the store has spent epsilon={spent.epsilon:g} at delta={spent.delta:g} on "
+                    f"some labels, over the budget {self.budget} given now. Open it with a larger "
+                    "budget."
+                )
+
+    def _composed(self, history: CountedCharges, more: Sequence[Charge] = ()) -> PrivacyGuarantee:
+        counts = dict(history)
+        for charge in more:
+            counts[charge] = counts.get(charge, 0) + 1
+        return compose_counted(tuple(counts.items()), self.budget.delta)
+
+
+def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
+    """Returns what to do about a budget that does not suffice."""
+    if not planned:
+        return _CAME_ALONG
+    if any(hasattr(charge.event, "count") for _, charge in planned):
+        return (
+            "Take fewer steps, or more noise (accounting.calibrate_noise_multiplier finds it for a "
+            "target epsilon); remaining() says what is left."
+        )
+    return (
+        "Draw for other examples, use a smaller epsilon, or reuse the noisy labels drawn before "
+        "(give the draw a key); remaining() says what is left."
+    )
+
+
+def _is_like(first: Record, second: Record) -> bool:
+    """Returns whether two records that follow each other are one line of a history."""
+    if first.receipt is None or second.receipt is None:
+        return False
+    names = ("kind", "what", "charge", "labels", "actor", "num_examples")
+    return first.receipt.kind == "steps" and all(
+        getattr(first.receipt, name) == getattr(second.receipt, name) for name in names
+    )
