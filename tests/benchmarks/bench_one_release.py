@@ -92,7 +92,7 @@ def head_results(
     data, n = features.data, len(features.data.y_train)
     smooth = method.startswith("smooth")
     scaling, rows, scan, source = features.read(smooth, epsilon)
-    mechanism = source.mechanism(scan.max_l1)
+    mechanism = source.mechanism
     for seed in seeds:
         moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
         head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
-from tf_labeldp.heads import _logistic, _probabilities
+from tf_labeldp.heads import _logistic, _ridge_path
 from tf_labeldp.heads._logistic import Likelihood, LogisticProblem
 
 LIMIT = 5.2
@@ -127,9 +127,9 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
     is too low by its nature, and so is the agreement, which is kept below its ceiling afterwards.
     Without the divergence the estimate is far too low, and with twice the divergence far too high.
     """
-    monkeypatch.setattr(_probabilities, "softmax_sharpness", lambda scores, agreement: 1.0)
+    monkeypatch.setattr(_ridge_path, "softmax_sharpness", lambda scores, agreement: 1.0)
     monkeypatch.setattr(
-        _probabilities, "believable_agreement", lambda s, agreement, error: agreement
+        _ridge_path, "believable_agreement", lambda s, agreement, error: agreement
     )
     monkeypatch.setattr(_logistic, "_MOST_PROBES", 1)
     rows, codes = data(softmax)
@@ -225,16 +225,16 @@ def test_the_log_loss_is_that_of_sharpened_softmax():
     scores -= scores.mean(axis=1, keepdims=True)
     labels = np.argmax(scores + rng.gumbel(size=(200, 3)), axis=1)
     agreement = scores[np.arange(200), labels].mean()
-    sharpness = _probabilities.softmax_sharpness(scores, agreement)
+    sharpness = _ridge_path.softmax_sharpness(scores, agreement)
 
     def loss(beta):
         return -special.log_softmax(beta * scores, axis=1)[np.arange(200), labels].mean()
 
-    assert _probabilities.log_loss(scores, agreement, sharpness) == pytest.approx(loss(sharpness))
+    assert _ridge_path.log_loss(scores, agreement, sharpness) == pytest.approx(loss(sharpness))
     assert loss(sharpness) <= min(loss(0.98 * sharpness), loss(1.02 * sharpness))
-    assert _probabilities.softmax_sharpness(scores, -0.1) == 0.0
-    assert _probabilities.log_loss(scores, -0.1, 0.0) == pytest.approx(np.log(3.0))
-    assert np.isfinite(_probabilities.softmax_sharpness(scores, 100.0))
+    assert _ridge_path.softmax_sharpness(scores, -0.1) == 0.0
+    assert _ridge_path.log_loss(scores, -0.1, 0.0) == pytest.approx(np.log(3.0))
+    assert np.isfinite(_ridge_path.softmax_sharpness(scores, 100.0))
 
 
 def test_an_agreement_stays_below_its_ceiling():
@@ -249,10 +249,10 @@ def test_an_agreement_stays_below_its_ceiling():
             integrate.quad(lambda x, k=k, law=law: x**k * law.pdf(x), ceiling - 9.0, ceiling)[0]
             for k in (0, 1)
         )
-        found = _probabilities.believable_agreement(scores, agreement, 0.5)
+        found = _ridge_path.believable_agreement(scores, agreement, 0.5)
         assert found == pytest.approx(first / mass, abs=1e-6)
         assert found < ceiling
     # However far off the estimate is, and where there is no error.
-    assert _probabilities.believable_agreement(scores, 1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
-    assert _probabilities.believable_agreement(scores, ceiling + 1.0, 0.0) == ceiling
-    assert _probabilities.believable_agreement(scores, -3.0, 0.0) == -3.0
+    assert _ridge_path.believable_agreement(scores, 1e9, 1.0) == pytest.approx(ceiling, abs=1e-6)
+    assert _ridge_path.believable_agreement(scores, ceiling + 1.0, 0.0) == ceiling
+    assert _ridge_path.believable_agreement(scores, -3.0, 0.0) == -3.0

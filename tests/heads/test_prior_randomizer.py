@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -96,7 +99,8 @@ def test_labels_are_drawn_by_rr_with_prior_under_these_priors(made):
 
 def test_ridge_and_options():
     options = {"penalty": 20.0, "spread": False}
-    randomizer = HeadPriorRandomizer(3.0, DELTA, head_share=0.5, head=PrivateRidge, options=options)
+    arguments = {"head_share": 0.5, "head": PrivateRidge}
+    randomizer = HeadPriorRandomizer(3.0, DELTA, **arguments, **options)
     labels = vault(3.0)
     noisy = labels.randomize(randomizer, features=X)
     assert labels.mechanism("head-prior/head").epsilon == noisy.mechanism.epsilon == 1.5
@@ -107,9 +111,33 @@ def test_ridge_and_options():
     assert labels.guarantee() == noisy.guarantee()
 
 
+def test_options_and_what_was_pickled_with_them_are_the_named_arguments():
+    named = HeadPriorRandomizer(2.0, DELTA, penalty=20.0, noise="gaussian", center=False)
+    options = {"penalty": 20.0, "noise": "gaussian", "center": False}
+    assert HeadPriorRandomizer(2.0, DELTA, options=options) == named
+    assert pickle.loads(pickle.dumps(named)) == named
+    old = HeadPriorRandomizer.__new__(HeadPriorRandomizer)
+    old.__setstate__(
+        {
+            "epsilon": 2.0,
+            "delta": DELTA,
+            "head_share": None,
+            "head": PrivateLogisticRegression,
+            "options": options,
+        }
+    )
+    assert old == named and dataclasses.replace(named, penalty="auto").center is False
+    shared = set(inspect.signature(HeadPriorRandomizer).parameters) - {"options"}
+    defaults = inspect.signature(PrivateRidge).parameters
+    for name in shared & set(defaults) - {"epsilon"}:
+        assert inspect.signature(HeadPriorRandomizer).parameters[name].default == (
+            defaults[name].default
+        )
+
+
 def test_an_encoder_takes_raw_inputs():
     squares = vault().randomize(HeadPriorRandomizer(2.0, DELTA), features=X**2).priors
-    randomizer = HeadPriorRandomizer(2.0, DELTA, options={"encoder": lambda raw: raw**2})
+    randomizer = HeadPriorRandomizer(2.0, DELTA, encoder=lambda raw: raw**2)
     priors = vault().randomize(randomizer, features=X).priors
     np.testing.assert_allclose(priors, squares, atol=1e-5)
     randomizer = HeadPriorRandomizer(2.0, DELTA, options={"encoder": lambda raw: raw["x"] ** 2})

@@ -1,16 +1,19 @@
-"""One-release heads; loads neither TensorFlow nor Keras."""
+"""Models from one private release of the labels; loads neither TensorFlow nor Keras.
 
+Where privacy is decided: ``OneReleaseHead.fit`` (linear heads) and ``NoiseCluster.fit`` set the
+sensitivity and make the one release. Its mechanism adds the noise: ``LabelMomentMechanism.release``
+or ``HistogramMechanism.release``.
+"""
+
+from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._noise_cluster import NoiseCluster
-from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer
-from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegression
-from tf_labeldp.heads._private_ridge import PrivateRidge
-from tf_labeldp.heads._teacher import TeacherLabels, teacher_labels
+from tf_labeldp.heads._one_release_head import PrivateRidge
+from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer, teacher_labels
 
 __all__ = [
     "HeadPriorRandomizer",
     "NoiseCluster",
     "PrivateLogisticRegression",
     "PrivateRidge",
-    "TeacherLabels",
     "teacher_labels",
 ]

@@ -1,9 +1,9 @@
-"""Where the labels of one fit are: in a vault that was given, or in one that is made of an array.
+"""The labels of one fit, in a vault: the one that was given, or one that is made of an array.
 
-Fits on arrays have no vault in common, so this process keeps account of them: each row of features
-is known by a keyed digest, and a head that is fitted on rows which earlier heads were fitted on
-states the sum. Clones of one head (by cross-validation, a search, an ensemble) count as fits on the
-same rows also where a transformer has changed these in between.
+Fits on arrays share no vault, so this process keeps account of them: each row of features is known
+by a keyed digest, and a head that is fitted on rows of earlier fits states the sum. Clones of one
+head (cross-validation, a search, an ensemble) count as fits on the same rows even where a
+transformer has changed these in between.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import multiprocessing
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget, Receipt, compose_receipts
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.features._reader import Rows
-from tf_labeldp.mechanisms import AggregateMechanism, LabelMomentMechanism
+from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import NoisyStatistic, PrivateLabels
 
 _BY_THIS_PROCESS = (
@@ -29,101 +30,71 @@ _BY_THIS_PROCESS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelArguments:
-    """What a head was told about the labels and their release; see ``PrivateRidge``."""
-
-    epsilon: float
-    delta: float
-    num_classes: int | None
-    classes: Any
-    low: float | None
-    high: float | None
-    num_labels: int | None
-    noise: str
-    key: str | None
-    insecure_seed: int | None
-
-
 class LabelSource:
-    """Labels that can be released once, as moments with public rows.
+    """Labels in a vault, for one release.
 
     Args:
-        told: the head's arguments.
-        labels: a ``PrivateLabels``, or labels as ``PrivateRidge.fit`` takes them.
+        head: its arguments say what the labels are and what the release may cost.
+        labels: a ``PrivateLabels``; or an array, of which a vault with the budget of one release
+            is made.
+        mechanism_of: returns the mechanism of the release for a kind of labels, given as the
+            arguments ``num_classes``, ``low`` and ``high``, or ``num_labels``; raises for arguments
+            of the head that are out of range.
+
+    Attributes:
+        vault: with the labels.
+        mechanism: what ``mechanism_of`` returned.
+        class_values: (K,), or None for labels that are no classes.
     """
 
-    def __init__(self, told: LabelArguments, labels: Any) -> None:
-        self._told = told
+    def __init__(
+        self, head: Any, labels: Any, mechanism_of: Callable[[dict[str, Any]], AggregateMechanism]
+    ) -> None:
+        names = ("num_classes", "classes", "low", "high", "num_labels")
+        told: dict[str, Any] = {name: getattr(head, name, None) for name in names}
+        self._key = head.key
+        self.mechanism: Any
         self._is_array = not isinstance(labels, PrivateLabels)
-        given = {
-            "num_classes or classes": told.num_classes is not None or told.classes is not None,
-            "low and high": told.low is not None or told.high is not None,
-            "num_labels": told.num_labels is not None,
-        }
         if isinstance(labels, PrivateLabels):
-            self._check_vault(labels)
-            self.vault = labels
-        elif sum(given.values()) != 1:
-            found = [name for name, is_given in given.items() if is_given]
-            raise ValueError(
-                "the head must be told what the labels are, by exactly one of num_classes (or "
-                "classes, their values), low and high (numbers), and num_labels (rows of zeros and "
-                f"ones); got {' together with '.join(found) or 'none of them'}. They are public, "
-                "so they are never taken from the labels; a PrivateLabels knows them."
-            )
+            kind = _kind_of(labels)
+            _check_told(told, kind, labels, head.insecure_seed)
+            self.vault, self.mechanism = labels, mechanism_of(kind)
         else:
-            self.vault = self._new_vault(labels)
-        self.label_range = self.vault.label_range
+            kind = _kind_told(told)
+            if multiprocessing.parent_process() is not None:
+                raise RuntimeError(
+                    "labels were given as an array in a process that another one started (n_jobs?);"
+                    " such processes do not know each other's fits, so no statement could add them "
+                    "up. Use n_jobs=1, or open a PrivateLabels(..., store=path) in each process."
+                )
+            self.mechanism = mechanism_of(kind)  # checks the arguments before it looks at labels
+            budget = PrivacyBudget(head.epsilon, head.delta)
+            self.vault = PrivateLabels(
+                labels, **told, budget=budget, insecure_seed=head.insecure_seed
+            )
         self.class_values: np.ndarray | None = None
-        if self.label_range is None and self.vault.num_labels is None:
+        if "num_classes" in kind:
             self.class_values = self.vault.decode(np.arange(self.vault.num_classes))
-        if not self.vault.has_draw(told.key):
-            self.vault.check_budget(self.mechanism(1.0))
-
-    def __len__(self) -> int:
-        return len(self.vault)
+        if not self.vault.has_draw(self._key):
+            self.vault.check_budget(self.mechanism)
 
     def check_length(self, num_rows: int) -> None:
-        """Raises unless there are so many labels."""
-        if len(self) != num_rows:
+        """Raises unless there is one label for each row."""
+        if len(self.vault) != num_rows:
             raise ValueError(
-                f"there are {num_rows} rows of features and {len(self)} labels; give one row a "
-                "label, in the same order."
+                f"there are {num_rows} rows of features and {len(self.vault)} labels; give one "
+                "label per row, in the same order."
             )
-
-    @property
-    def num_labels(self) -> int | None:
-        """The number of labels in a row, or None."""
-        return self.vault.num_labels
 
     @property
     def code_variance(self) -> float:
         """The largest variance of the code of a label, summed over the columns."""
         if self.vault.num_labels is not None:
             return 0.25 * self.vault.num_labels
-        if self.label_range is not None:
-            return 0.25 * (self.label_range[1] - self.label_range[0]) ** 2
+        if self.vault.label_range is not None:
+            return 0.25 * (self.vault.label_range[1] - self.vault.label_range[0]) ** 2
         k = self.vault.num_classes
         return 0.25 if k == 2 else 1.0 - 1.0 / k
-
-    def mechanism(self, max_l1: float) -> LabelMomentMechanism:
-        """Returns the mechanism of the release, for rows of unit norm and L1 norm ``max_l1``."""
-        told, vault = self._told, self.vault
-        kind: dict[str, Any] = {}
-        if vault.num_labels is not None:
-            kind["num_labels"] = vault.num_labels
-        elif vault.label_range is not None:
-            kind["low"], kind["high"] = vault.label_range
-        else:
-            kind["num_classes"] = vault.num_classes
-        return LabelMomentMechanism(
-            told.epsilon,
-            told.delta,
-            max_l1=max_l1 if told.noise == "laplace" else None,
-            noise=told.noise,
-            **kind,
-        )
 
     def release(
         self,
@@ -133,82 +104,77 @@ class LabelSource:
         rows: np.ndarray | None,
         family: object,
     ) -> tuple[NoisyStatistic, Receipts]:
-        """Returns the noisy statistic, charged to the vault, and all that a head of it is made of.
+        """Returns the noisy statistic, charged to the vault, and the receipts of a head made of it.
 
         Args:
-            mechanism: of the release.
+            mechanism: of the release; it adds the noise.
             public_input: of the release.
-            carried: what the features were made of, as far as it is known.
+            carried: receipts of what the features were made of.
             rows: keyed digests of the rows of features, (n,); None where there are none.
-            family: the same for clones of one head.
+            family: the same object for clones of one head.
         """
         if not self._is_array:
             self.vault.adopt(carried)
-        made = self.vault.release(mechanism, public_input=public_input, key=self._told.key)
-        if not self._is_array:
-            return made, merge_receipts(carried, made.receipts)
-        own = _with_assumption(made.receipts[0], _BY_THIS_PROCESS)
-        return made, merge_receipts(carried, _FITS.with_others(own, rows, family))
-
-    def _new_vault(self, labels: Any) -> PrivateLabels:
-        """Returns a vault of an array, with the budget of one release."""
-        if multiprocessing.parent_process() is not None:
-            raise RuntimeError(
-                "labels were given as an array in a process that another one started (n_jobs?). "
-                "Such processes know nothing of each other's fits, and no statement could add them "
-                "up. Use n_jobs=1, or open a PrivateLabels(..., store=path) in each process."
+        made = self.vault.release(mechanism, public_input=public_input, key=self._key)
+        own = made.receipts
+        if self._is_array:
+            charge = own[0].charge
+            notes = tuple(dict.fromkeys((*charge.assumptions, _BY_THIS_PROCESS)))
+            receipt = dataclasses.replace(
+                own[0], charge=dataclasses.replace(charge, assumptions=notes)
             )
-        told = self._told
-        kind: dict[str, Any] = {"low": told.low, "high": told.high, "num_labels": told.num_labels}
-        classes = {"num_classes": told.num_classes, "classes": told.classes}
-        self._check_arguments()
-        return PrivateLabels(
-            labels,
-            **classes,
-            **kind,
-            budget=PrivacyBudget(told.epsilon, told.delta),
-            insecure_seed=told.insecure_seed,
-        )
+            own = _FITS.with_others(receipt, rows, family)
+        return made, merge_receipts(carried, own)
 
-    def _check_arguments(self) -> None:
-        """Raises for arguments of the release, before labels are looked at."""
-        told = self._told
-        number = told.num_classes
-        if number is None and told.classes is not None:
-            number = len(told.classes)
-        LabelMomentMechanism(
-            told.epsilon,
-            told.delta,
-            num_classes=number,
-            low=told.low,
-            high=told.high,
-            num_labels=told.num_labels,
-            max_l1=1.0 if told.noise == "laplace" else None,
-            noise=told.noise,
-        )
 
-    def _check_vault(self, vault: PrivateLabels) -> None:
-        told = self._told
-        if told.insecure_seed is not None:
+def _kind_of(vault: PrivateLabels) -> dict[str, Any]:
+    """Returns the kind of a vault's labels, as arguments of a mechanism."""
+    if vault.num_labels is not None:
+        return {"num_labels": vault.num_labels}
+    if vault.label_range is not None:
+        return {"low": vault.label_range[0], "high": vault.label_range[1]}
+    return {"num_classes": vault.num_classes}
+
+
+def _kind_told(told: dict[str, Any]) -> dict[str, Any]:
+    """Returns the kind of the labels that a head was told, or raises unless it is exactly one."""
+    number = told["num_classes"]
+    if number is None and told["classes"] is not None:
+        number = len(told["classes"])
+    kinds: dict[str, dict[str, Any]] = {}
+    if number is not None:
+        kinds["num_classes or classes"] = {"num_classes": number}
+    if told["low"] is not None or told["high"] is not None:
+        kinds["low and high"] = {"low": told["low"], "high": told["high"]}
+    if told["num_labels"] is not None:
+        kinds["num_labels"] = {"num_labels": told["num_labels"]}
+    if len(kinds) != 1:
+        raise ValueError(
+            "the head must be told what the labels are, by exactly one of num_classes (or classes, "
+            "their values), low and high (numbers), and num_labels (rows of zeros and ones); got "
+            f"{' together with '.join(kinds) or 'none of them'}. They are public, so they are "
+            "never taken from the labels; a PrivateLabels knows them."
+        )
+    return next(iter(kinds.values()))
+
+
+def _check_told(
+    told: dict[str, Any], kind: dict[str, Any], vault: PrivateLabels, insecure_seed: Any
+) -> None:
+    """Raises if a head was told anything else than what its vault has."""
+    if insecure_seed is not None:
+        raise ValueError(
+            "insecure_seed must be None with a PrivateLabels: it has its own source of random "
+            "bits. Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
+        )
+    found = {**kind, "classes": vault.classes} if "num_classes" in kind else kind
+    for name, given in told.items():
+        value = tuple(given) if name == "classes" and given is not None else given
+        if value is not None and value != found.get(name):
             raise ValueError(
-                "insecure_seed must be None with a PrivateLabels: it has its own source of random "
-                "bits. Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
+                f"{name} is not that of the PrivateLabels, which has {found}. Leave it out: the "
+                "vault knows its labels."
             )
-        found: dict[str, Any]
-        if vault.num_labels is not None:
-            found = {"num_labels": vault.num_labels}
-        elif vault.label_range is None:
-            found = {"num_classes": vault.num_classes, "classes": vault.classes}
-        else:
-            found = {"low": vault.label_range[0], "high": vault.label_range[1]}
-        for name in ("num_classes", "classes", "low", "high", "num_labels"):
-            given = getattr(told, name)
-            given = tuple(given) if name == "classes" and given is not None else given
-            if given is not None and given != found.get(name):
-                raise ValueError(
-                    f"{name} is not that of the PrivateLabels, which has {found}. Leave it out: "
-                    "the vault knows its labels."
-                )
 
 
 class _Fits:
@@ -284,9 +250,3 @@ def array_digests(inputs: Any) -> np.ndarray | None:
     rows = array.reshape(len(array), -1)
     step = max(1, (1 << 24) // rows.shape[1])
     return np.concatenate([row_digests(rows[at : at + step]) for at in range(0, len(rows), step)])
-
-
-def _with_assumption(receipt: Receipt, text: str) -> Receipt:
-    charge = receipt.charge
-    notes = tuple(dict.fromkeys((*charge.assumptions, text)))
-    return dataclasses.replace(receipt, charge=dataclasses.replace(charge, assumptions=notes))

@@ -7,35 +7,31 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.estimation import histogram_prior
 from tf_labeldp.features import Clusters, find_clusters
-from tf_labeldp.features._estimator import (
-    Estimator,
-    note_release,
-    supervised_tags,
-    with_encoder,
-)
-from tf_labeldp.heads._label_source import LabelArguments, LabelSource, array_digests
+from tf_labeldp.features._estimator import note_release, with_encoder
+from tf_labeldp.heads._label_source import LabelSource, array_digests
+from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._carried import receipts_of
 
 
-class NoiseCluster(Estimator):
+class NoiseCluster(Head):
     """Clusters public features, and asks once, privately, which class each cluster has.
 
-    An example gets the class of its cluster: the one with the largest noisy count. Labels are
-    needed for nothing else, so an epsilon far below what other heads need is enough, and no more of
-    them helps once the classes of the clusters are right: what is then missing is the clusters'.
+    An example gets the class of its cluster: the one with the largest noisy count. The labels serve
+    nothing else, so an epsilon far below what other heads need is enough. Once every cluster has
+    its right class, more epsilon does not help: the remaining errors are those of the clusters.
 
-    Privacy: everything that comes out is (epsilon, delta)-DP for the replacement of one label, by
-    one ``HistogramMechanism`` over all clusters: discrete Laplace noise of scale 2/epsilon for
-    ``delta=0``, else Gaussian noise of the analytic calibration for an L2 sensitivity of sqrt(2).
-    The rest is post-processing. Assumes that the features, the order and the number of the examples
-    and all arguments are public, and that the encoder and the clusters were made without the
-    labels. What an encoder is known to be trained on is counted: ``guarantee()`` says what it
-    covers.
+    Guarantee:
+        The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
+        replacement of one label, by one ``HistogramMechanism`` over all clusters: discrete Laplace
+        noise of scale 2/epsilon for ``delta=0``, else Gaussian noise of the analytic calibration
+        for an L2 sensitivity of sqrt(2). The rest is post-processing. Assumes that the features,
+        the order and the number of the examples and all arguments are public, and that the encoder
+        and the clusters were made without the labels; labels that an encoder is known to have been
+        trained on are counted. ``guarantee()`` states what it covers.
 
     Source: Algorithm 2 and Theorem 1 of ``tang2022``, whose clusters are SCAN's. Not in the paper:
     the noise of ``delta=0``, probabilities, and that a cluster without any count above zero gets
@@ -76,8 +72,6 @@ class NoiseCluster(Estimator):
         >>> head.score(features, labels) > 0.99, head.guarantee().epsilon
         (True, 0.2)
     """
-
-    receipts_: tuple[Receipt, ...]
 
     def __init__(
         self,
@@ -130,23 +124,19 @@ class NoiseCluster(Estimator):
         Each call with an array of labels is a release of its own. Fits of one process on the same
         rows are recognised, and the statement is of their sum.
         """
-        told = (self.num_classes, self.classes)
-        if told == (None, None) and not isinstance(labels, PrivateLabels):
+        told = self.num_classes is not None or self.classes is not None
+        if not told and not isinstance(labels, PrivateLabels):
             raise ValueError(
                 "num_classes or classes is missing: they are public, so they are not taken from an "
                 "array of labels. Give one of them, or a PrivateLabels."
             )
-        source = LabelSource(self._told(), labels)
-        vault = source.vault
-        if source.class_values is None:
-            raise ValueError(
-                "NoiseCluster is for classes, the labels are numbers. Use PrivateRidge for numbers."
-            )
+        source = LabelSource(self, labels, self._mechanism)
         clusters = self._clusters_of(features)
         source.check_length(len(clusters))
-        mechanism = self._mechanism(vault.num_classes)
         carried = receipts_of([self.encoder, getattr(clusters, "encoder", None), features])
         rows = None if features is None else array_digests(features)
+        # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
+        mechanism = source.mechanism
         made, self.receipts_ = source.release(
             mechanism, clusters.assignments, carried, rows, self._family_of_clones()
         )
@@ -155,10 +145,12 @@ class NoiseCluster(Estimator):
         self.classes_ = source.class_values
         self.noise_stddev_ = mechanism.noise_stddev
         # The release ends with the last cluster that has an example.
-        self.cluster_counts_ = np.zeros((clusters.num_clusters, vault.num_classes), counts.dtype)
+        self.cluster_counts_ = np.zeros(
+            (clusters.num_clusters, source.vault.num_classes), counts.dtype
+        )
         self.cluster_counts_[: counts.shape[0]] = counts
         self.cluster_probabilities_ = _shares(self.cluster_counts_)
-        self.cluster_classes_ = self.classes_[self.cluster_probabilities_.argmax(axis=1)]
+        self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
         found_here = self.clusters is None and self.encoder is None
         found_here = found_here and not isinstance(features, tuple)
         self._input_shape = np.shape(features)[1:] if found_here else ()
@@ -184,32 +176,6 @@ class NoiseCluster(Estimator):
         """
         self._check_fitted()
         return self.cluster_probabilities_[self.clusters_.assign(features)]
-
-    def score(self, features: Any, labels: Any) -> float:
-        """Returns the share of right predictions.
-
-        Args:
-            features: as for ``predict``.
-            labels: class values (m,); they are compared as they are, so they must be public, and
-                the score of private ones is not private.
-        """
-        labels = np.asarray(labels)
-        predicted = self.predict(features)
-        if labels.shape != predicted.shape:
-            raise ValueError(
-                f"labels must have shape {predicted.shape}, as predictions have, got "
-                f"{labels.shape}. Turn columns into vectors with .ravel()."
-            )
-        return float(np.mean(predicted == labels))
-
-    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of all that the head was made of, encoder included.
-
-        Args:
-            delta: of the statement; None for that of the vault's budget.
-        """
-        self._check_fitted()
-        return compose_receipts(self.receipts_, delta)
 
     def to_keras(self, encoder: Any = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
@@ -268,38 +234,16 @@ class NoiseCluster(Estimator):
             return self.clusters
         return Clusters.from_assignments(self.clusters)
 
-    def _mechanism(self, num_classes: int) -> HistogramMechanism:
-        noise = "gaussian" if self.delta > 0.0 else "discrete_laplace"
-        return HistogramMechanism(self.epsilon, num_classes, noise=noise, delta=self.delta)
-
-    def _told(self) -> LabelArguments:
-        """Returns the arguments on labels, and a noise that costs what the histogram does."""
+    def _mechanism(self, kind: dict[str, Any]) -> HistogramMechanism:
+        """Returns the mechanism of the release; raises for labels that are no classes."""
+        if "num_classes" not in kind:
+            raise ValueError(
+                "NoiseCluster is for classes, and these labels are numbers or rows of labels. Use "
+                "PrivateRidge."
+            )
         delta = _validate.probability_below_one("delta", self.delta)
-        return LabelArguments(
-            epsilon=self.epsilon,
-            delta=delta,
-            num_classes=self.num_classes,
-            classes=self.classes,
-            low=None,
-            high=None,
-            num_labels=None,
-            noise="gaussian" if delta > 0.0 else "laplace",
-            key=self.key,
-            insecure_seed=self.insecure_seed,
-        )
-
-    def _check_fitted(self) -> None:
-        self._refuse_unfitted("clusters_", "fit(features, labels)")
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "clusters_")
-
-    @property
-    def _estimator_type(self) -> str:  # what scikit-learn before 1.6 asks for, in place of tags
-        return "classifier"
-
-    def __sklearn_tags__(self) -> Any:
-        return supervised_tags(is_number=False)
+        noise = "gaussian" if delta > 0.0 else "discrete_laplace"
+        return HistogramMechanism(self.epsilon, kind["num_classes"], noise=noise, delta=delta)
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

@@ -1,4 +1,9 @@
-"""What all linear heads of one release share: the passes, the release, predictions, export."""
+"""``PrivateRidge``, and what all linear heads of one release share.
+
+``OneReleaseHead.fit`` is the whole privacy argument: it scales public rows to unit norm, which sets
+the sensitivity, and releases their moments with the labels once, with the noise of
+``LabelMomentMechanism``. All that follows is post-processing.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,15 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.accounting._receipts import standing
-from tf_labeldp.features._estimator import Estimator, supervised_tags
+from tf_labeldp.features._estimator import (
+    Estimator,
+    note_release,
+    supervised_tags,
+    with_encoder,
+)
 from tf_labeldp.features._reader import FeatureSource, Rows
-from tf_labeldp.heads import _keras_export, _ridge_path
-from tf_labeldp.heads._label_source import LabelArguments, LabelSource
-from tf_labeldp.heads._probabilities import class_scores
+from tf_labeldp.heads import _ridge_path
+from tf_labeldp.heads._label_source import LabelSource
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, Scan, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault._carried import receipts_of
@@ -28,16 +37,75 @@ _INTERCEPT = 0.2
 makes the noise on the mean of n centred codes sigma / (0.2 n)."""
 _L1_STEPS = 2.0**14
 """Parts of one to which the L1 norm of the longest row is rounded up: a stored release of Laplace
-noise is asked for by it, also on a machine that rounds the rows otherwise."""
+noise is then found again on a machine that rounds the rows otherwise."""
 _SIGNIFICANT = 3.0
-"""Standard deviations of pure noise below which a release counts as nothing but noise."""
+"""Standard deviations of pure noise below which a release counts as noise alone."""
 
 
-class OneReleaseHead(Estimator, abc.ABC):
+class Head(Estimator, abc.ABC):
+    """What all heads share: their statement, their score, and scikit-learn's conventions."""
+
+    receipts_: tuple[Receipt, ...]
+
+    @abc.abstractmethod
+    def predict(self, features: Any) -> np.ndarray:
+        """Returns predictions for features as given to ``fit``."""
+
+    def score(self, features: Any, labels: Any) -> float:
+        """Returns the share of right predictions, or R^2 for numbers.
+
+        Args:
+            features: as for ``predict``.
+            labels: of the shape of ``predict``'s values. They are compared as they are, so they
+                must be public: the score of private labels is not private.
+
+        Raises:
+            ValueError: labels of another shape.
+        """
+        labels = np.asarray(labels)
+        predicted = self.predict(features)
+        if labels.shape != predicted.shape:
+            raise ValueError(
+                f"labels must have shape {predicted.shape}, as predictions have, got "
+                f"{labels.shape}. Turn columns into vectors with .ravel()."
+            )
+        if not self._is_fitted_to_numbers():
+            return float(np.mean(predicted == labels))
+        return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement for all that the head was made of, encoder included.
+
+        Args:
+            delta: of the statement; None for that of the vault's budget.
+        """
+        self._check_fitted()
+        return compose_receipts(self.receipts_, delta)
+
+    def _check_fitted(self) -> None:
+        self._refuse_unfitted("receipts_", "fit(features, labels)")
+
+    def _is_fitted_to_numbers(self) -> bool:
+        return False
+
+    def _is_regressor(self) -> bool:
+        return self._is_fitted_to_numbers()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "receipts_")
+
+    @property
+    def _estimator_type(self) -> str:  # what scikit-learn before 1.6 asks for, in place of tags
+        return "regressor" if self._is_regressor() else "classifier"
+
+    def __sklearn_tags__(self) -> Any:
+        return supervised_tags(is_number=self._is_regressor())
+
+
+class OneReleaseHead(Head):
     """A linear head on public features that sees the labels once; see ``PrivateRidge``."""
 
     sharpness_: float
-    receipts_: tuple[Receipt, ...]
 
     def __init__(
         self,
@@ -81,7 +149,7 @@ class OneReleaseHead(Estimator, abc.ABC):
 
         Args:
             features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
-                x or (x, y), read three times and so never shuffled.
+                x or (x, y), which is read three times and must not be shuffled.
             labels: a ``PrivateLabels``, which charges the release to its own budget; or (n,)
                 classes or numbers, or (n, L) zeros and ones, from which a vault with the budget
                 (epsilon, delta) is made. None for a data set of pairs.
@@ -101,13 +169,16 @@ class OneReleaseHead(Estimator, abc.ABC):
                 were fitted on before; or an encoder was trained in the clear.
 
         Each call with an array of labels is a release of its own. Fits of one process on the same
-        rows (cross-validation, a search over arguments) are recognised, and the statement is of
-        their sum. One ``PrivateLabels`` for all of them refuses to pass its budget as well.
+        rows (cross-validation, a search over arguments) are recognised, and the statement covers
+        their sum. A ``PrivateLabels`` for all of them also enforces its budget.
         """
         before = dict(vars(self))
         try:
             rows, scan, source = self._read(features, labels)
-            mechanism = source.mechanism(math.ceil(scan.max_l1 * _L1_STEPS) / _L1_STEPS)
+            # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is for
+            # the L1 norm of the longest row. The mechanism adds the noise, in source.release.
+            max_l1 = math.ceil(scan.max_l1 * _L1_STEPS) / _L1_STEPS
+            mechanism = _with_max_l1(source.mechanism, max_l1)
             made, self.receipts_ = source.release(
                 mechanism, rows, self._carried, rows.digests(), self._family_of_clones()
             )
@@ -141,13 +212,13 @@ class OneReleaseHead(Estimator, abc.ABC):
             return np.clip(scores[:, 0] + 0.5 * (low + high), low, high)
         if self.classes_ is None:
             return (scores > 0.0).astype(np.int64)
-        return self.classes_[np.argmax(class_scores(scores), axis=1)]
+        return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
 
     def predict_proba(self, features: Any) -> np.ndarray:
         """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
 
-        The sharpness is the one of greatest likelihood given the release, and needs no label beyond
-        it (see ``_probabilities``).
+        The sharpness maximises the likelihood given the release, and needs no other labels
+        (see ``_ridge_path``).
 
         Raises:
             TypeError: the labels are numbers.
@@ -159,44 +230,13 @@ class OneReleaseHead(Estimator, abc.ABC):
             raise TypeError("labels that are numbers have no class probabilities; use predict.")
         if self.classes_ is None:
             return special.expit(2.0 * self.sharpness_ * scores)
-        return special.softmax(self.sharpness_ * class_scores(scores), axis=1)
-
-    def score(self, features: Any, labels: Any) -> float:
-        """Returns the share of right predictions, or R^2 for numbers.
-
-        Args:
-            features: as for ``predict``.
-            labels: of the shape of ``predict``'s values; they are compared as they are, so they
-                must be public, and the score of private ones is not private.
-
-        Raises:
-            ValueError: labels of another shape.
-        """
-        labels = np.asarray(labels)
-        predicted = self.predict(features)
-        if labels.shape != predicted.shape:
-            raise ValueError(
-                f"labels must have shape {predicted.shape}, as predictions have, got "
-                f"{labels.shape}. Turn columns into vectors with .ravel()."
-            )
-        if self._label_range is None:
-            return float(np.mean(predicted == labels))
-        return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
-
-    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of all that the head was made of, encoder included.
-
-        Args:
-            delta: of the statement; None for that of the vault's budget.
-        """
-        self._check_fitted()
-        return compose_receipts(self.receipts_, delta)
+        return special.softmax(self.sharpness_ * _ridge_path.class_scores(scores), axis=1)
 
     def to_keras(self, encoder: Any = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
 
-        Its file keeps the receipts: ``guarantee`` of the model that is loaded says what this head
-        says. Before it is loaded in another program, ``import tf_labeldp.keras_layers``; to serve
+        Its file keeps the receipts: ``guarantee`` of the model that is loaded is that of this
+        head. Before it is loaded in another program, ``import tf_labeldp.keras_layers``; to serve
         the model without this package, ``model.export(folder)`` writes a TensorFlow SavedModel.
 
         Args:
@@ -222,9 +262,9 @@ class OneReleaseHead(Estimator, abc.ABC):
             activation = "sigmoid"
             weights, bias = 2.0 * self.sharpness_ * weights, 2.0 * self.sharpness_ * bias
         else:
-            weights = self.sharpness_ * class_scores(weights)
-            bias = self.sharpness_ * class_scores(bias[np.newaxis])[0]
-        return _keras_export.export_head(
+            weights = self.sharpness_ * _ridge_path.class_scores(weights)
+            bias = self.sharpness_ * _ridge_path.class_scores(bias[np.newaxis])[0]
+        return _export(
             weights,
             bias,
             activation=activation,
@@ -236,45 +276,9 @@ class OneReleaseHead(Estimator, abc.ABC):
 
     _sample_rows: int | None = 8192
 
-    def _read(self, features: Any, labels: Any) -> tuple[PublicRows, Scan, LabelSource]:
-        """Returns what a release needs: all of it public, but for the labels in their source."""
-        self._check_arguments()
-        _validate.positive_finite("max_bytes", self.max_bytes)
-        self._carried = receipts_of([self.encoder, features])
-        self._warn_of_unknown()
-        source = None if labels is None else LabelSource(self._told(), labels)
-        given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
-        self._remember_columns(given.columns)
-        if source is not None:
-            if given.num_rows is not None:
-                source.check_length(given.num_rows)
-            self._check_kind(source)
-        rows = PublicRows(given, self.max_bytes)
-        survey = rows.survey()
-        if source is None:
-            if survey.labels is None:
-                raise ValueError("labels are missing: pass them, or a data set of (x, y) batches.")
-            source = LabelSource(self._told(), survey.labels)
-        elif survey.labels is not None:
-            raise ValueError("the data set has labels, and labels were given too; give one.")
-        source.check_length(survey.num_rows)
-        noise_to_signal = None
-        if self.spread:
-            noise_to_signal = self._noise_to_signal(source, survey.num_rows, survey.num_features)
-        self._scaling = rows.design(
-            survey,
-            center=bool(self.center),
-            intercept=_INTERCEPT if self.intercept else 0.0,
-            noise_to_signal=noise_to_signal,
-        )
-        del survey  # its sample of rows is large
-        return rows, rows.scan(self._sample_rows), source
-
+    @abc.abstractmethod
     def _check_arguments(self) -> None:
         """Raises for arguments that only this head knows."""
-
-    def _check_kind(self, source: LabelSource) -> None:
-        """Raises for labels of a vault that this head can't learn, before they are released."""
 
     @abc.abstractmethod
     def _choose(
@@ -282,14 +286,57 @@ class OneReleaseHead(Estimator, abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fits, sets what it chose, and returns weights (D, C), constant (C,) and a filter."""
 
-    def _told(self) -> LabelArguments:
-        names = (field.name for field in dataclasses.fields(LabelArguments))
-        return LabelArguments(**{name: getattr(self, name) for name in names})
+    def _mechanism(self, kind: dict[str, Any]) -> LabelMomentMechanism:
+        """Returns the mechanism of the release, for rows of unit norm."""
+        return LabelMomentMechanism(
+            self.epsilon,
+            self.delta,
+            max_l1=1.0 if self.noise == "laplace" else None,  # until the rows are known
+            noise=self.noise,
+            **kind,
+        )
 
-    def _noise_to_signal(self, source: LabelSource, n: int, d: int) -> float:
-        """Returns what ``spread_shares`` needs, from public numbers."""
+    def _read(self, features: Any, labels: Any) -> tuple[PublicRows, Scan, LabelSource]:
+        """Returns what a release needs: all of it public, but for the labels in their source."""
+        self._check_arguments()
+        _validate.positive_finite("max_bytes", self.max_bytes)
+        self._carried = receipts_of([self.encoder, features])
+        for one in standing(self._carried):
+            if one.kind == "unknown":
+                _validate.warn(f"{one.charge.assumptions[0]}.")
+        # Labels that are given are checked before the features are read.
+        source = None if labels is None else LabelSource(self, labels, self._mechanism)
+        given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
+        self._remember_columns(given.columns)
+        if source is not None and given.num_rows is not None:
+            source.check_length(given.num_rows)
+        rows = PublicRows(given, self.max_bytes)
+        survey = rows.survey()
+        if source is None:
+            if survey.labels is None:
+                raise ValueError("labels are missing: pass them, or a data set of (x, y) batches.")
+            source = LabelSource(self, survey.labels, self._mechanism)
+        elif survey.labels is not None:
+            raise ValueError("the data set has labels, and labels were given too; give one.")
+        source.check_length(survey.num_rows)
+        self._scaling = rows.design(
+            survey,
+            center=bool(self.center),
+            intercept=self._constant(),
+            noise_to_signal=self._noise_to_signal(source, survey.num_rows, survey.num_features),
+        )
+        del survey  # its sample of rows is large
+        return rows, rows.scan(self._sample_rows), source
+
+    def _constant(self) -> float:
+        return _INTERCEPT if self.intercept else 0.0
+
+    def _noise_to_signal(self, source: LabelSource, n: int, d: int) -> float | None:
+        """Returns what ``spread_shares`` needs, from public numbers; None for no spread."""
+        if not self.spread:
+            return None
         width = d + bool(self.intercept)
-        mechanism = source.mechanism(float(width) ** 0.5)
+        mechanism = _with_max_l1(source.mechanism, float(width) ** 0.5)
         sigma = mechanism.noise_stddev(n, width)
         noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
         return noisy_columns * sigma**2 / (n**2 * source.code_variance)
@@ -298,8 +345,8 @@ class OneReleaseHead(Estimator, abc.ABC):
         self, scan: Scan, moments: np.ndarray, mechanism: LabelMomentMechanism, source: LabelSource
     ) -> None:
         """Sets all that is fitted, from public numbers (overwritten) and the release."""
-        self._label_range = source.label_range
-        self._is_of_rows = source.num_labels is not None
+        self._label_range = source.vault.label_range
+        self._is_of_rows = source.vault.num_labels is not None
         self.classes_ = source.class_values
         self.n_features_in_ = self._scaling.mean.size
         width = scan.gram.shape[0]
@@ -316,7 +363,7 @@ class OneReleaseHead(Estimator, abc.ABC):
         self._warn_if_noise(spectrum, scan.num_rows * source.code_variance)
         prior = _ridge_path.prior_variances(spectrum, source.code_variance / spectrum.k_eff)
         weights, last, filter_ = self._choose(problem, scan, prior)
-        constant = _INTERCEPT if self.intercept else 0.0
+        constant = self._constant()
         part = 1.0 / np.hypot(1.0, constant)  # what the constant column left of a row's length
         self._column_weights = part * weights
         self.intercept_ = part * constant * last
@@ -324,11 +371,6 @@ class OneReleaseHead(Estimator, abc.ABC):
         columns = self._column_weights if spread is None else spread @ self._column_weights
         self.coef_ = np.ascontiguousarray(columns.T)
         self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
-
-    def _warn_of_unknown(self) -> None:
-        for one in standing(self._carried):
-            if one.kind == "unknown":
-                _validate.warn(f"{one.charge.assumptions[0]}.")
 
     def _warn_if_noise(self, spectrum: _ridge_path.Spectrum, label_energy: float) -> None:
         self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
@@ -362,24 +404,207 @@ class OneReleaseHead(Estimator, abc.ABC):
             parts.append(plain.rows(block) @ self._column_weights + self.intercept_)
         return np.concatenate(parts)
 
-    def _check_fitted(self) -> None:
-        self._refuse_unfitted("coef_", "fit(features, labels)")
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "coef_")
-
-    @property
-    def _estimator_type(self) -> str:  # what scikit-learn before 1.6 asks for, in place of tags
-        return "regressor" if self._is_regressor() else "classifier"
+    def _is_fitted_to_numbers(self) -> bool:
+        return getattr(self, "_label_range", None) is not None
 
     def _is_regressor(self) -> bool:
-        """Returns whether labels are numbers, as ``low`` says, or the vault of ``fit``."""
-        return getattr(self, "_label_range", None) is not None or self.low is not None
+        return self._is_fitted_to_numbers() or self.low is not None
 
-    def __sklearn_tags__(self) -> Any:
-        return supervised_tags(is_number=self._is_regressor())
+
+class PrivateRidge(OneReleaseHead):
+    """A linear least-squares head that sees the labels once, through noisy moments ``X^T Y``.
+
+    The features are public, so a least-squares fit needs of the labels only their moments with the
+    features, ``LabelMomentMechanism``. They are released once; the penalty, the probabilities, the
+    standard errors and all predictions are computed from that release and the features. For
+    classes, ``PrivateLogisticRegression`` makes more of the same release at all but the smallest
+    budgets.
+
+    Guarantee:
+        The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
+        replacement of one label, by one release; the rest is post-processing. Assumes that the
+        features, the order and the number of the examples, and all arguments are public: the
+        classes and the range are never taken from the labels, and a feature map or an encoder must
+        not have been trained with them. ``guarantee()`` names these assumptions.
+
+    The mean of all rows of features is subtracted, each row is scaled to unit norm by its own
+    length, spread over the principal directions of the features as suits the noise (``spread``),
+    scaled to unit norm again, and gets a constant column for the intercept; its length is one again
+    after that. So only the direction of a row counts: where its length matters (a single column, a
+    label that grows with all of them), put ``RandomFourierFeatures`` in front.
+
+    ``scikit-learn``'s conventions hold: a transformer may come before it in a pipeline, ``clone``
+    and ``set_params`` work. But each ``fit`` on an array of labels is a release of its own: a grid
+    search, cross-validation or calibration releases many times, which the statements of its heads
+    add up, and scores on true labels, which they do not. With a ``PrivateLabels`` they fail
+    once its budget is spent.
+
+    Source: ``_ridge_path`` derives the risk estimate and the prior, ``_public_rows`` the spread;
+    releasing the moments is "sufficient statistics perturbation" (Vu and Slavkovic 2009), here with
+    the Gram matrix public.
+
+    Args:
+        epsilon: finite and above zero.
+        delta: in (0, 1), below 1/n for n labels; 0 with ``noise="laplace"``.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        classes: the class values in the order of their codes, for other labels; public.
+        low: the smallest label of a regression task, public.
+        high: the largest label of a regression task, public.
+        num_labels: L, for labels that are rows (n, L) of zeros and ones; one person's whole row is
+            then protected.
+        encoder: what makes features of raw inputs: a fitted feature map, a Keras model, a callable
+            from raw inputs to (m, d); ``fit``, ``predict`` and ``to_keras`` then take raw inputs.
+            None for features as they are.
+        penalty: ``"auto"``, which is ``"bayes"``: a normal prior whose variances maximise the
+            likelihood of the release; ``"risk"`` for the ridge penalty of least unbiased risk; or a
+            ridge penalty, in units of the Gram matrix of unit rows (whose trace is n).
+        spread: whether to spend the release over the principal directions by water-filling, from
+            the features, epsilon and n alone; directions that the noise would drown get nothing.
+            False leaves the features as they are.
+        center: whether to subtract the mean of the features.
+        intercept: whether to add the constant column; its coefficient is not penalised.
+        noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee, which is for a handful of
+            features.
+        key: the name of the release in a vault.
+        max_bytes: the most memory for matrices and samples of rows.
+        insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
+
+    Attributes:
+        coef_: ``float64`` (K, d), of the centred features over the length of their spread row;
+            (1, d) for two classes and for numbers.
+        intercept_: ``float64`` (K,) or (1,).
+        coef_stddev_: the standard error (d,) that the noise of the release alone gives a
+            coefficient, given the penalty; the same in each row of ``coef_``.
+        num_directions_: how many directions got a share of the release.
+        penalty_: the ridge penalty; None for ``"bayes"``.
+        prior_: for ``"bayes"``, the chosen standard deviations of coefficients and residuals.
+        risk_: the unbiased estimate of the squared error on the training set, less a constant.
+        risk_path_: (penalties, risks) of ridge, each (121,).
+        sharpness_: of the probabilities; for classes.
+        noise_stddev_: the standard deviation of the noise on each moment.
+        signal_to_noise_: energy of the labels' signal over that of the noise in the release, as
+            estimated from it; about zero if there is none.
+        classes_: class values (K,); for classes.
+        n_features_in_: d.
+
+    Raises:
+        ValueError: ``fit`` on arguments out of range or features that are not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(1)
+        >>> features = rng.normal(size=(3000, 5))
+        >>> labels = (features[:, 0] > 0).astype(int)
+        >>> head = PrivateRidge(epsilon=1.0, delta=1e-5, num_classes=2, insecure_seed=0)
+        >>> head.fit(features, labels).score(features, labels) > 0.9
+        True
+        >>> print(head.guarantee().epsilon, head.guarantee().delta)
+        1.0 1e-05
+    """
+
+    def _check_arguments(self) -> None:
+        if not isinstance(self.penalty, str):
+            _validate.positive_finite("penalty", self.penalty)
+        elif self.penalty not in ("auto", "bayes", "risk"):
+            raise ValueError(
+                "penalty must be 'auto', 'bayes', 'risk' or a number above zero, got "
+                f"{self.penalty!r}."
+            )
+
+    def _choose(
+        self, problem: _ridge_path.Problem, scan: Scan, prior: tuple[float, float]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        spectrum = problem.spectrum
+        self.risk_path_ = _ridge_path.risk_path(spectrum)
+        chosen = self._filter(spectrum, prior)
+        self.risk_ = spectrum.risk(chosen)
+        weights, last = problem.solve(chosen)
+        if self._label_range is None:
+            coefficients = np.vstack([weights, last]) if self.intercept else weights
+            scores = scan.sample @ coefficients
+            self.sharpness_ = self._sharpness(
+                scores,
+                problem.cross_moment(chosen, *prior) / scan.num_rows,
+                problem.cross_moment_error(chosen) / scan.num_rows,
+            )
+        return weights, last, chosen
+
+    def _sharpness(self, scores: np.ndarray, agreement: float, error: float) -> float:
+        """Returns the sharpness, from public scores and an estimate of their mean on the labels."""
+        # One column is s and -s, of the label that is there and of the one that is not; several
+        # labels have one sharpness.
+        factor = 1.0
+        if self.classes_ is None:
+            factor, scores = 2.0 / scores.shape[1], scores.reshape(-1, 1)
+        elif scores.shape[1] == 1:
+            factor = 2.0
+        scores = _ridge_path.class_scores(scores)
+        believed = _ridge_path.believable_agreement(scores, factor * agreement, factor * error)
+        return _ridge_path.softmax_sharpness(scores, believed)
+
+    def _filter(self, spectrum: _ridge_path.Spectrum, prior: tuple[float, float]) -> np.ndarray:
+        self.prior_: dict[str, float] | None = None
+        self.penalty_: float | None = None
+        if self.penalty in ("auto", "bayes"):
+            t, s = map(math.sqrt, prior)
+            self.prior_ = {"coefficient_stddev": t, "residual_stddev": s}
+            return _ridge_path.bayes_filter(spectrum, *prior)
+        if self.penalty == "risk":
+            self.penalty_ = _ridge_path.least_risk(spectrum, self.risk_path_[0])
+        else:
+            self.penalty_ = float(self.penalty)
+        return _ridge_path.ridge_filter(spectrum, self.penalty_)
 
 
 def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
-    """Returns whether the codes of labels are one-hot, so that one direction of them is no news."""
+    """Returns whether the codes of labels are one-hot, so that they have one direction less."""
     return mechanism.num_classes is not None and mechanism.num_classes > 2
+
+
+def _with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
+    """Returns the mechanism for rows of this L1 norm, which Laplace noise alone depends on."""
+    if mechanism.noise == "laplace":
+        return dataclasses.replace(mechanism, max_l1=max_l1)
+    return mechanism
+
+
+def _export(
+    weights: np.ndarray,
+    bias: np.ndarray,
+    *,
+    activation: str,
+    scaling: Scaling,
+    clip_to: tuple[float, float] | None,
+    encoder: Any,
+    receipts: Any,
+) -> Any:
+    """Returns a ``keras.Model`` that scales rows and applies fixed weights; keeps the receipts."""
+    import keras
+
+    from tf_labeldp.keras_layers import ReleasedDense
+
+    width = scaling.mean.size
+    single = "float32"  # whatever the dtype policy: half precision ends at 65,504
+    inputs, rows = with_encoder(encoder, width)
+    layers = keras.layers
+    # Divided by a size of theirs, tiny numbers do not meet the constant in Keras's normalisation.
+    scale = scaling.size
+    offset = (-scaling.mean / scale).tolist() if np.any(scaling.mean) else 0.0
+    rows = layers.Rescaling(1.0 / scale, offset, dtype=single, name="public_center_and_scale")(rows)
+    rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_rows")(rows)
+    if scaling.spread is not None:
+        spread = layers.Dense(
+            scaling.spread.shape[1], use_bias=False, trainable=False, dtype=single, name="spread"
+        )
+        rows = spread(rows)
+        spread.set_weights([scaling.spread])
+        rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_spread_rows")(rows)
+    shift = 0.0 if clip_to is None else clip_to[0]
+    dense = ReleasedDense(weights.shape[1], activation, trainable=False, dtype=single, name="head")
+    outputs = dense(rows)
+    dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
+    note_release(dense, receipts, dense.weights)
+    if clip_to is not None:
+        outputs = layers.ReLU(max_value=clip_to[1] - clip_to[0], dtype=single, name="clip")(outputs)
+        outputs = layers.Rescaling(1.0, offset=shift, dtype=single, name="label_range")(outputs)
+    return keras.Model(inputs, outputs, name="one_release_head")

@@ -1,16 +1,21 @@
-"""One budget for two: a head is released, and its probabilities are the priors of a draw."""
+"""What a head gives to a deep model: priors of noisy labels, or targets.
+
+``HeadPriorRandomizer`` spends one budget on a head and on a draw by its probabilities;
+``teacher_labels`` makes a training set of the probabilities alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import OneReleaseHead
-from tf_labeldp.heads._private_logistic_regression import PrivateLogisticRegression
 from tf_labeldp.mechanisms import LabelMomentMechanism, Priors, RRWithPrior, serialize
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.mechanisms._classes import top_k_members
@@ -22,6 +27,18 @@ _DRAW_PAYS = 2.5
 """The epsilon from which labels drawn one by one tell more than a larger release would."""
 _OTHER_PRIORS = 0.01
 """Share of noisy labels that other rounding may carry out of their prior's top-k set."""
+_OF_THE_HEAD = (
+    "num_classes",
+    "classes",
+    "encoder",
+    "penalty",
+    "spread",
+    "center",
+    "intercept",
+    "noise",
+    "max_bytes",
+)
+"""Arguments that go to the head as they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +48,9 @@ class HeadPriorRandomizer(Randomizer):
     The noisy labels are right far more often than those of plain randomized response at the same
     epsilon, and a deep model can learn from them what the head can't.
 
-    When it pays: at epsilon 3 and above. A release gathers what all labels say together, so its
-    worth saturates early; a draw tells of each label apart, and its worth grows like e^epsilon.
-    So below 2 or 3 the whole epsilon is best spent on the head alone, above a small part suffices.
+    It pays at epsilon 3 and above. The release is an aggregate of all labels, so its value
+    saturates early; the draw informs about each label, and its value grows like e^epsilon. Below 2
+    or 3 the whole epsilon is best spent on the head alone; above, a small part of it is enough.
     Measured on Fashion-MNIST (60,000 labels, smoothed patch features): mean negative log-posterior
     of the true labels, by the part of the head,
 
@@ -50,10 +67,10 @@ class HeadPriorRandomizer(Randomizer):
     is paid, and 15 % from there on (0.45 to 0.9 of an epsilon of 3 to 6). Fewer labels need more.
 
     Guarantee:
-        (epsilon, delta)-label-DP for the replacement of one label, head, priors and noisy labels
-        together: the head costs ``head_share * epsilon`` and delta, the draw the rest of epsilon
-        (basic composition; the prior of a label depends on that label through the release of the
-        head alone, which is charged). Both are charged to the vault, which refuses before either if
+        Head, priors and noisy labels together are (epsilon, delta)-label-DP for the replacement of
+        one label: the head costs ``head_share * epsilon`` and delta, the draw the rest of epsilon
+        (basic composition; the prior of a label depends on that label only through the release of
+        the head, which is charged). Both are charged to the vault, which refuses before either if
         they do not fit.
 
     Source: RRWithPrior, ``ghazi2021``, Algorithm 2; there the priors come from a model trained on
@@ -61,10 +78,20 @@ class HeadPriorRandomizer(Randomizer):
 
     Attributes:
         epsilon: the whole, finite and above zero.
-        delta: of the head's release, in (0, 1), below 1/n; 0 with ``options={"noise": "laplace"}``.
+        delta: of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        options: further arguments of the head by name, such as ``encoder``.
+        options: the arguments below in a mapping; it is there to load what was written before they
+            had names of their own.
+        num_classes: of the head, as all that follow; see ``PrivateRidge``. The vault knows it.
+        classes: the class values, which the vault knows too.
+        encoder: what makes features of raw inputs; None for features as they are.
+        penalty: ``"auto"``, or what ``head`` takes.
+        spread: whether to spend the release over the principal directions of the features.
+        center: whether to subtract the mean of the features.
+        intercept: whether to add a constant column.
+        noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee.
+        max_bytes: the most memory for matrices and samples of rows.
 
     Raises:
         TypeError: ``head`` is no class of a head.
@@ -88,9 +115,19 @@ class HeadPriorRandomizer(Randomizer):
     delta: float = 0.0
     head_share: float | None = None
     head: type[OneReleaseHead] = PrivateLogisticRegression
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: dataclasses.InitVar[Mapping[str, Any] | None] = None
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Any = None
+    encoder: Any = None
+    penalty: str | float = "auto"
+    spread: bool = True
+    center: bool = True
+    intercept: bool = True
+    noise: str = "gaussian"
+    max_bytes: float = 8e9
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, options: Mapping[str, Any] | None) -> None:
         """Checks the arguments."""
         _validate.positive_finite("epsilon", self.epsilon)
         if self.head_share is not None:
@@ -103,21 +140,11 @@ class HeadPriorRandomizer(Randomizer):
         if not (isinstance(self.head, type) and issubclass(self.head, OneReleaseHead)):
             raise TypeError(
                 "head must be a class, PrivateLogisticRegression or PrivateRidge, got "
-                f"{type(self.head).__name__}. Pass its arguments as options."
+                f"{type(self.head).__name__}. Pass its arguments beside it."
             )
-        taken = {"epsilon", "delta", "key"} & set(self.options)
-        if taken:
-            raise ValueError(
-                f"options must not name {sorted(taken)}: these follow from the randomizer's own "
-                "arguments."
-            )
-        try:
-            head = self._new_head(None)
-        except TypeError:
-            raise ValueError(
-                f"options {sorted(self.options)} are not all arguments of {self.head.__name__}."
-            ) from None
-        self._release(head, num_classes=2)  # checks delta, and that it fits the noise
+        self._set_options(options or {})
+        # Checks delta, and that it fits the noise.
+        self._release(self._new_head(None), num_classes=2)
 
     def split(self) -> tuple[float, float]:
         """Returns the epsilons of the head and of the draw; their sum is no larger than epsilon."""
@@ -180,8 +207,29 @@ class HeadPriorRandomizer(Randomizer):
             _check_same_priors(mechanism, noisy.values, priors.probabilities, key)
         return noisy
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        options = state.pop("options", None)  # what was pickled before the arguments had names
+        vars(self).update(state)
+        self._set_options(options or {})
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        taken = {"epsilon", "delta", "key"} & set(options)
+        if taken:
+            raise ValueError(
+                f"options must not name {sorted(taken)}: these follow from the randomizer's own "
+                "arguments."
+            )
+        if not set(options) <= set(_OF_THE_HEAD):
+            raise ValueError(
+                f"options {sorted(options)} are not all arguments of {self.head.__name__}; it "
+                f"takes {', '.join(_OF_THE_HEAD)} here."
+            )
+        for name, value in options.items():
+            object.__setattr__(self, name, value)
+
     def _new_head(self, key: str | None) -> OneReleaseHead:
-        return self.head(self.split()[0], self.delta, key=key, **self.options)
+        arguments = {name: getattr(self, name) for name in _OF_THE_HEAD}
+        return self.head(self.split()[0], self.delta, key=key, **arguments)
 
     def _release(self, head: OneReleaseHead, num_classes: int) -> LabelMomentMechanism:
         """Returns a mechanism of the price of the head's release."""
@@ -222,6 +270,163 @@ def _check_same_priors(
     if outside > _OTHER_PRIORS:
         raise DrawSettingsError(
             f"draw {key!r} exists, and {outside:.0%} of its noisy labels can't come from the "
-            "priors that these features give, so it was made with other features or options. Ask "
+            "priors that these features give, so it was made with other features or arguments. Ask "
             "with those of the stored draw, or give another key."
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TeacherLabels:
+    """What ``teacher_labels`` makes: targets, and the examples that they are for.
+
+    Attributes:
+        indices: the examples that were kept, in ascending order, ``int64`` (m,).
+        targets: ``float32`` (m, K), rows that sum to one.
+        share: m / n, the share that was kept.
+
+    Example:
+        >>> made = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
+        >>> batches = made.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8, views=3)
+        >>> x, y = batches[0]
+        >>> len(batches), x.shape, y.shape
+        (1, (3, 4, 4, 1), (3, 2))
+    """
+
+    indices: np.ndarray
+    targets: np.ndarray
+    share: float
+
+    def batches(
+        self,
+        inputs: Any,
+        batch_size: int,
+        *,
+        augment: Callable[..., Any] | None = None,
+        views: int = 1,
+        seed: int = 0,
+    ) -> Any:
+        """Returns batches for ``model.fit``, in a new order each epoch.
+
+        Every epoch shows each example in ``views`` new augmentations, all in one batch and with the
+        same target: so the model is taught to agree with itself across them.
+
+        Args:
+            inputs: array (n, ...) of all n examples, kept or not.
+            batch_size: examples a batch; a batch holds ``views`` times as many rows.
+            augment: what changes a batch of inputs at random and keeps its shape and its class, for
+                example a ``keras.Sequential`` of preprocessing layers; None for nothing. A Keras
+                layer is called with ``training=True``.
+            views: augmentations of an example a step, at least 1.
+            seed: of the order; public.
+
+        Returns:
+            A ``keras.utils.PyDataset`` of ``ceil(m / batch_size)`` batches ``(inputs, targets)``.
+
+        Raises:
+            ValueError: sizes that are no positive integers, or too few inputs.
+        """
+        batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
+        views = _validate.integer_at_least("views", views, 1)
+        inputs = np.asarray(inputs)
+        if self.indices.size and len(inputs) <= self.indices[-1]:
+            raise ValueError(
+                f"there are {len(inputs)} inputs, and example {int(self.indices[-1])} was kept. "
+                "Give the inputs of all examples, in the order of the probabilities."
+            )
+        rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
+        return _batches_class()(self, inputs, batch_size, augment, views, rng)
+
+
+@functools.cache
+def _batches_class() -> type:
+    """Returns the class of batches; here, so that importing this file does not load Keras."""
+    import keras
+
+    class TeacherBatches(keras.utils.PyDataset):
+        """Batches of kept examples; see ``TeacherLabels.batches``."""
+
+        def __init__(
+            self,
+            labels: TeacherLabels,
+            inputs: np.ndarray,
+            batch_size: int,
+            augment: Callable[..., Any] | None,
+            views: int,
+            rng: np.random.Generator,
+        ) -> None:
+            super().__init__()
+            self._labels, self._inputs, self._size = labels, inputs, batch_size
+            self._augment, self._views, self._rng = augment, views, rng
+            self.on_epoch_end()
+
+        def __len__(self) -> int:
+            return -(-self._order.size // self._size)
+
+        def __getitem__(self, index: int) -> tuple[Any, np.ndarray]:
+            places = self._order[index * self._size : (index + 1) * self._size]
+            places = np.repeat(places, self._views)
+            x = self._inputs[self._labels.indices[places]]
+            if isinstance(self._augment, keras.layers.Layer):
+                x = self._augment(x, training=True)
+            elif self._augment is not None:
+                x = self._augment(x)
+            return keras.ops.convert_to_numpy(x), self._labels.targets[places]
+
+        def on_epoch_end(self) -> None:
+            self._order = self._rng.permutation(self._labels.indices.size)
+
+    return TeacherBatches
+
+
+def teacher_labels(
+    probabilities: Any, *, confidence: float = 0.0, least_share: float = 0.1, hard: bool = False
+) -> TeacherLabels:
+    """Returns targets for a model (the student) that a head teaches, of the examples it is sure of.
+
+    A student is worthwhile where it can use the inputs better than the head (it knows, say, that a
+    mirrored image shows the same thing), or where a small model is to be shipped. It has no more
+    information on the labels than the head; ``tests/benchmarks`` shows what to expect.
+
+    The threshold drops examples near the borders of the classes. These teach most where the head is
+    right, so a threshold (or ``hard``) helps only where the head is often wrong.
+
+    Guarantee:
+        That of the probabilities: this is post-processing, and nothing is charged.
+
+    Args:
+        probabilities: of the head for the public inputs, (n, K); rows sum to one.
+        confidence: in [0, 1), the least largest probability of an example that is kept.
+        least_share: in [0, 1): of the examples of each predicted class at least this share is kept
+            (rounded up), the surest ones, so that no class is lost.
+        hard: whether targets are one-hot instead of the probabilities.
+
+    Returns:
+        What was kept, its targets, and the share of it.
+
+    Raises:
+        ValueError: not probabilities, or arguments out of range.
+
+    Example:
+        >>> made = teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], confidence=0.8)
+        >>> made.indices.tolist(), made.targets.argmax(axis=1).tolist(), round(made.share, 2)
+        ([0, 2], [0, 1], 0.67)
+    """
+    confidence = _validate.probability_below_one("confidence", confidence)
+    least_share = _validate.probability_below_one("least_share", least_share)
+    hard = _validate.boolean("hard", hard)
+    if np.ndim(probabilities) != 2 or np.shape(probabilities)[1] < 2:
+        raise ValueError(
+            f"probabilities must have shape (n, K), got {np.shape(probabilities)}. Pass the "
+            "predict_proba of a head."
+        )
+    rows = _validate.prior_rows("probabilities", probabilities, None, np.shape(probabilities)[1])
+    classes, surest = rows.argmax(axis=1), rows.max(axis=1)
+    kept = surest >= confidence
+    for one in np.unique(classes):
+        members = np.flatnonzero(classes == one)
+        fewest = int(np.ceil(least_share * members.size))
+        kept[members[np.argsort(-surest[members], kind="stable")[:fewest]]] = True
+    indices = np.flatnonzero(kept)
+    targets = np.eye(rows.shape[1])[classes[indices]] if hard else rows[indices]
+    share = indices.size / max(1, rows.shape[0])
+    return TeacherLabels(indices, targets.astype(np.float32), share)

@@ -1,21 +1,44 @@
-"""Public features as rows of unit norm: the scaling, their Gram matrix in bounded memory."""
+"""Public features as rows of unit norm: their scaling, and passes over them in bounded memory.
+
+Unit norm is what the sensitivity of a release rests on; ``Scaling`` makes it.
+
+*Where to spend a release.* A release of ``X^T Y`` has the same noise in all directions, and its
+size is fixed by the length of the longest row. So a linear map of the features, before they are
+scaled to unit length, decides how much of the signal each direction gets. It is made of public
+features alone, and so costs no privacy.
+
+Let the centred features have the covariance eigenvalues ``l_j``, let direction j get the share
+``p_j`` of the squared length of an average row (``sum_j p_j = 1``), and let ``c_j^2`` be the part
+of the labels' energy that direction j explains. Its moment has the size ``n sqrt(p_j) c_j`` and
+noise of standard deviation sigma in each of k columns, so that the best linear estimate leaves of
+``c_j^2`` the error ``c_j^2 v_j / (c_j^2 + v_j)`` with ``v_j = k sigma^2 / (n^2 p_j)``. The sum of
+these errors is least for
+
+``p_j = max(0, tau - k sigma^2 / (n^2 c_j^2))``,
+
+with the level tau that makes the shares sum to one: water-filling, as for parallel Gaussian
+channels (Cover and Thomas, "Elements of Information Theory", section 9.4). The ``c_j^2`` are not
+known. Under the normal prior of ridge regression, coefficients of equal variance in the features as
+they are, they are proportional to ``l_j`` in expectation; their sum is taken to be the variance of
+the codes of labels, as if the features explained the labels in full. Strong directions so get equal
+shares (whitening), weak ones less, and those that the noise would drown anyway get nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp._progress import Progress
 from tf_labeldp.features._reader import FeatureSource, new_digest
-from tf_labeldp.heads import _allocation
 from tf_labeldp.heads._label_source import array_digests, row_digests
 
 _SHARE = 4
-"""The part of the memory that each sample of rows may take."""
+"""One part in so many of the memory is for each sample of rows."""
 _DESIGN_ROWS = 100_000
 _MATRICES = 5
 """Doubles (d, d) at a time: a covariance or Gram matrix, its eigenvectors, the work space of the
@@ -25,6 +48,9 @@ _SKETCH = 16
 _SKETCH_TOLERANCE = 0.02
 _LARGEST = 1e38
 """Longer rows leave single precision, in which samples of rows are kept."""
+_RANK = 1e-10
+"""An eigenvalue below this part of the largest counts as zero: rows are mapped in single precision,
+in which such a direction, 1e-5 of a row's length, is known to one part in a hundred."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +97,18 @@ class Survey:
 
     Attributes:
         num_rows: n.
-        num_features: d.
         sample: some rows as given, drawn uniformly, ``float32`` (m, d).
         labels: those of a data set of (x, y) batches, else None.
     """
 
     num_rows: int
-    num_features: int
     sample: np.ndarray
     labels: np.ndarray | None
+
+    @property
+    def num_features(self) -> int:
+        """The number of features d."""
+        return int(self.sample.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +139,7 @@ class PublicRows:
     def __init__(self, source: FeatureSource, max_bytes: float) -> None:
         self._source = source
         self._max_bytes = float(max_bytes)
+        self._sample_bytes = int(self._max_bytes / _SHARE)
         self._scaling: Scaling | None = None
         self._known_digest: str | None = None
         self._sketch: np.ndarray | None = None
@@ -125,32 +155,28 @@ class PublicRows:
         digest = self._new_digest()
         before_encoder = array_digests(self._source.raw)
         found: list[np.ndarray] = []
-        progress = Progress("Reading features", self._source.num_rows)
         sample: RowSample | None = None
         start = 0
-        for raw in self._source.blocks(labels, digest):
+        for raw in self._counted("Reading features", self._source.blocks(labels, digest)):
             if sample is None:
                 check_memory(raw.shape[1], self._max_bytes)
-                sample = RowSample(raw.shape[1], self._sample_bytes(), _DESIGN_ROWS)
+                sample = RowSample(raw.shape[1], self._sample_bytes, _DESIGN_ROWS)
             given = checked_norms(raw, start)
             _refuse_zeros(given == 0.0, start)
             sample.add(raw)
             if before_encoder is None:
                 found.append(row_digests(raw))
             start += raw.shape[0]
-            progress.advance(raw.shape[0])
         if sample is None:
             raise ValueError("features hold no rows; give at least one.")
-        progress.end()
         self._row_digests = np.concatenate(found) if before_encoder is None else before_encoder
         self._known_digest = None if digest is None else digest.hexdigest()
-        y = np.concatenate(labels) if labels else None
-        return Survey(start, raw.shape[1], sample.rows(), y)
+        return Survey(start, sample.rows(), np.concatenate(labels) if labels else None)
 
     def design(
         self, survey: Survey, *, center: bool, intercept: float, noise_to_signal: float | None
     ) -> Scaling:
-        """Chooses the scaling, from the sample of the survey; see ``_allocation``.
+        """Chooses the scaling, from the sample of the survey.
 
         Args:
             survey: of these rows.
@@ -176,7 +202,7 @@ class PublicRows:
             for block in blocks:
                 covariance = add_gram(covariance, units.rows(block))
             covariance /= len(sample)
-            spread = _allocation.spread_map(covariance, noise_to_signal)
+            spread = spread_map(covariance, noise_to_signal)
         self._scaling = Scaling(mean, spread, float(intercept), size)
         return self._scaling
 
@@ -187,13 +213,12 @@ class PublicRows:
             sample_rows: the most rows to keep; None for as many as the memory allows.
         """
         gram: np.ndarray | None = None
-        progress = Progress("Gram matrix", self._source.num_rows)
         start, max_l1 = 0, 0.0
-        for rows in self._scaled():
+        for rows in self._counted("Gram matrix", self._scaled()):
             if gram is None:
                 width = rows.shape[1]
                 gram = np.zeros((width, width), order="F")
-                sample = RowSample(width, self._sample_bytes(), sample_rows)
+                sample = RowSample(width, self._sample_bytes, sample_rows)
                 weights = np.random.default_rng(1)
                 directions = np.random.default_rng(2).normal(size=(width, _SKETCH))
                 sketch = np.zeros(_SKETCH)
@@ -202,20 +227,14 @@ class PublicRows:
             max_l1 = max(max_l1, float(np.abs(rows).sum(axis=1).max()))
             sample.add(rows)
             start += rows.shape[0]
-            progress.advance(rows.shape[0])
-        progress.end()
         if gram is None:
             raise ValueError("features hold no rows; give at least one.")
         self._sketch = sketch
         return Scan(gram, start, max_l1, sample.rows())
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the scaled rows, ``float64`` (m, D); raises if they are not those of before."""
-        progress = Progress("Releasing the moments", self._source.num_rows)
-        for rows in self._scaled():
-            yield rows
-            progress.advance(rows.shape[0])
-        progress.end()
+        """Yields the scaled rows, ``float64`` (m, D), for the release; raises if they changed."""
+        return self._counted("Releasing the moments", self._scaled())
 
     def digest(self) -> str:
         """Returns a sketch of the scaled rows, see ``matches``."""
@@ -242,7 +261,9 @@ class PublicRows:
         return self._sketch
 
     def _scaled(self) -> Iterator[np.ndarray]:
-        scaling = self._chosen()
+        if self._scaling is None:
+            raise RuntimeError("design() comes before reading scaled rows.")
+        scaling = self._scaling
         digest = self._new_digest()
         for raw in self._source.blocks(None, digest):
             yield scaling.rows(raw)
@@ -257,13 +278,13 @@ class PublicRows:
         """Returns a hash for what is read, or None for arrays, which stay as they are."""
         return new_digest() if self._source.num_rows is None else None
 
-    def _chosen(self) -> Scaling:
-        if self._scaling is None:
-            raise RuntimeError("design() comes before reading scaled rows.")
-        return self._scaling
-
-    def _sample_bytes(self) -> int:
-        return int(self._max_bytes / _SHARE)
+    def _counted(self, what: str, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Yields blocks of rows, and reports the progress."""
+        progress = Progress(what, self._source.num_rows)
+        for rows in blocks:
+            yield rows
+            progress.advance(rows.shape[0])
+        progress.end()
 
 
 class RowSample:
@@ -351,3 +372,55 @@ def _refuse_zeros(rows: np.ndarray, start: int) -> None:
             f"{start + int(rows.argmax())}: they have no direction to scale to unit norm. Leave "
             "these examples out, or add a constant feature."
         )
+
+
+def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
+    """Returns the share (d,) of the squared length that each direction gets; their sum is one.
+
+    Args:
+        eigenvalues: of the covariance, (d,), at least zero, not all zero.
+        noise_to_signal: ``k sigma^2 / (n^2 V)`` for k noisy columns and codes of variance V (summed
+            over the columns), above zero.
+    """
+    strength = eigenvalues / eigenvalues.sum()
+    with np.errstate(divide="ignore", over="ignore"):
+        depth = noise_to_signal / strength
+    # Only differences of depths matter; as they are, a huge one would swallow the unit of water.
+    depth -= depth.min()
+    ordered = np.sort(depth)
+    # With the m shallowest directions under water, the level is (1 + sum of their depths) / m.
+    with np.errstate(over="ignore"):
+        levels = (1.0 + np.cumsum(ordered)) / np.arange(1, depth.size + 1)
+    level = levels[np.flatnonzero(levels > ordered)[-1]]
+    shares = np.maximum(level - depth, 0.0)
+    return shares / shares.sum()
+
+
+def spread_map(covariance: np.ndarray, noise_to_signal: float | None) -> np.ndarray | None:
+    """Returns the map (d, m), ``float32``, from centred rows to the directions that get a share.
+
+    Args:
+        covariance: (d, d), Fortran order; its upper triangle is used, and overwritten.
+        noise_to_signal: as in ``spread_shares``; None for no map.
+
+    Returns:
+        ``V diag(sqrt(p / l))`` over the m directions of positive share; or None.
+    """
+    if noise_to_signal is None:
+        return None
+    from scipy import linalg
+
+    driver = "evd" if len(covariance) > 1 else "ev"  # some versions of SciPy fail at 1 x 1
+    values, vectors = linalg.eigh(covariance, lower=False, driver=driver, overwrite_a=True)
+    if values[-1] <= 0.0:  # rows that do not differ: nothing to choose from
+        return None
+    # A large budget would spend a full share on rounding.
+    values = np.where(values > _RANK * values[-1], values, 0.0)
+    shares = spread_shares(values, noise_to_signal)
+    kept = shares > 0.0
+    gains = np.sqrt(shares[kept] / values[kept])
+    vectors = vectors[:, kept]
+    # An eigenvector's sign is arbitrary; a stored release is of use with the same signs alone.
+    largest = np.abs(vectors).argmax(axis=0)
+    gains *= np.sign(vectors[largest, np.arange(largest.size)])
+    return (vectors * gains).astype(np.float32)

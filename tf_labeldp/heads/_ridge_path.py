@@ -44,6 +44,13 @@ t and s maximise the likelihood ``-1/2 sum_j (k_eff log v_j + e_j / v_j)``; sigm
 posterior mean is ``f_j = t^2 l_j / v_j``. Unlike ridge, which keeps ``1 / lambda`` in directions
 with hardly any data, it goes to zero there: noise that the release has put into such a direction is
 removed, as B itself can be no larger there than the features are.
+
+*Probabilities.* Softmax of ``beta s`` for scores ``s = x W`` has the log-likelihood
+``beta tr(W^T B) - sum_i log sum_k exp(beta s_ik)`` (the scores of a row sum to zero, so that
+centring the codes changes nothing). ``tr(W^T B)`` can be estimated from the release
+(``Problem.cross_moment``, ``_logistic``), and the sum is public, so the sharpness beta of greatest
+likelihood, which temperature scaling (Guo et al. 2017) finds from held-out labels, is found from
+the release. The sum is taken over a public sample of rows.
 """
 
 from __future__ import annotations
@@ -57,6 +64,7 @@ _POINTS = 121
 _GUARD = 1.0 / 3.0
 _RANK = 1e-12
 """An eigenvalue below this part of the largest is rounding of zero."""
+_LARGEST_SHARPNESS = 1e3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +136,8 @@ class Problem:
         """Returns an estimate of ``tr(W^T B)``, intercept and all: of the scores with the labels.
 
         A part ``1 - q_j / v_j`` of row j of z is signal, under the prior of variances t2 and s2:
-        that is its posterior mean. ``sum_j f_j (e_j - k_eff q_j)`` needs no prior to be free of
-        bias, but its noise drowns it at a small epsilon. Likewise for the constant column.
+        that is its posterior mean. ``sum_j f_j (e_j - k_eff q_j)`` is unbiased without a prior,
+        but mostly noise at a small epsilon. Likewise for the constant column.
         """
         spectrum = self.spectrum
         signal = t2 * spectrum.values**2 + s2 * spectrum.values
@@ -313,3 +321,61 @@ def expected_signal_to_noise(spectrum: Spectrum, label_energy: float) -> float:
 
 def _top(spectrum: Spectrum) -> float:
     return max(float(spectrum.values[-1]), np.finfo(float).tiny)
+
+
+def class_scores(scores: np.ndarray) -> np.ndarray:
+    """Returns scores of all classes (m, K): of two classes, s is that of 1 and -s that of 0."""
+    return np.concatenate([-scores, scores], axis=1) if scores.shape[1] == 1 else scores
+
+
+def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
+    """Returns the beta of greatest likelihood; zero (all classes alike) if nothing agrees.
+
+    Args:
+        scores: of some examples, (m, K), rows that sum to zero.
+        agreement: estimate of the mean over all examples of the score of the true class.
+    """
+    from scipy import optimize, special
+
+    size = float(np.sqrt(np.mean(np.square(scores))))
+    if agreement <= 0.0 or size == 0.0:
+        return 0.0
+
+    def slope(beta: float) -> float:
+        expected = np.einsum("ik,ik->i", special.softmax(beta * scores, axis=1), scores)
+        return agreement - float(expected.mean())
+
+    largest = _LARGEST_SHARPNESS / size
+    if slope(largest) >= 0.0:  # the true class agrees more often than the best class: noise
+        return largest
+    return float(optimize.brentq(slope, 0.0, largest, xtol=1e-7 * largest, rtol=1e-6))
+
+
+def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> float:
+    """Returns the mean of what the agreement can be, given a noisy estimate of it.
+
+    The score of the true class is at most the largest score of its row, so the agreement has a
+    ceiling; an estimate near it or above, taken as it is, would make probabilities of 0 and 1. The
+    mean of a normal law around the estimate, cut off at the ceiling, is below it.
+
+    Args:
+        scores: of some examples, (m, K).
+        agreement: unbiased estimate of the mean score of the true class.
+        error: its standard deviation.
+    """
+    from scipy import stats
+
+    ceiling = float(scores.max(axis=1).mean(dtype=np.float64))
+    if error <= 0.0:
+        return min(agreement, ceiling)
+    place = (ceiling - agreement) / error
+    below = agreement - error * float(np.exp(stats.norm.logpdf(place) - stats.norm.logcdf(place)))
+    return min(below, ceiling)  # rounding, where the estimate is far above
+
+
+def log_loss(scores: np.ndarray, agreement: float, sharpness: float) -> float:
+    """Returns the mean log-loss of softmax of sharpened scores; arguments as above."""
+    from scipy import special
+
+    sharpened = sharpness * scores.astype(np.float64)
+    return float(special.logsumexp(sharpened, axis=1).mean()) - sharpness * agreement
