@@ -24,8 +24,12 @@ _ONE_LOGIT = (
 class VertexLosses:
     """What a denoiser may know of one step: public examples, and the model; no label.
 
-    In training, ``losses`` and ``predictions`` are those of the model in training mode, with the
-    random masks (dropout) of this step: see ``TrainingPass``.
+    In training, the losses are of the same function as the gradient that was clipped: the model in
+    training mode, where layers such as dropout draw for each row of the batch what they drew for
+    its gradient. So the clean gradient of a batch is in the hull of its own vertices. Two cases are
+    not covered. A custom layer that draws by ``tf.random``, or by ``keras.random`` without a
+    ``keras.random.SeedGenerator`` of its own, draws anew in each evaluation. And a random layer
+    that a model calls in several places may draw for them in another order.
 
     Attributes:
         losses: callable without arguments: (n, K) losses of n examples for each of K labels, from
@@ -57,14 +61,9 @@ class VertexLosses:
 
 
 class TrainingPass:
-    """The model as the step's clipped gradient sees it, to be evaluated again and again.
+    """The model in training mode, with the random numbers of the next gradient pass.
 
-    It runs in training mode. Layers that draw random numbers from a ``keras.random.SeedGenerator``
-    (dropout, Gaussian noise) draw what they will draw in the next gradient pass: on the batch of
-    that pass, every example has the same masks, and the outputs are equal. No state is changed.
-    Two cases are not covered: a custom layer that draws by ``tf.random``, or by ``keras.random``
-    without a generator of its own, draws anew in each evaluation; and one random layer that is
-    called at several places of a model may draw its masks there in another order.
+    It can be evaluated any number of times, always with the same numbers, and changes no state.
 
     Args:
         model: a built model.
