@@ -208,7 +208,7 @@ def test_the_distance_to_the_target_never_rises(solver, hull, dense, like_variab
     [
         ("conjugate", {"max_products": 15}),
         (accelerated, {"max_products": 14}),
-        (frank_wolfe, {"max_products": 20}),
+        (frank_wolfe, {"max_products": 12}),
         (StopAtNoise(1e-9), {"max_products": 16}),
         ("pgd", {"steps": 3}),
     ],

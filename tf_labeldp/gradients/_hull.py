@@ -248,27 +248,15 @@ class HullProblem(NamedTuple):
         return self.gap(point) <= self.relative_gap * 0.5 * dot(point.image, point.image)
 
 
-class HullSolution(NamedTuple):
-    """Where a solver ended.
-
-    Attributes:
-        point: the last one.
-        num_products: int32 scalar, how many products with G or its transpose were taken.
-        curvature: scalar to begin with at the next training step; 0: none was measured.
-    """
-
-    point: Point
-    num_products: tf.Tensor
-    curvature: tf.Tensor
-
-
-Solver = Callable[[HullProblem, tf.Tensor], Any]
-
-
 # The solvers.
 
+Solution = tuple[Point, Any, Any]
+"""The last point, the number of products taken, and a curvature to begin the next step with."""
 
-def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> HullSolution:
+Solver = Callable[[HullProblem, tf.Tensor], Solution]
+
+
+def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
     """Projects by conjugate directions, as far as they stay in the set (Polyak 1969).
 
     Each step goes from the last point towards ``Proj(a + d + b s)``: ``d`` is the projected
@@ -321,12 +309,10 @@ def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> HullSolution:
     products, point, _, scale, _ = tf.while_loop(
         unfinished, step, (tf.constant(2), first, nothing, scale, one)
     )
-    return HullSolution(point, products, tf.math.divide_no_nan(one, scale))
+    return point, products, tf.math.divide_no_nan(one, scale)
 
 
-def solve_pgd(
-    problem: HullProblem, start: tf.Tensor, *, step_size: float, steps: int
-) -> HullSolution:
+def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps: int) -> Solution:
     """Projects by a fixed number of steps ``a <- Proj(a - 2 step_size G^T (G a - target))``.
 
     ``ghazi2024``, section 3.2. Two products a step, and two for the certificate of the last point.
@@ -338,7 +324,7 @@ def solve_pgd(
 
     _, coefficients = tf.while_loop(lambda done, _: done < steps, step, (tf.constant(0), start))
     point = problem.point(coefficients)
-    return HullSolution(point, tf.constant(2 * steps + 2), tf.zeros([], start.dtype))
+    return point, 2 * steps + 2, tf.zeros([], start.dtype)
 
 
 def checked_solver(
@@ -368,19 +354,7 @@ def checked_solver(
 
 
 class HullProjection(NamedTuple):
-    """A point of the hull near the target, and how near it is to the nearest one.
-
-    Attributes:
-        point: list of tensors, like the variables: ``G coefficients``.
-        coefficients: float (n, K).
-        gap: scalar, the Frank-Wolfe gap of ``1/2 |G a - target|^2``: a certificate, as
-            ``|point - exact projection|^2 <= 2 gap``.
-        relative_gap: scalar ``gap / (1/2 |point|^2)``: its root bounds
-            ``|point - exact projection| / |point|``.
-        num_products: int32 scalar, how many products with G or its transpose were taken.
-        converged: boolean scalar, whether the gap is as small as was asked for.
-        curvature: scalar to give to the projection of the next training step.
-    """
+    """What ``project_onto_hull`` returns, and describes."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -440,9 +414,16 @@ def project_onto_hull(
         steps: of ``"pgd"``, which neither ``max_products`` nor gaps stop; None: 200.
 
     Returns:
-        A named tuple: the ``point`` (like the variables), its ``coefficients`` (n, K), a bound on
-        its distance to the exact projection (``gap``, ``relative_gap``), ``num_products``,
-        ``converged``, and the ``curvature`` for the next step.
+        A named tuple of
+        point: list of tensors, like the variables: ``G coefficients``;
+        coefficients: float (n, K);
+        gap: scalar, the Frank-Wolfe gap of ``1/2 |G a - target|^2``: a certificate, as
+        ``|point - exact projection|^2 <= 2 gap``;
+        relative_gap: scalar ``gap / (1/2 |point|^2)``, whose root bounds
+        ``|point - exact projection| / |point|``;
+        num_products: int32 scalar, how many products with G or its transpose were taken;
+        converged: boolean scalar, whether the gap is as small as was asked for;
+        curvature: scalar to give to the projection of the next training step.
 
     Raises:
         TypeError: a number of the wrong type.
@@ -476,8 +457,8 @@ def project_onto_hull(
         max_products=_validate.integer_at_least("max_products", max_products, 4),
         curvature=tf.cast(0.0 if curvature is None else curvature, dtype),
     )
-    found = solve(problem, _starting_coefficients(start, predictions, operator, feasible))
-    point, num_products, curvature = found
+    first = _starting_coefficients(start, predictions, operator, feasible)
+    point, num_products, curvature = solve(problem, first)
     gap = problem.gap(point)
     scale = 0.5 * dot(point.image, point.image)
     return HullProjection(

@@ -115,14 +115,7 @@ class GradientOperator:
         return operator
 
     def matvec(self, coefficients: Any) -> list[tf.Tensor]:
-        """Returns ``G u``, the sum of all columns weighted by ``coefficients``, by one VJP.
-
-        Args:
-            coefficients: float (n, K), of any sign and sum.
-
-        Returns:
-            One tensor a variable, of its shape.
-        """
+        """Returns ``G u``, the sum of all columns weighted by u (n, K): one tensor a variable."""
         seed = tf.cast(coefficients, self.dtype)
         if self._scales is not None:
             seed *= self._scales
@@ -139,14 +132,7 @@ class GradientOperator:
         return _dense(tape.gradient(values, self._variables, seed, unconnected_gradients="zero"))
 
     def rmatvec(self, vector: Sequence[Any]) -> tf.Tensor:
-        """Returns ``G^T v``, the inner product of each column with ``vector``, by one JVP.
-
-        Args:
-            vector: one tensor a variable, of its shape.
-
-        Returns:
-            float (n, K).
-        """
+        """Returns ``G^T v`` (n, K), the inner product of each column with v, like the variables."""
         tangents = [
             tf.cast(part, variable.dtype)
             for part, variable in zip(vector, self._variables, strict=True)

@@ -14,15 +14,7 @@ from tf_labeldp.gradients._operator import GradientOperator
 
 
 class SpanProjection(NamedTuple):
-    """A point of the span near the target.
-
-    Attributes:
-        point: list of tensors, like the variables: ``G coefficients``.
-        coefficients: float (n, K).
-        residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection.
-        num_products: int32 scalar, how many products with G or its transpose were taken.
-        converged: boolean scalar, whether ``residual`` is as small as was asked for.
-    """
+    """What ``project_onto_span`` returns, and describes."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -52,12 +44,16 @@ def project_onto_span(
         operator: G.
         target: list of tensors, like the operator's variables; the noisy gradient.
         max_products: integer of at least 3.
-        tolerance: stop once ``|G^T (target - point)| <= tolerance |G^T target|``; at least 0.
+        tolerance: stop once ``residual`` is at most this; at least 0.
         mask: (n,), zero for examples that are padding: their gradients do not count. None: all do.
 
     Returns:
-        A named tuple: the ``point`` (like the variables), its ``coefficients`` (n, K), the
-        ``residual`` that ``tolerance`` bounds, ``num_products`` and ``converged``.
+        A named tuple of
+        point: list of tensors, like the variables: ``G coefficients``;
+        coefficients: float (n, K);
+        residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection;
+        num_products: int32 scalar, how many products with G or its transpose were taken;
+        converged: boolean scalar, whether ``residual`` is as small as was asked for.
 
     Raises:
         TypeError: ``max_products`` is not an integer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from typing import Any
 
 import keras
@@ -22,6 +23,10 @@ from tf_labeldp.training._vertex_losses import VertexLosses
 
 _LEAST_TOLERANCE = 1e-6
 _REMOVED_SOLVERS = ("accelerated", "frank_wolfe")  # in saved models of version 0.1
+
+
+Denoised = tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]
+"""Gradients, the state of the next step, and scalars to report."""
 
 
 class Denoiser(abc.ABC):
@@ -53,9 +58,7 @@ class Denoiser(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the denoised gradients, the next state, and scalars to report.
 
         Args:
@@ -84,9 +87,7 @@ class NoOp(Denoiser):
         {}
     """
 
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the gradients."""
         del vertices
         return gradients, state, {}
@@ -123,9 +124,7 @@ class SelfSpan(Denoiser):
             )
         self.max_products = _validate.integer_at_least("max_products", max_products, 4)
 
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the projection onto the span, and its residual."""
         found = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables),
@@ -138,7 +137,7 @@ class SelfSpan(Denoiser):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {"tolerance": self.tolerance, "max_products": self.max_products}
+        return _arguments_of(self)
 
 
 class _Hull(Denoiser):
@@ -177,9 +176,7 @@ class _Hull(Denoiser):
         del shapes
         return tf.zeros([])
 
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the smoothed projection onto the hull, and its certificate."""
         operator = GradientOperator(vertices.losses, vertices.variables)
         predictions = vertices.predictions()
@@ -218,18 +215,7 @@ class _Hull(Denoiser):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {
-            "smoothing": self.smoothing,
-            "smooth_towards": self.smooth_towards,
-            "residual": self.residual,
-            "hull": self.hull,
-            "start": self.start,
-            "solver": self.solver,
-            "relative_gap": self.relative_gap,
-            "max_products": self.max_products,
-            "step_size": self.step_size,
-            "steps": self.steps,
-        }
+        return _arguments_of(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Denoiser:
@@ -344,9 +330,10 @@ class AltConv(_Hull):
         )
         self.num_examples = _validate.integer_at_least("num_examples", num_examples, 1)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {"num_examples": self.num_examples, **super().get_config()}
+
+def _arguments_of(denoiser: Denoiser) -> dict[str, Any]:
+    """Returns the arguments of the constructor, which are attributes of the same names."""
+    return {name: getattr(denoiser, name) for name in inspect.signature(type(denoiser)).parameters}
 
 
 def _report(num_products: tf.Tensor, converged: tf.Tensor) -> dict[str, tf.Tensor]:

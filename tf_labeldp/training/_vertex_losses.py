@@ -114,23 +114,12 @@ def vertex_losses(
 ) -> VertexLosses:
     """Returns the losses of public examples for each label that they could have.
 
-    With one number an example, the possible labels are the two ends of the range: the gradient for
-    any label in between lies between theirs, as for squared error and whatever else has a
-    derivative by the output that is monotone in the label.
-
-    Args:
-        forward: the model, with (n, K) scores of K classes, or (n,) or (n, 1) for two classes or
-            numbers.
-        loss: as compiled; says whether outputs are logits.
-        per_example: its losses (n,), from (y_true, y_pred).
-        x: features of n public examples.
-        mask: float (n,) or None.
-        labels: how labels look: class codes (n,) or (n, 1), or rows (n, K), and their dtype.
-        label_range: (low, high) of a regression task, or None.
-        noise_stddev: handed through.
-
-    Raises:
-        ValueError: an output that is neither (n,), (n, 1) nor (n, K), or numbers without a range.
+    With one number an example, the possible labels are the two ends of ``label_range``: the
+    gradient for any label in between lies between theirs, as for squared error and whatever else
+    has a derivative by the output that is monotone in the label. ``loss`` is as compiled, and
+    ``per_example`` its losses (n,) from (y_true, y_pred); ``labels`` is how the labels of a batch
+    look: class codes (n,) or (n, 1), or rows (n, K). Raises where an output is neither (n,), (n, 1)
+    nor (n, K), or a number without a range.
     """
     resolved = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
 
