@@ -352,6 +352,7 @@ def test_configs_of_earlier_versions_load(
     loaded = keras.saving.deserialize_keras_object(saved)
     del old["stop_at_noise"]
     assert loaded.get_config() == old  # what was saved, not the defaults of today
+    assert AltConv.from_config({"num_examples": 7}).residual == 0.0  # before there was one
     said = [str(w.message) for w in recwarn if w.category is UserWarning]
     assert [warning] == [warning for text in said if warning in text] if warning else not said
 

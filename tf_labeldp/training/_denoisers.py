@@ -220,7 +220,7 @@ class _Hull(Denoiser):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Denoiser:
         """Returns the denoiser that ``get_config`` described, also that of version 0.1."""
-        config = dict(config)
+        config = {"residual": 0.0, **config}  # what configs without the word meant
         solver = config.get("solver")
         if isinstance(solver, dict):  # a callable, as Keras serializes one
             config["solver"] = keras.saving.deserialize_keras_object(solver)
