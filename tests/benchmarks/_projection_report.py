@@ -5,8 +5,9 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 
-NOISE_SHARE = 0.3  # as in tf_labeldp/gradients/_hull.py
-MAX_PRODUCTS = 30  # the default; with ``stop_at_noise`` one goes to measure the noise
+from _projection_solvers import NOISE_SHARE
+
+MAX_PRODUCTS = 30  # the default; with ``StopAtNoise`` one goes to measure the noise
 PROBES = {"clipped": 4, "plain": 0}
 DEFAULT = {"solver": "conjugate", "hull": "per_example", "start": "predictions"}
 COLOURS = {
@@ -29,7 +30,7 @@ def select(results: list[dict], **wanted: object) -> list[dict]:
 
 
 def stopped(result: dict, *, at_noise: bool = False) -> dict:
-    """Returns the point at which the default's rule, or that of ``stop_at_noise``, stops."""
+    """Returns the point at which the default's rule, or that of ``StopAtNoise``, stops."""
     curve = [point for point in result["curve"] if point["products"] <= MAX_PRODUCTS - at_noise]
     enough = NOISE_SHARE * result["noise_gap"] if at_noise else 0.0
     for point in curve:
@@ -53,7 +54,7 @@ def print_tables(results: list[dict]) -> None:
     head = (
         "| state | n2 | columns | noise | noisy | pgd, paper's | default | pgd, stable | default |"
     )
-    print(head + " default stops at | with `stop_at_noise` |")
+    print(head + " default stops at | with `StopAtNoise` |")
     print("|" + "---|" * 11)
     for default in select(results, **DEFAULT):
         same = {

@@ -27,6 +27,7 @@ import _results
 import keras
 import numpy as np
 import tensorflow as tf
+from _projection_solvers import SOLVERS, AltConvStoppingAtNoise
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
@@ -66,6 +67,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "relative_gap": 1e-4,
         "residual": 0.7,
     },
+    "stop-at-noise": {"learning_rate": 4.0, "clip": 1.0, "epochs": 5, "residual": 0.0},
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
 }
@@ -75,6 +77,7 @@ AMPLIFICATION = "unearned_amplification"  # of denoisers that reveal the batch
 PARTS = {
     "gauss-newton": GaussNewton,
     "labeldp-pro": functools.partial(AltConv, **ALT),
+    "stop-at-noise": functools.partial(AltConvStoppingAtNoise, **ALT),
     "self-conv": SelfConv,
     "self-span": SelfSpan,
 }
@@ -117,6 +120,8 @@ def part_of(method: str, settings: dict[str, Any]) -> Any:
     own = {
         name: value for name, value in settings.items() if name not in OF_DP_SGD | {AMPLIFICATION}
     }
+    if "solver" in own:
+        own["solver"] = SOLVERS.get(own["solver"], own["solver"])
     return PARTS[method](**own)
 
 

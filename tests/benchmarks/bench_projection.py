@@ -29,12 +29,12 @@ import _projection_times as times
 import _results
 import numpy as np
 import tensorflow as tf
+from _projection_solvers import SOLVERS, estimate_column_norms
 from _projection_states import BATCH_SIZE, STATES, State, training_states
 
-from tf_labeldp.gradients import GradientOperator, estimate_column_norms, project_onto_hull
+from tf_labeldp.gradients import GradientOperator, project_onto_hull
 from tf_labeldp.gradients._flat import unflatten
-from tf_labeldp.gradients._hull_problem import HullProblem, Point
-from tf_labeldp.gradients._simplex import CoefficientSet
+from tf_labeldp.gradients._hull import CoefficientSet, HullProblem, Point
 
 CLIP = 1.0
 MAX_PRODUCTS = 40
@@ -175,7 +175,7 @@ def run(
                 case["hull"],
                 start=case["start"],
                 predictions=predictions,
-                solver=case["solver"],
+                solver=SOLVERS.get(case["solver"], case["solver"]),
                 relative_gap=0.0,
                 **setting,
             )

@@ -134,12 +134,15 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
     """Trains a ``LabelDPModel``; ``num_examples`` and what follows it are for ``AltConv``."""
     rounds = Rounds()
     import keras
+    from _projection_solvers import SOLVERS
 
     from tf_labeldp.cli import _models
     from tf_labeldp.data import poisson_batches
     from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer
 
     method = settings.pop("method", "auto")
+    if "solver" in settings:
+        settings["solver"] = SOLVERS.get(settings["solver"], settings["solver"])
     denoiser = AltConv(**settings) if settings else None
     inner = keras.optimizers.SGD(0.1)
     model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), CLASSES))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -13,7 +14,8 @@ import tensorflow as tf
 from tf_labeldp.gradients import GradientOperator
 
 
-class Case(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
     """Losses (n, K) of a model, its variables, and the model's probabilities."""
 
     losses: Callable[[], tf.Tensor]
@@ -23,6 +25,7 @@ class Case(NamedTuple):
     def operator(self, **kwargs: object) -> GradientOperator:
         return GradientOperator(self.losses, self.variables, **kwargs)
 
+    @functools.cache  # noqa: B019 (cases live as long as the session)
     def matrix(self) -> np.ndarray:
         """G (d, n K), column by column, each from a backward pass of its own."""
         columns = []
@@ -35,6 +38,7 @@ class Case(NamedTuple):
         return np.stack(columns, axis=1)
 
 
+@functools.cache
 def make_case(kind: str, n: int = 5, labels: int = 3, dtype: str = "float64") -> Case:
     """A model of this kind at fixed random weights."""
     keras.utils.set_random_seed(3)

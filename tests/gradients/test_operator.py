@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients import GradientOperator, estimate_column_norms
+from tf_labeldp.gradients import GradientOperator
 
 KINDS = ("dense", "conv", "max_pool_norm", "embedding", "two_inputs")
 SHAPES = ((5, 3), (1, 4), (3, 2))
@@ -158,27 +158,6 @@ def test_scales_are_factors_on_the_columns(shape, products, case_of, flat, like_
         np.testing.assert_allclose(np.ravel(product), factor * matrix.sum(0), atol=1e-10)
 
 
-def test_estimated_norms_are_those_of_the_columns(case_of):
-    case = case_of("conv")
-    exact = np.linalg.norm(case.matrix(), axis=0).reshape(5, 3)
-    m = 4000
-    # (G^T v)^2 / norm^2 is chi-squared with m degrees: its mean is 1 +- sqrt(2 / m), of which
-    # five times is allowed, here for the norm, so half of it.
-    allowed = 5.0 * np.sqrt(2.0 / m) / 2.0
-    estimate = tf.function(lambda: estimate_column_norms(case.operator(), m))().numpy()
-    np.testing.assert_allclose(estimate, exact, rtol=allowed)
-    assert np.abs(estimate / (1.2 * exact) - 1.0).min() > allowed
-
-
-def test_estimated_norms_count_scales(case_of):
-    case = case_of("dense")
-    operator = case.operator()
-    scales = tf.constant(np.linspace(0.1, 2.0, 15).reshape(5, 3))
-    np.testing.assert_allclose(
-        estimate_column_norms(operator.scaled(scales)), scales * estimate_column_norms(operator)
-    )
-
-
 W = tf.Variable([[1.0, 2.0]])
 
 
@@ -207,8 +186,3 @@ def test_losses_for_a_batch_of_unknown_size_are_refused():
 
     with pytest.raises(ValueError, match="pad them, and give a mask"):
         product(tf.ones([2, 1]))
-
-
-def test_no_probes():
-    with pytest.raises(ValueError, match="num_probes must be at least 1, got 0"):
-        estimate_column_norms(GradientOperator(lambda: W * 1.0, [W]), num_probes=0)

@@ -9,8 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tf_labeldp.gradients import project_onto_simplex
-from tf_labeldp.gradients._simplex import CoefficientSet
+from tf_labeldp.gradients._hull import CoefficientSet, project_onto_simplex
 
 matrices = hnp.arrays(
     np.float64,
@@ -111,14 +110,6 @@ def test_the_lowest_vertex_is_the_lowest_of_all(hull):
     np.testing.assert_allclose(np.sum(vertex * gradient), expected)
     np.testing.assert_allclose(vertex.sum(), 1.0)
     np.testing.assert_array_equal(vertex[1], [0.0, 0.0])
-
-
-def test_several_vertices_are_of_examples_in_order_and_never_of_padding():
-    gradient = tf.constant([[3.0, -1.0], [-9.0, 0.0], [-4.0, 5.0], [0.0, 0.0]])
-    feasible = CoefficientSet.of("joint", [1, 0, 1, 0], 4, tf.float32)
-    vertices = feasible.lowest_vertices(gradient, 3).numpy()
-    chosen = [tuple(int(i) for i in np.argwhere(v)[0]) for v in vertices]
-    assert chosen == [(2, 0), (0, 1), (2, 0)]
 
 
 @pytest.mark.parametrize("hull", ["joint", "per_example"])

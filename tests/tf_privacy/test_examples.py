@@ -12,7 +12,7 @@ import pytest
 PART = "tf_labeldp.tf_privacy"
 pytestmark = pytest.mark.tf_privacy
 
-MODULES = ["_denoised_query", "_load", "_query_noise"]
+MODULES = ["_denoised_query", "_query_noise"]
 
 
 @pytest.mark.parametrize("name", MODULES)

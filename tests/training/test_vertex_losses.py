@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_labeldp.gradients import GradientOperator
 from tf_labeldp.training._per_example_loss import per_example_loss
-from tf_labeldp.training._vertex_losses import vertex_losses
+from tf_labeldp.training._vertex_losses import TrainingPass, vertex_losses
 
 N, D, K = 5, 3, 4
 losses = keras.losses
@@ -30,7 +31,8 @@ def features() -> np.ndarray:
 
 def found(net: keras.Model, loss: Any, spec: Any, label_range: Any = None) -> Any:
     x = tf.constant(features())
-    return vertex_losses(net, loss, per_example_loss(loss), x, None, spec, label_range)
+    forward = TrainingPass(net, alone=False)
+    return vertex_losses(forward, loss, per_example_loss(loss), x, None, spec, label_range)
 
 
 def focal(y_true: Any, y_pred: Any) -> Any:
@@ -161,3 +163,55 @@ def test_outputs_that_have_no_labels_to_enumerate_are_refused() -> None:
     two = keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)])
     with pytest.raises(ValueError, match=r"\(5, 2\), \(5, 2\)"):
         found(two, losses.MeanSquaredError(), ONE_HOT).losses()
+
+
+def dropping() -> tuple[keras.Model, tf.Tensor]:
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input((D,)), keras.layers.Dropout(0.5), keras.layers.Dense(K)])
+    return net, tf.constant(features())
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["batch", "alone"])
+def test_a_training_pass_repeats_itself_and_leaves_the_model_alone(alone: bool) -> None:
+    net, x = dropping()
+    forward = TrainingPass(net, alone=alone)
+    state = net.layers[0].seed_generator.state
+    before = np.array(state.value)
+    first, second = forward(x), forward(x)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(before, state.value)
+    assert np.abs(first - net(x, training=False)).max() > 0.1
+    vertices = vertex_losses(
+        forward,
+        losses.SparseCategoricalCrossentropy(from_logits=True),
+        per_example_loss(losses.SparseCategoricalCrossentropy(from_logits=True)),
+        x,
+        None,
+        CODES,
+        None,
+    )
+    np.testing.assert_allclose(tf.exp(-vertices.losses()), vertices.predictions(), rtol=1e-5)
+    following = net(x, training=True)  # which the pass had foreseen, if it is of the batch
+    assert np.allclose(following, first, atol=1e-6) != alone
+    assert np.abs(TrainingPass(net, alone=alone)(x) - first).max() > 0.1  # the next step's masks
+
+
+def test_both_kinds_of_products_see_the_same_masks() -> None:
+    net, x = dropping()
+    for alone in (False, True):
+        forward = TrainingPass(net, alone=alone)
+        rng = np.random.default_rng(0)
+        v = [tf.constant(rng.normal(size=w.shape), tf.float32) for w in forward.variables]
+        made = [
+            GradientOperator(
+                lambda forward=forward: -tf.nn.log_softmax(forward(x)),
+                forward.variables,
+                products=products,
+            )
+            for products in ("recorded", "recomputed")
+        ]
+        u = tf.constant(rng.normal(size=(N, K)), tf.float32)
+        for one, other in zip(*(operator.matvec(u) for operator in made), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        one, other = (operator.rmatvec(v) for operator in made)
+        np.testing.assert_allclose(one, other, atol=1e-5)

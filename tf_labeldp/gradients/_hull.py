@@ -1,52 +1,360 @@
-"""The front door of projections onto the convex hull of per-example, per-label gradients."""
+"""Projections of a noisy gradient onto a convex hull of per-example, per-label gradients.
+
+In this order: the set of coefficients that a hull stands for, the problem, its two solvers, and the
+front door, ``project_onto_hull``. A projection stops where ``HullProblem.is_solved`` says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.gradients._coefficients import starting_coefficients
-from tf_labeldp.gradients._flat import dot, flat_target, unflatten
-from tf_labeldp.gradients._hull_accelerated import solve_accelerated
-from tf_labeldp.gradients._hull_conjugate import solve_conjugate
-from tf_labeldp.gradients._hull_frank_wolfe import solve_frank_wolfe
-from tf_labeldp.gradients._hull_pgd import solve_pgd
-from tf_labeldp.gradients._hull_problem import HullProblem, HullSolution
+from tf_labeldp.gradients._flat import dot, flat_target, flatten, unflatten
 from tf_labeldp.gradients._operator import GradientOperator
-from tf_labeldp.gradients._simplex import HULLS, CoefficientSet
 
-SOLVERS = ("conjugate", "accelerated", "frank_wolfe", "pgd")
+HULLS = ("joint", "per_example")
+STARTS = ("predictions", "uniform")
+SOLVERS = ("conjugate", "pgd")
 
-_NOISE_SHARE = 0.3
-"""Of the gap that noise alone makes; measured in ``tests/benchmarks/bench_projection.py``."""
 _PGD_STEP_SIZE, _PGD_STEPS = 0.02, 200
 
 
-class HullProjection(NamedTuple):
-    """A point of the hull near the target, and how near it is to the nearest one.
+# Coefficients.
+
+
+def project_onto_simplex(values: Any, total: Any = 1.0) -> tf.Tensor:
+    """Returns the nearest point with entries of at least 0 that sum to ``total``, row by row.
+
+    By sorting, as in Wang and Carreira-Perpinan (2013), "Projection onto the probability simplex".
+    The rows (..., m) run along the last axis; ``total`` broadcasts to (..., 1).
+    """
+    values = tf.convert_to_tensor(values)
+    total = tf.cast(tf.convert_to_tensor(total, dtype_hint=values.dtype), values.dtype)
+    # A shift does not move the answer, and entries this far below the largest stay at zero. So sums
+    # run over numbers of the size of the answer.
+    values -= tf.reduce_max(values, axis=-1, keepdims=True)
+    values = tf.maximum(values, -2.0 * total)
+    ordered = tf.sort(values, axis=-1, direction="DESCENDING")
+    counts = tf.range(1, tf.shape(values)[-1] + 1)
+    excess = tf.cumsum(ordered, axis=-1) - total
+    support = tf.reduce_sum(
+        tf.cast(ordered * tf.cast(counts, values.dtype) > excess, tf.int32), axis=-1, keepdims=True
+    )
+    support = tf.maximum(support, 1)  # of all-NaN rows, which stay NaN
+    threshold = tf.gather(excess, support - 1, axis=-1, batch_dims=values.shape.rank - 1)
+    return tf.maximum(values - threshold / tf.cast(support, values.dtype), 0.0)
+
+
+def mask_column(mask: Any, num_rows: int, dtype: tf.DType) -> tf.Tensor:
+    """Returns 1 (n, 1) for examples and 0 for padding, or raises if ``mask`` is not (n,)."""
+    if mask is None:
+        return tf.ones([num_rows, 1], dtype)
+    mask = tf.cast(tf.cast(mask, bool), dtype)
+    if not mask.shape.is_compatible_with([num_rows]):
+        raise ValueError(f"mask must have shape ({num_rows},), got {tuple(mask.shape)}.")
+    return tf.reshape(mask, [num_rows, 1])
+
+
+class CoefficientSet(NamedTuple):
+    """Coefficients (n, K) of a hull: at least 0, with fixed sums, and 0 in rows that are padding.
 
     Attributes:
-        point: list of tensors, like the variables: ``G coefficients``.
-        coefficients: float (n, K).
-        gap: scalar, the Frank-Wolfe gap of ``1/2 |G a - target|^2``: a certificate, as
-            ``|point - exact projection|^2 <= 2 gap``.
-        relative_gap: scalar ``gap / (1/2 |point|^2)``: its root bounds
-            ``|point - exact projection| / |point|``.
-        num_products: int32 scalar, products with G or its transpose that were taken.
-        converged: boolean scalar, whether the gap is as small as was asked for.
-        curvature: scalar to give to the projection of the next training step.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> x, w = tf.constant([[1.0]]), tf.Variable(tf.zeros([1, 2]))
-        >>> operator = GradientOperator(lambda: -tf.nn.log_softmax(x @ w), [w])
-        >>> result = project_onto_hull(operator, [tf.zeros([1, 2])], start="uniform")
-        >>> float(result.gap), int(result.num_products)
-        (0.0, 2)
+        hull: ``"joint"``: all entries together sum to one (``ghazi2024``); ``"per_example"``: the
+            entries of each of m examples sum to 1 / m.
+        mask: float (n, 1), 1 for examples and 0 for padding.
+        row_total: scalar 1 / m.
     """
+
+    hull: str
+    mask: tf.Tensor
+    row_total: tf.Tensor
+
+    @classmethod
+    def of(cls, hull: str, mask: Any, num_rows: int, dtype: tf.DType) -> CoefficientSet:
+        """Returns the set for n rows, of which those with a ``mask`` of 0 do not count."""
+        column = mask_column(mask, num_rows, dtype)
+        return cls(hull, column, 1.0 / tf.maximum(tf.reduce_sum(column), 1.0))
+
+    def project(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the nearest coefficients (n, K) to ``values``."""
+        if self.hull == "per_example":
+            return self.mask * project_onto_simplex(values, self.row_total)
+        # Padding goes where no entry of the answer can be: more than the total below the largest.
+        largest = tf.reduce_max(tf.where(self.mask > 0, values, values.dtype.min))
+        values = tf.where(self.mask > 0, values, largest - 2.0)
+        flat = project_onto_simplex(tf.reshape(values, [-1]))
+        return self.mask * tf.reshape(flat, tf.shape(values))
+
+    def fill(self, probabilities: tf.Tensor) -> tf.Tensor:
+        """Returns coefficients with each example's row proportional to its probabilities."""
+        return self.mask * self.row_total * probabilities
+
+    def lowest_vertex(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns the vertex (n, K) of the set whose inner product with ``gradient`` is least."""
+        best = tf.one_hot(tf.argmin(gradient, axis=1), gradient.shape[1], dtype=gradient.dtype)
+        if self.hull == "per_example":
+            return self.fill(best)
+        lowest = tf.where(self.mask[:, 0] > 0, tf.reduce_min(gradient, axis=1), gradient.dtype.max)
+        row = tf.one_hot(tf.argmin(lowest), gradient.shape[0], dtype=gradient.dtype)
+        return row[:, tf.newaxis] * best
+
+    def centred(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient less its mean over the coefficients, for each fixed sum.
+
+        No move within the set changes with such a constant. But it multiplies sums of moves, which
+        are zero only up to rounding, and would swamp the small slopes near the solution.
+        """
+        if self.hull == "joint":
+            return gradient - tf.reduce_sum(coefficients * gradient)
+        means = tf.reduce_sum(coefficients * gradient, axis=1, keepdims=True) / self.row_total
+        return gradient - means
+
+    def gap(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns the Frank-Wolfe gap: the most that ``<gradient, .>`` can fall within the set."""
+        return tf.reduce_sum((coefficients - self.lowest_vertex(gradient)) * gradient)
+
+
+def smooth_coefficients(
+    coefficients: tf.Tensor,
+    smoothing: float,
+    towards: str = "uniform",
+    *,
+    predictions: Any = None,
+    mask: Any = None,
+) -> tf.Tensor:
+    """Returns ``smoothing * coefficients + (1 - smoothing) * b`` (``ghazi2024``, section 3.3).
+
+    ``b`` is ``1 / (n K)`` (``"uniform"``) or ``predictions / n``, over the examples of the mask.
+    """
+    shape, dtype = coefficients.shape, coefficients.dtype
+    feasible = CoefficientSet.of("joint", mask, shape[0], dtype)
+    other = feasible.fill(_probabilities(towards, predictions, shape, dtype))
+    return smoothing * coefficients + (1.0 - smoothing) * other
+
+
+def _starting_coefficients(
+    start: Any, predictions: Any, operator: GradientOperator, feasible: CoefficientSet
+) -> tf.Tensor:
+    """Returns coefficients of the set to begin with, or raises if ``start`` is none."""
+    shape = operator.coefficients_shape
+    if isinstance(start, str):
+        if start not in STARTS:
+            raise ValueError(
+                f"start must be one of {', '.join(STARTS)} or coefficients (n, K), got {start!r}."
+            )
+        start = feasible.fill(_probabilities(start, predictions, shape, operator.dtype))
+    # Probabilities of half precision miss their sum of one by more than the gap may.
+    return feasible.project(_of_shape("start", start, shape, operator.dtype))
+
+
+def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns the probabilities (n, K) of labels that ``kind`` stands for."""
+    if kind == "uniform":
+        return tf.fill(shape, tf.constant(1.0 / shape[1], dtype))
+    if predictions is None:
+        raise ValueError(
+            "'predictions' needs predictions=, the model's probabilities (n, K) of the labels: "
+            "tf.nn.softmax(model(x)). Without them use 'uniform'."
+        )
+    return _of_shape("predictions", predictions, shape, dtype)
+
+
+def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
+    value = tf.cast(value, dtype)
+    if not value.shape.is_compatible_with(shape):
+        raise ValueError(
+            f"{name} must have the shape (n, K) of the losses, {tuple(shape)}, got "
+            f"{tuple(value.shape)}."
+        )
+    return tf.ensure_shape(value, shape)
+
+
+# The problem.
+
+
+class Point(NamedTuple):
+    """Coefficients with what is linear in them, so that combinations of points cost no product.
+
+    Attributes:
+        coefficients: float (n, K), ``a``.
+        image: ``G a`` (d,).
+        slope: gradient (n, K) of f there, ``G^T (G a - target)``, up to constants (``centred``).
+    """
+
+    coefficients: tf.Tensor
+    image: tf.Tensor
+    slope: tf.Tensor
+
+    def towards(self, other: Point, step: tf.Tensor) -> Point:
+        """Returns ``self + step (other - self)``."""
+        return Point(*(a + step * (b - a) for a, b in zip(self, other, strict=True)))
+
+    def best_step(self, other: Point) -> tf.Tensor:
+        """Returns the step towards ``other``, of any size from 0, at which f is least."""
+        descent = -dot(self.slope, other.coefficients - self.coefficients)
+        change = other.image - self.image
+        return tf.maximum(tf.math.divide_no_nan(descent, dot(change, change)), 0.0)
+
+
+class HullProblem(NamedTuple):
+    """Minimise ``f(a) = 1/2 |G a - target|^2`` over a set of coefficients: what a solver is given.
+
+    Attributes:
+        operator: G.
+        target: float (d,).
+        feasible: the set.
+        relative_gap: scalar; a point is good enough once its gap is at most this part of
+            ``1/2 |G a|^2``.
+        max_products: how many products a solver may take.
+        curvature: scalar that the solver returned at the last training step; 0: none.
+    """
+
+    operator: GradientOperator
+    target: tf.Tensor
+    feasible: CoefficientSet
+    relative_gap: tf.Tensor
+    max_products: int
+    curvature: tf.Tensor
+
+    def image(self, coefficients: tf.Tensor) -> tf.Tensor:
+        """Returns ``G a`` (d,): one product."""
+        return flatten(self.operator.matvec(coefficients), self.operator.dtype)
+
+    def slope(self, image: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient (n, K) of f where ``G a`` is ``image`` (d,): one product."""
+        residual = image - self.target
+        return self.operator.rmatvec(unflatten(residual, self.operator.variable_shapes))
+
+    def point(self, coefficients: tf.Tensor) -> Point:
+        """Returns coefficients with their image and slope: two products."""
+        image = self.image(coefficients)
+        return self.centred(Point(coefficients, image, self.slope(image)))
+
+    def centred(self, point: Point) -> Point:
+        """Returns the point with its slope centred anew."""
+        slope = self.feasible.centred(point.coefficients, point.slope)
+        return point._replace(slope=slope)
+
+    def gap(self, point: Point) -> tf.Tensor:
+        """Returns the Frank-Wolfe gap at a point, which bounds how far f can still fall."""
+        return tf.maximum(self.feasible.gap(point.coefficients, point.slope), 0.0)
+
+    def is_solved(self, point: Point) -> tf.Tensor:
+        """Returns whether the gap is as small as was asked for: where the projection stops."""
+        return self.gap(point) <= self.relative_gap * 0.5 * dot(point.image, point.image)
+
+
+# The solvers.
+
+Solution = tuple[Point, Any, Any]
+"""The last point, the number of products taken, and a curvature to begin the next step with."""
+
+Solver = Callable[[HullProblem, tf.Tensor], Solution]
+
+
+def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
+    """Projects by conjugate directions, as far as they stay in the set (Polyak 1969).
+
+    Each step goes from the last point towards ``Proj(a + d + b s)``: ``d`` is the projected
+    gradient step of Barzilai and Borwein (1988), ``s`` the previous step, and ``b`` makes the two
+    conjugate. It goes along that line as far as f falls and the set allows. While no coefficient
+    reaches zero these are conjugate gradients, which no other method with as many products beats;
+    f never rises. There is no step size to choose. If no curvature is known, the first step goes
+    towards a vertex.
+    """
+    feasible, dtype = problem.feasible, start.dtype
+    first = problem.point(start)
+
+    def unfinished(products: Any, point: Point, _: Point, __: Any, length: Any) -> Any:
+        # A step of no length: at this precision there is no way down from here.
+        some_way = (products + 2 <= problem.max_products) & (length > 0)
+        return some_way & ~problem.is_solved(point)
+
+    def goal(point: Point, last: Point, scale: tf.Tensor) -> tf.Tensor:
+        here = point.coefficients
+        downhill = feasible.project(here - scale * point.slope)
+        share = -tf.math.divide_no_nan(
+            dot(downhill - here, last.slope), dot(last.image, last.image)
+        )
+        conjugate = feasible.project(downhill + share * last.coefficients)
+        return tf.where(dot(point.slope, conjugate - here) < 0, conjugate, downhill)
+
+    def step(products: Any, point: Point, last: Point, scale: Any, _: Any) -> tuple[Any, ...]:
+        target = tf.cond(
+            scale > 0,
+            lambda: goal(point, last, scale),
+            lambda: feasible.lowest_vertex(point.slope),
+        )
+        trial = problem.point(target)
+        # As far as the set allows: until the first entry would be negative, but at least to trial.
+        fall = point.coefficients - trial.coefficients
+        room = tf.math.divide_no_nan(point.coefficients, fall)
+        longest = tf.reduce_min(tf.where(fall > 0, room, fall.dtype.max))
+        length = tf.minimum(point.best_step(trial), tf.maximum(longest, 1.0))
+        ahead = point.towards(trial, length)
+        ahead = problem.centred(ahead._replace(coefficients=tf.maximum(ahead.coefficients, 0.0)))
+        last = Point(*(new - old for new, old in zip(ahead, point, strict=True)))
+        measured = tf.math.divide_no_nan(
+            dot(last.coefficients, last.coefficients), dot(last.image, last.image)
+        )
+        return products + 2, ahead, last, tf.where(measured > 0, measured, scale), length
+
+    one = tf.ones([], dtype)
+    nothing = Point(*(tf.zeros_like(part) for part in first))
+    scale = tf.math.divide_no_nan(one, problem.curvature)
+    products, point, _, scale, _ = tf.while_loop(
+        unfinished, step, (tf.constant(2), first, nothing, scale, one)
+    )
+    return point, products, tf.math.divide_no_nan(one, scale)
+
+
+def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps: int) -> Solution:
+    """Projects by a fixed number of steps ``a <- Proj(a - 2 step_size G^T (G a - target))``.
+
+    ``ghazi2024``, section 3.2. Two products a step, and two for the certificate of the last point.
+    """
+
+    def step(done: Any, coefficients: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        slope = problem.slope(problem.image(coefficients))
+        return done + 1, problem.feasible.project(coefficients - 2.0 * step_size * slope)
+
+    _, coefficients = tf.while_loop(lambda done, _: done < steps, step, (tf.constant(0), start))
+    point = problem.point(coefficients)
+    return point, 2 * steps + 2, tf.zeros([], start.dtype)
+
+
+def checked_solver(
+    solver: Any, step_size: float | None, steps: int | None
+) -> tuple[Solver, float | None, int | None]:
+    """Returns the function that a solver's name stands for, or raises if an argument is wrong."""
+    if not callable(solver):
+        _validate.one_of("solver", solver, SOLVERS)
+    if solver != "pgd":
+        if (step_size, steps) != (None, None):
+            raise ValueError(
+                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: "
+                "the other solvers measure their steps, and max_products limits them."
+            )
+        return (solver if callable(solver) else solve_conjugate), None, None
+    if step_size is not None:
+        step_size = _validate.positive_finite("step_size", step_size)
+    if steps is not None:
+        steps = _validate.integer_at_least("steps", steps, 1)
+    pgd = functools.partial(
+        solve_pgd, step_size=step_size or _PGD_STEP_SIZE, steps=steps or _PGD_STEPS
+    )
+    return pgd, step_size, steps
+
+
+# The front door.
+
+
+class HullProjection(NamedTuple):
+    """What ``project_onto_hull`` returns, and describes."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -64,9 +372,8 @@ def project_onto_hull(
     *,
     start: Any = "predictions",
     predictions: Any = None,
-    solver: str = "conjugate",
+    solver: str | Solver = "conjugate",
     relative_gap: float = 1e-2,
-    noise_stddev: Any = None,
     max_products: int = 30,
     curvature: Any = None,
     mask: Any = None,
@@ -76,10 +383,10 @@ def project_onto_hull(
     """Returns the point of a convex hull of gradients that is nearest to ``target``, or near it.
 
     Minimises ``1/2 |G a - target|^2`` over coefficients ``a`` (n, K) of at least 0 (``ghazi2024``,
-    sections 3.1 and 3.2), never forming G, in two products a step. In a ``tf.function`` all of it
+    sections 3.1 and 3.2), never forming G, in two products per step. In a ``tf.function`` all of it
     is in the graph.
 
-    Privacy:
+    Guarantee:
         Post-processing of ``target``: sees no labels.
 
     Args:
@@ -88,25 +395,35 @@ def project_onto_hull(
         hull: ``"per_example"``: the coefficients of each of n examples sum to 1 / n, so the set
             holds the mean gradient of the examples for any labels, and little else. ``"joint"``:
             all of them sum to 1, the paper's set.
-        start: ``"predictions"`` begins where each example has the label that the model gives it,
-            which is point 0 for cross-entropy and no ``scales``; ``"uniform"`` with all labels
-            alike, as the paper; or coefficients (n, K), which are first projected onto the set.
+        start: ``"predictions"`` begins where each example has the label that the model predicts,
+            which is point 0 for cross-entropy and no ``scales``; ``"uniform"`` with equal
+            coefficients for all labels, as the paper; or coefficients (n, K), which are first
+            projected onto the set.
         predictions: float (n, K), the model's probabilities of the labels, for this start.
-        solver: ``"conjugate"``: projected conjugate gradients. ``"accelerated"``: Nesterov's method
-            with adaptive restart. ``"frank_wolfe"``: fully corrective, ``max_products (d + n K)``
-            numbers of memory. ``"pgd"``: the paper's fixed number of plain steps, to compare with.
-        relative_gap: stop once ``gap <= relative_gap |point|^2 / 2``; from 0.
-        noise_stddev: standard deviation of the noise in each coordinate of ``target``, a number or
-            a scalar tensor. With it, stop also once the gap is below 0.3 of what such noise alone
-            makes, measured by one product with fixed random numbers: from there on a better fit
-            to the target is mostly a fit to its noise. None: no such stop.
-        max_products: integer: stop before more products than this. At least 4, and 5 with
-            ``noise_stddev``.
+        solver: ``"conjugate"``: projected conjugate gradients. ``"pgd"``: the paper's fixed number
+            of plain steps, for comparison. Or a callable ``(problem, start) -> (point,
+            num_products, curvature)``: ``problem.point(a)`` evaluates coefficients (n, K) in two
+            products, ``problem.feasible`` is their set, ``problem.is_solved(point)`` says when to
+            stop, and ``problem.max_products`` is the limit.
+        relative_gap: stop once ``gap <= relative_gap |point|^2 / 2``; at least 0.
+        max_products: integer of at least 4: stop before more products than this.
         curvature: ``curvature`` of the last training step's projection, for a better first step;
-            None or 0: nothing known. Not used by ``"frank_wolfe"`` and ``"pgd"``.
+            None or 0: nothing known. Not used by ``"pgd"``.
         mask: (n,), zero for examples that are padding: they get no coefficients. None: all count.
         step_size: of ``"pgd"`` alone, above 0; None: 0.02.
         steps: of ``"pgd"``, which neither ``max_products`` nor gaps stop; None: 200.
+
+    Returns:
+        A named tuple of
+        point: list of tensors, like the variables: ``G coefficients``;
+        coefficients: float (n, K);
+        gap: scalar, the Frank-Wolfe gap of ``1/2 |G a - target|^2``: a certificate, as
+        ``|point - exact projection|^2 <= 2 gap``;
+        relative_gap: scalar ``gap / (1/2 |point|^2)``, whose root bounds
+        ``|point - exact projection| / |point|``;
+        num_products: int32 scalar, how many products with G or its transpose were taken;
+        converged: boolean scalar, whether the gap is as small as was asked for;
+        curvature: scalar to give to the projection of the next training step.
 
     Raises:
         TypeError: a number of the wrong type.
@@ -127,58 +444,29 @@ def project_onto_hull(
         [[0.0, 0.5], [0.0, 0.5]]
     """
     _validate.one_of("hull", hull, HULLS)
-    _validate.one_of("solver", solver, SOLVERS)
+    solve, _, _ = checked_solver(solver, step_size, steps)
     if not relative_gap >= 0.0:
         raise ValueError(f"relative_gap must be at least 0, got {relative_gap}.")
     dtype = operator.dtype
-    vector = flat_target(target, operator)
     feasible = CoefficientSet.of(hull, mask, operator.coefficients_shape[0], dtype)
-    first = starting_coefficients(start, predictions, operator, feasible)
-    noise_gap, probes = _noise_gap(noise_stddev, first, operator, feasible)
-    problem = HullProblem(operator, vector, feasible, tf.cast(relative_gap, dtype), noise_gap)
-
-    if solver == "pgd":
-        eta = _PGD_STEP_SIZE if step_size is None else step_size
-        eta = _validate.positive_finite("step_size", eta)
-        count = _validate.integer_at_least("steps", _PGD_STEPS if steps is None else steps, 1)
-        return _result(problem, solve_pgd(problem, first, step_size=eta, steps=count), probes)
-    if step_size is not None or steps is not None:
-        raise ValueError(
-            f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: the "
-            "other solvers measure their steps, and max_products limits them."
-        )
-    products = _validate.integer_at_least("max_products", max_products, 4 + probes) - probes
-    if solver == "frank_wolfe":
-        return _result(problem, solve_frank_wolfe(problem, first, max_products=products), probes)
-    solve = solve_accelerated if solver == "accelerated" else solve_conjugate
-    solution = solve(problem, first, max_products=products, curvature=curvature)
-    return _result(problem, solution, probes)
-
-
-def _noise_gap(
-    stddev: Any, start: tf.Tensor, operator: GradientOperator, feasible: CoefficientSet
-) -> tuple[tf.Tensor, int]:
-    """Returns the gap at which to stop, and how many products it took to find."""
-    if stddev is None:
-        return tf.zeros([], operator.dtype), 0
-    # Not private: it stands in for the noise, and protects nothing. So it may be the same always.
-    noise = tf.random.stateless_normal([operator.shape[0]], [0, 0], dtype=operator.dtype)
-    slope = operator.rmatvec(unflatten(noise, operator.variable_shapes))
-    share = _NOISE_SHARE * tf.cast(stddev, operator.dtype)
-    return share * feasible.gap(start, slope), 1
-
-
-def _result(problem: HullProblem, solution: HullSolution, probes: int) -> HullProjection:
-    """Adds the certificate."""
-    point = solution.point
+    problem = HullProblem(
+        operator,
+        flat_target(target, operator),
+        feasible,
+        relative_gap=tf.cast(relative_gap, dtype),
+        max_products=_validate.integer_at_least("max_products", max_products, 4),
+        curvature=tf.cast(0.0 if curvature is None else curvature, dtype),
+    )
+    first = _starting_coefficients(start, predictions, operator, feasible)
+    point, num_products, curvature = solve(problem, first)
     gap = problem.gap(point)
     scale = 0.5 * dot(point.image, point.image)
     return HullProjection(
-        point=unflatten(point.image, problem.operator.variable_shapes),
+        point=unflatten(point.image, operator.variable_shapes),
         coefficients=point.coefficients,
         gap=gap,
         relative_gap=gap / tf.maximum(scale, scale.dtype.as_numpy_dtype(1e-30)),
-        num_products=solution.num_products + probes,
+        num_products=tf.cast(num_products, tf.int32),
         converged=problem.is_solved(point),
-        curvature=solution.curvature,
+        curvature=curvature,
     )

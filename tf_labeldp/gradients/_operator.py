@@ -20,24 +20,26 @@ class GradientOperator:
     would have with label k (``ghazi2024``, section 3.2). No true label is needed for it. ``G`` is
     never formed: ``G u`` is one backward pass, ``G^T v`` one forward-mode pass (appendix C).
 
-    The model is evaluated once, here, at the current values of the variables: make a new operator
-    after they have changed. Make it inside the ``tf.function`` that uses it; its products may then
-    be taken inside ``tf.while_loop``.
+    The losses are evaluated here, at the current values of the variables: make a new operator after
+    they have changed. Make it inside the ``tf.function`` that uses it; its products may then be
+    taken inside ``tf.while_loop``.
 
     Args:
         losses: callable without arguments that returns the losses (n, K), float, of each example
             for each label, from the current variables, such as
-            ``lambda: -tf.nn.log_softmax(model(x))``.
+            ``lambda: -tf.nn.log_softmax(model(x))``. For numbers in [low, high] and squared error,
+            whose gradient is linear in the label, the two ends are enough:
+            ``lambda: tf.square(tf.constant([[low, high]]) - model(x))``.
         variables: the weights, in the order in which gradients are listed; Keras or TensorFlow
             variables, or tensors that the losses are made from.
         scales: float (n, K), or a shape that broadcasts to it: factors on the columns, such as
             ``min(1, C / norm)`` to clip each of them. None: 1.
         products: ``"recorded"`` keeps the activations of one evaluation of the model for all
-            products, and takes ``G^T v`` as the derivative by u of ``<v, G u>``, which is linear in
-            u. ``"recomputed"`` evaluates the model anew in each product, and takes ``G^T v`` by
-            ``tf.autodiff.ForwardAccumulator``: the definition, and the way for models with
-            operations that have no second derivative. Both give the same numbers; on the CNN of
-            Table 10(a) the first takes 0.7 of the second's time.
+            products, and computes ``G^T v`` as the derivative of ``<v, G u>`` with respect to u.
+            ``"recomputed"`` evaluates the model in each product, and computes ``G^T v`` in forward
+            mode (``tf.autodiff.ForwardAccumulator``), which also works for operations that have no
+            second derivative. Both give the same numbers; on the CNN of Table 10(a) the first takes
+            0.7 of the second's time.
 
     Raises:
         TypeError: ``losses`` is not callable, or its result not floating-point.
@@ -113,14 +115,7 @@ class GradientOperator:
         return operator
 
     def matvec(self, coefficients: Any) -> list[tf.Tensor]:
-        """Returns ``G u``, the sum of all columns weighted by ``coefficients``, by one VJP.
-
-        Args:
-            coefficients: float (n, K), of any sign and sum.
-
-        Returns:
-            One tensor a variable, of its shape.
-        """
+        """Returns ``G u``, the sum of all columns weighted by u (n, K): one tensor a variable."""
         seed = tf.cast(coefficients, self.dtype)
         if self._scales is not None:
             seed *= self._scales
@@ -137,14 +132,7 @@ class GradientOperator:
         return _dense(tape.gradient(values, self._variables, seed, unconnected_gradients="zero"))
 
     def rmatvec(self, vector: Sequence[Any]) -> tf.Tensor:
-        """Returns ``G^T v``, the inner product of each column with ``vector``, by one JVP.
-
-        Args:
-            vector: one tensor a variable, of its shape.
-
-        Returns:
-            float (n, K).
-        """
+        """Returns ``G^T v`` (n, K), the inner product of each column with v, like the variables."""
         tangents = [
             tf.cast(part, variable.dtype)
             for part, variable in zip(vector, self._variables, strict=True)

@@ -9,28 +9,12 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.gradients._flat import dot, flat_target, flatten, unflatten
+from tf_labeldp.gradients._hull import mask_column
 from tf_labeldp.gradients._operator import GradientOperator
-from tf_labeldp.gradients._simplex import mask_column
 
 
 class SpanProjection(NamedTuple):
-    """A point of the span near the target.
-
-    Attributes:
-        point: list of tensors, like the variables: ``G coefficients``.
-        coefficients: float (n, K).
-        residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection.
-        num_products: int32 scalar, products with G or its transpose that were taken.
-        converged: boolean scalar, whether ``residual`` is as small as was asked for.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> x, w = tf.constant([[1.0]]), tf.Variable(tf.zeros([1, 2]))
-        >>> operator = GradientOperator(lambda: -tf.nn.log_softmax(x @ w), [w])
-        >>> result = project_onto_span(operator, [tf.constant([[1.0, -1.0]])])
-        >>> float(result.residual), bool(result.converged)
-        (0.0, True)
-    """
+    """What ``project_onto_span`` returns, and describes."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -50,18 +34,26 @@ def project_onto_span(
     """Returns the point ``G u`` nearest to ``target``, for coefficients of any sign and sum.
 
     The denoiser Self-Span of ``ghazi2024``, Table 1. By conjugate gradients on the normal equations
-    (CGLS, Bjorck 1996, section 7.4), two products a step, never forming G. The distance of the
+    (CGLS, Bjorck 1996, section 7.4), two products per step, never forming G. The distance of the
     point to the exact projection falls with every step.
 
-    Privacy:
+    Guarantee:
         Post-processing of ``target``: sees no labels.
 
     Args:
         operator: G.
         target: list of tensors, like the operator's variables; the noisy gradient.
         max_products: integer of at least 3.
-        tolerance: stop once ``residual`` is at most this, from 0.
+        tolerance: stop once ``residual`` is at most this; at least 0.
         mask: (n,), zero for examples that are padding: their gradients do not count. None: all do.
+
+    Returns:
+        A named tuple of
+        point: list of tensors, like the variables: ``G coefficients``;
+        coefficients: float (n, K);
+        residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection;
+        num_products: int32 scalar, how many products with G or its transpose were taken;
+        converged: boolean scalar, whether ``residual`` is as small as was asked for.
 
     Raises:
         TypeError: ``max_products`` is not an integer.
@@ -75,6 +67,8 @@ def project_onto_span(
         >>> result = project_onto_span(operator, [tf.constant([[1.0, 0.0]])])
         >>> result.point[0].numpy().round(2).tolist()
         [[0.5, -0.5]]
+        >>> float(result.residual), bool(result.converged)
+        (0.0, True)
     """
     max_products = _validate.integer_at_least("max_products", max_products, 3)
     if not tolerance >= 0.0:
@@ -91,7 +85,7 @@ def project_onto_span(
     scale = dot(first, first)
     wanted = tf.cast(tolerance, dtype) ** 2 * scale
 
-    def unfinished(products: Any, _: Any, __: Any, ___: Any, size: Any, *____: Any) -> Any:
+    def unfinished(products: Any, _: Any, __: Any, ___: Any, size: Any) -> Any:
         return (products + 2 <= max_products) & (size > wanted)
 
     def step(
@@ -106,14 +100,10 @@ def project_onto_span(
         direction = downhill + tf.math.divide_no_nan(following, size) * direction
         return products + 2, coefficients, image, direction, following
 
-    start = (
-        tf.constant(1),
-        tf.zeros([rows, labels], dtype),
-        tf.zeros_like(vector),
-        first,
-        scale,
+    nothing = tf.zeros([rows, labels], dtype), tf.zeros_like(vector)
+    products, coefficients, image, _, size = tf.while_loop(
+        unfinished, step, (tf.constant(1), *nothing, first, scale)
     )
-    products, coefficients, image, _, size = tf.while_loop(unfinished, step, start)
     return SpanProjection(
         point=unflatten(image, shapes),
         coefficients=coefficients,

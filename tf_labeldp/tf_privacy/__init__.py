@@ -4,8 +4,7 @@ The package ``tensorflow-privacy`` is needed when these are used, not when this 
 """
 
 from tf_labeldp.tf_privacy._denoised_query import DenoisedQuery
-from tf_labeldp.tf_privacy._load import load
-from tf_labeldp.tf_privacy._query_noise import QueryNoise
+from tf_labeldp.tf_privacy._query_noise import QueryNoise, load
 
 __all__ = [
     "DenoisedQuery",

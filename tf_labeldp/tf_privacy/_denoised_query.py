@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.tf_privacy._load import load
+from tf_labeldp.tf_privacy._query_noise import load
 from tf_labeldp.training import Denoiser, VertexLosses
 
 
 class _GlobalState(NamedTuple):
-    """The state of the query inside, and what the denoiser carries from step to step."""
+    """The state of the inner query, and what the denoiser carries from step to step."""
 
     inner: Any
     denoiser: Any
@@ -23,14 +23,15 @@ class _GlobalState(NamedTuple):
 class DenoisedQuery:
     """A sum query of TF Privacy whose noisy result is denoised with public examples.
 
-    For training loops and Keras-2 optimizers of TF Privacy: give it in the place of the query
-    inside. It counts as a ``tensorflow_privacy.SumAggregationDPQuery``; every method but
-    ``get_noised_result`` is that of the query inside.
+    For training loops and Keras-2 optimizers of TF Privacy: use it in place of the inner query. It
+    counts as a ``tensorflow_privacy.SumAggregationDPQuery``; every method but
+    ``get_noised_result`` is that of the inner query.
 
-    Privacy: denoising is post-processing. It sees the noisy result, the model and public examples,
-    no label and no record, so the event is that of the query inside. Denoisers that use the sampled
-    batch are refused: a query does not know how the batch was drawn, and they take amplification
-    by sampling away (``ghazi2024``, section 3.4).
+    Guarantee:
+        The event is that of the inner query: denoising is post-processing, which sees the noisy
+        result, the model and public examples, no label and no record.
+        Denoisers that use the sampled batch are refused: a query does not know how the batch was
+        drawn, and revealed batches get no amplification (``ghazi2024``, section 3.4).
 
     Args:
         query: a ``SumAggregationDPQuery`` whose records are gradients.
@@ -111,22 +112,22 @@ class DenoisedQuery:
         contract.register(DenoisedQuery)
 
     def initial_global_state(self) -> _GlobalState:
-        """Returns the state of the query inside, and that of the denoiser."""
+        """Returns the state of the inner query, and that of the denoiser."""
         shapes = [tuple(variable.shape) for variable in self._vertices.variables]
         return _GlobalState(
             self._query.initial_global_state(), self._denoiser.initial_state(shapes)
         )
 
     def derive_sample_params(self, global_state: _GlobalState) -> Any:
-        """Returns the sample parameters of the query inside, such as its clip."""
+        """Returns the sample parameters of the inner query, such as its clip."""
         return self._query.derive_sample_params(global_state.inner)
 
     def initial_sample_state(self, template: Any = None) -> Any:
-        """Returns the sample state of the query inside: zeros like ``template``."""
+        """Returns the sample state of the inner query: zeros like ``template``."""
         return self._query.initial_sample_state(template)
 
     def preprocess_record(self, params: Any, record: Any) -> Any:
-        """Returns the record as the query inside prepares it: clipped."""
+        """Returns the record as the inner query prepares it: clipped."""
         return self._query.preprocess_record(params, record)
 
     def accumulate_preprocessed_record(self, sample_state: Any, preprocessed_record: Any) -> Any:
@@ -144,13 +145,13 @@ class DenoisedQuery:
     def get_noised_result(
         self, sample_state: Any, global_state: _GlobalState
     ) -> tuple[Any, _GlobalState, Any]:
-        """Returns the denoised result, the next state, and the event of the query inside.
+        """Returns the denoised result, the next state, and the event of the inner query.
 
         Args:
             sample_state: the sum of the records.
-            global_state: from ``initial_global_state`` or the last call. A loop that does not hand
-                it on, as TF Privacy's Keras optimizers in graph mode do not, loses nothing but the
-                denoiser's estimate, which starts anew.
+            global_state: from ``initial_global_state`` or the last call. If a loop drops it, as
+                TF Privacy's Keras optimizers do in graph mode, only the denoiser's estimate starts
+                anew.
 
         Raises:
             ValueError: the records are not like the variables.
@@ -173,5 +174,5 @@ class DenoisedQuery:
         return tf.nest.pack_sequence_as(noisy, result), _GlobalState(inner, after), event
 
     def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, Any]:
-        """Returns the metrics of the query inside."""
+        """Returns the metrics of the inner query."""
         return self._query.derive_metrics(global_state.inner)

@@ -1,9 +1,11 @@
-"""The queries of TF Privacy as the noise of ``LabelDPOptimizer``."""
+"""The queries of TF Privacy as the noise of ``LabelDPOptimizer``, and how to import them."""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Sequence
+import sys
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -12,18 +14,85 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_event, gaussian_epsilon
-from tf_labeldp.tf_privacy._load import load
-from tf_labeldp.tf_privacy._tree_query import (
-    is_efficient,
-    tree_scales,
-    tree_seed,
-    tree_shapes,
-    with_secret_seed,
-)
+from tf_labeldp.mechanisms._random import uniform_integers
 from tf_labeldp.training import NoiseMechanism
 
 _CLIP_TOLERANCE = 1e-6
 """Relative: a query keeps its clip as ``float32``."""
+
+_WORKS_WITH = "0.9.0"
+"""The release of tensorflow-privacy that the tests run against."""
+
+_SWITCH = "skip_tf_privacy_import"
+_QUERIES = {
+    "DPQuery": "dp_query",
+    "GaussianSumQuery": "gaussian_query",
+    "NestedQuery": "nested_query",
+    "NestedSumQuery": "nested_query",
+    "NoPrivacyAverageQuery": "no_privacy_query",
+    "NoPrivacySumQuery": "no_privacy_query",
+    "NormalizedQuery": "normalized_query",
+    "RestartQuery": "restart_query",
+    "SumAggregationDPQuery": "dp_query",
+    "TreeCumulativeSumQuery": "tree_aggregation_query",
+    "TreeResidualSumQuery": "tree_aggregation_query",
+}
+
+
+def load() -> ModuleType:
+    """Imports tensorflow-privacy and returns it, with its queries in their usual places.
+
+    ``import tensorflow_privacy`` fails under TensorFlow 2.16 and later, as tensorflow-privacy 0.9
+    imports TensorFlow Estimator, which is no longer made. It looks for a switch,
+    ``sys.skip_tf_privacy_import``, which is set here during the import alone. Afterwards ``import
+    tensorflow_privacy`` works in this process too.
+
+    Its query classes (``dp_query``) need TensorFlow alone, and are set on the returned module:
+    ``load().GaussianSumQuery``. Its models and optimizers are for Keras 2: set
+    ``TF_USE_LEGACY_KERAS=1`` before TensorFlow is imported, in a process of their own, install
+    ``tf-keras`` and import their modules by their full names.
+
+    Returns:
+        The module ``tensorflow_privacy``.
+
+    Raises:
+        ImportError: it is not installed, or lacks something that it needs; the message says how to
+            install it.
+
+    Example:
+        >>> load().GaussianSumQuery(l2_norm_clip=1.0, stddev=4.0)  # doctest: +SKIP
+        <tensorflow_privacy.privacy.dp_query.gaussian_query.GaussianSumQuery object at 0x...>
+    """
+    try:
+        was_set = hasattr(sys, _SWITCH)
+        if not was_set:
+            setattr(sys, _SWITCH, True)
+        try:
+            module = importlib.import_module("tensorflow_privacy")
+        finally:
+            if not was_set:
+                delattr(sys, _SWITCH)
+        for name, home in _QUERIES.items():
+            if not hasattr(module, name):
+                queries = importlib.import_module(f"tensorflow_privacy.privacy.dp_query.{home}")
+                setattr(module, name, getattr(queries, name))
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "tensorflow_privacy":
+            raise ImportError(
+                "tensorflow-privacy is not installed. Its own requirements ask for old versions "
+                "of TensorFlow and numpy, so leave them out: pip install --no-deps "
+                f"--ignore-requires-python tensorflow-privacy=={_WORKS_WITH} (the release that is "
+                "known to work), then pip install absl-py dm-tree packaging.",
+                name=error.name,
+            ) from error
+        raise ImportError(
+            f"tensorflow-privacy is installed, but its import failed: {error}. This is known to "
+            f"work: tensorflow-privacy=={_WORKS_WITH} with absl-py, dm-tree and packaging "
+            "(pip install absl-py dm-tree packaging).",
+            name=error.name,
+        ) from error
+    return module
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -42,16 +111,17 @@ class QueryNoise(NoiseMechanism):
     The noise of a tree is kept in this object, not in the optimizer's variables: whoever reads it
     from a checkpoint could subtract it. A run that goes on from a checkpoint starts a new tree.
 
-    Privacy: a ``GaussianSumQuery`` has the event of ``GaussianNoise``. A tree gets nothing from
-    sampling, and its steps cannot be accounted one by one, as an example that takes part in several
-    meets the same noise again: ``dp_event`` is None, and ``LabelDPModel`` states nothing. Where you
-    know that no example took part in two steps, ``single_pass_guarantee`` has the statement.
-
-    The random numbers are TensorFlow's, in single precision; statements say so.
-    ``GaussianSumQuery`` draws from a generator that TensorFlow starts from 32 random bits, or from
-    ``tf.random.set_seed``: then ``seeded`` is true. A tree without ``noise_seed`` would be seeded
-    from the clock; here it is seeded with 106 bits of the operating system. Only ``GaussianNoise``
-    takes all its bits there.
+    Guarantee:
+        A ``GaussianSumQuery`` has the event of ``GaussianNoise``.
+        A tree is not amplified by sampling, and its steps cannot be accounted one by one, as an
+        example that takes part in several meets the same noise again: ``dp_event`` is None, and
+        ``LabelDPModel`` states nothing. Where no example took part in two steps,
+        ``single_pass_guarantee`` has the statement.
+        The random numbers are TensorFlow's, in single precision, and statements say so. A
+        ``GaussianSumQuery`` draws from a generator that TensorFlow starts from 32 random bits, or
+        from ``tf.random.set_seed``: then ``seeded`` is true. A tree without ``noise_seed``, which
+        TF Privacy would seed from the clock, is seeded with 106 bits of the operating system. Only
+        ``GaussianNoise`` takes all its bits there.
 
     Args:
         query: one of the three; its noise must be above zero.
@@ -86,12 +156,12 @@ class QueryNoise(NoiseMechanism):
                 f"of tensorflow_privacy, got {type(query).__name__}. For other queries this "
                 "library cannot say what their noise promises."
             )
-        clip, stddev = tree_scales(query) if self._is_tree else _gaussian_scales(query)
+        clip, stddev = _tree_scales(query) if self._is_tree else _gaussian_scales(query)
         self.l2_norm_clip = _validate.positive_finite("the query's l2_norm_clip", clip)
         self.noise_multiplier = _validate.positive_finite(
             "the query's noise multiplier", stddev / clip
         )
-        self._was_seeded = self._is_tree and tree_seed(query) is not None
+        self._was_seeded = self._is_tree and _tree_seed(query) is not None
         self._state: Any = None
         self._previous: list[np.ndarray] | None = None
         self._num_drawn = 0
@@ -99,7 +169,10 @@ class QueryNoise(NoiseMechanism):
     @property
     def seeded(self) -> bool:  # type: ignore[override]
         """Whether the noise can be repeated: by the query's seed or TensorFlow's global one."""
-        return self._was_seeded or (not self._is_tree and _global_seed_is_set())
+        if self._is_tree or self._was_seeded:
+            return self._was_seeded
+        # With a global seed and none of its own an operation gets two seeds, else (None, None).
+        return tf.compat.v1.get_seed(None)[0] is not None
 
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
@@ -121,7 +194,12 @@ class QueryNoise(NoiseMechanism):
                 "the same."
             )
         shapes = [tuple(part.shape) for part in clipped_sum]
-        self._check_shapes(shapes)
+        if self._is_tree and shapes != _tree_shapes(self.query):
+            raise ValueError(
+                f"the query's record_specs have the shapes {_tree_shapes(self.query)}, the "
+                f"trainable variables {shapes}. Build it with record_specs="
+                "[tf.TensorSpec(v.shape) for v in model.trainable_variables]."
+            )
         sizes = [math.prod(shape) for shape in shapes]
         # On the host, so that no pass folds or shares the draw and a tree's noise is in no graph.
         drawn = tf.py_function(lambda: self._draw(shapes), [], tf.float32)
@@ -151,7 +229,8 @@ class QueryNoise(NoiseMechanism):
         (Kairouz et al. 2021, appendix D; ``dp_accounting.SingleEpochTreeAggregationDpEvent``), here
         under replacement, where each of these nodes moves by twice ``l2_norm_clip`` at most.
 
-        Privacy: holds if no example took part in two steps; Poisson batches do not see to that.
+        Guarantee:
+            Holds if no example took part in two steps; Poisson batches do not ensure that.
 
         Args:
             delta: in (0, 1).
@@ -209,12 +288,13 @@ class QueryNoise(NoiseMechanism):
         """Returns every constructor argument; the query as its class and its numbers."""
         query: dict[str, Any] = {"class": type(self.query).__name__}
         if self._is_tree:
+            aggregator = type(_aggregator(self.query)).__name__
             query |= {
                 "clip_norm": self.l2_norm_clip,
                 "noise_multiplier": self.noise_multiplier,
-                "shapes": [list(shape) for shape in tree_shapes(self.query)],
-                "noise_seed": tree_seed(self.query),
-                "use_efficient": is_efficient(self.query),
+                "shapes": [list(shape) for shape in _tree_shapes(self.query)],
+                "noise_seed": _tree_seed(self.query),
+                "use_efficient": aggregator == "EfficientTreeAggregator",
             }
         else:
             clip, stddev = _gaussian_scales(self.query)
@@ -233,17 +313,6 @@ class QueryNoise(NoiseMechanism):
             query = kind(**numbers)
         return cls(query)
 
-    def _check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        if not self._is_tree:
-            return
-        expected = tree_shapes(self.query)
-        if [tuple(shape) for shape in shapes] != expected:
-            raise ValueError(
-                f"the query's record_specs have the shapes {expected}, the trainable variables "
-                f"{[tuple(shape) for shape in shapes]}. Build it with record_specs="
-                "[tf.TensorSpec(v.shape) for v in model.trainable_variables]."
-            )
-
     def _draw(self, shapes: list[tuple[int, ...]]) -> np.ndarray:
         """Returns the noise of one step, all tensors in one vector.
 
@@ -253,7 +322,7 @@ class QueryNoise(NoiseMechanism):
         if self._state is None:
             self._state = self.query.initial_global_state()
             if self._is_tree and not self._was_seeded:
-                self._state = with_secret_seed(self.query, self._state)
+                self._state = _with_secret_seed(self.query, self._state)
         specs = self.query._record_specs if self._is_tree else [tf.TensorSpec(s) for s in shapes]
         sums = self.query.initial_sample_state(specs)
         result, self._state, _ = self.query.get_noised_result(sums, self._state)
@@ -271,6 +340,42 @@ def _gaussian_scales(query: Any) -> tuple[float, float]:
     return float(state.l2_norm_clip), float(state.stddev)
 
 
-def _global_seed_is_set() -> bool:
-    # With a global seed and none of its own an operation gets a pair of seeds, else (None, None).
-    return tf.compat.v1.get_seed(None)[0] is not None
+# Some of what follows has no public name in TF Privacy.
+
+
+def _tree_scales(query: Any) -> tuple[float, float]:
+    """Returns the clip and the standard deviation of a node, or raises if it is not Gaussian."""
+    generator = _aggregator(query).value_generator
+    if type(generator).__name__ != "GaussianNoiseGenerator":
+        raise TypeError(
+            f"the query takes its noise from {type(generator).__name__}, of which this library "
+            f"cannot say what it promises. Make it with {type(query).__name__}."
+            "build_l2_gaussian_query(...)."
+        )
+    state = query.initial_global_state()
+    return float(state.clip_value), float(state.tree_state.value_generator_state.stddev)
+
+
+def _tree_shapes(query: Any) -> list[tuple[int, ...]]:
+    """Returns the shapes of its records' tensors."""
+    return [tuple(spec.shape) for spec in tf.nest.flatten(query._record_specs)]
+
+
+def _tree_seed(query: Any) -> int | None:
+    """Returns the ``noise_seed`` that the query was built with."""
+    return _aggregator(query).value_generator._seed
+
+
+def _aggregator(query: Any) -> Any:
+    return query._tree_aggregator
+
+
+def _with_secret_seed(query: Any, state: Any) -> Any:
+    """Returns the state of a new tree whose noise starts from the operating system's bits."""
+    aggregator = _aggregator(query)
+    tree = state.tree_state
+    generator = aggregator.value_generator.make_state(
+        tf.constant(uniform_integers(2, None).astype(np.int64)), tree.value_generator_state.stddev
+    )
+    fresh = aggregator.reset_state(tree._replace(value_generator_state=generator))
+    return state._replace(tree_state=fresh)

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.gradients import (
-    GradientOperator,
-    project_onto_hull,
-    project_onto_span,
+from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
+from tf_labeldp.gradients._hull import (
+    HULLS,
+    SOLVERS,
+    STARTS,
+    Solver,
+    checked_solver,
     smooth_coefficients,
 )
-from tf_labeldp.gradients._coefficients import STARTS
-from tf_labeldp.gradients._hull import SOLVERS
-from tf_labeldp.gradients._simplex import HULLS
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 _LEAST_TOLERANCE = 1e-6
+_REMOVED_SOLVERS = ("accelerated", "frank_wolfe")  # in saved models of version 0.1
+
+
+Denoised = tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]
+"""Gradients, the state of the next step, and scalars to report."""
 
 
 class Denoiser(abc.ABC):
     """Makes a better gradient of a noisy one, out of public features and the model alone.
 
-    Privacy: it post-processes the noisy gradient and sees no label, so that it costs nothing. One
-    that uses the features of the sampled batch shows which examples are in it, which takes
-    amplification by sampling away (``ghazi2024``, section 3.4): ``reveals_batch`` says so, and
-    ``LabelDPModel`` then draws batches, and accounts for them, without amplification.
+    Guarantee:
+        Post-processing of the noisy gradient: sees no label, and costs no privacy.
+        A denoiser that uses the features of the sampled batch reveals which examples are in it, and
+        revealed batches get no amplification by sampling (``ghazi2024``, section 3.4). It sets
+        ``reveals_batch``; ``LabelDPModel`` then draws and accounts for batches accordingly.
 
     Attributes:
         reveals_batch: whether it uses the features of the sampled batch.
@@ -51,9 +58,7 @@ class Denoiser(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the denoised gradients, the next state, and scalars to report.
 
         Args:
@@ -82,9 +87,7 @@ class NoOp(Denoiser):
         {}
     """
 
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the gradients."""
         del vertices
         return gradients, state, {}
@@ -94,8 +97,8 @@ class NoOp(Denoiser):
 class SelfSpan(Denoiser):
     """Projects onto the span of the batch's gradients for all labels (``ghazi2024``, Table 1).
 
-    The clean gradient is in the span, so that only noise is removed. On steps of a single example
-    this is LP-Normal-SGD (``ghazi2021``, Algorithm 6). Reveals the batch: no amplification.
+    The clean gradient is in the span, so only noise is removed. On steps of a single example this
+    is LP-Normal-SGD (``ghazi2021``, Algorithm 6). Reveals the batch: no amplification by sampling.
 
     Args:
         tolerance: stops at this relative residual of the normal equations; at least 1e-6.
@@ -121,9 +124,7 @@ class SelfSpan(Denoiser):
             )
         self.max_products = _validate.integer_at_least("max_products", max_products, 4)
 
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the projection onto the span, and its residual."""
         found = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables),
@@ -136,7 +137,7 @@ class SelfSpan(Denoiser):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {"tolerance": self.tolerance, "max_products": self.max_products}
+        return _arguments_of(self)
 
 
 class _Hull(Denoiser):
@@ -150,45 +151,32 @@ class _Hull(Denoiser):
         residual: float = 0.0,
         hull: str = "per_example",
         start: str = "predictions",
-        solver: str = "conjugate",
+        solver: str | Solver = "conjugate",
         relative_gap: float = 1e-2,
-        stop_at_noise: bool = False,
         max_products: int = 20,
         step_size: float | None = None,
         steps: int | None = None,
     ) -> None:
-        self.smoothing = _checked_smoothing(smoothing)
+        self.smoothing = _validate.positive_finite("smoothing", smoothing)
+        if self.smoothing > 1.0:
+            raise ValueError(
+                f"smoothing must be in (0, 1], got {self.smoothing:g}; 1 leaves coefficients as is."
+            )
         self.smooth_towards = _validate.one_of("smooth_towards", smooth_towards, STARTS)
         self.residual = _validate.probability_below_one("residual", residual)
         self.hull = _validate.one_of("hull", hull, HULLS)
         self.start = _validate.one_of("start", start, STARTS)
-        self.solver = _validate.one_of("solver", solver, SOLVERS)
         self.relative_gap = _validate.positive_finite("relative_gap", relative_gap)
-        self.stop_at_noise = _validate.boolean("stop_at_noise", stop_at_noise)
-        if solver == "pgd" and self.stop_at_noise:
-            raise ValueError(
-                "stop_at_noise is not for solver='pgd', which takes a fixed number of steps. Leave "
-                "it out, or give steps."
-            )
-        self.max_products = _validate.integer_at_least("max_products", max_products, 5)
-        if solver != "pgd" and (step_size, steps) != (None, None):
-            raise ValueError(
-                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: "
-                "the other solvers measure their steps, and max_products limits them."
-            )
-        self.step_size = (
-            None if step_size is None else _validate.positive_finite("step_size", step_size)
-        )
-        self.steps = None if steps is None else _validate.integer_at_least("steps", steps, 1)
+        self.max_products = _validate.integer_at_least("max_products", max_products, 4)
+        self.solver = solver
+        _, self.step_size, self.steps = checked_solver(solver, step_size, steps)
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns the curvature estimate that the solver carries from step to step."""
         del shapes
         return tf.zeros([])
 
-    def denoise(
-        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any
-    ) -> tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]:
+    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the smoothed projection onto the hull, and its certificate."""
         operator = GradientOperator(vertices.losses, vertices.variables)
         predictions = vertices.predictions()
@@ -200,7 +188,6 @@ class _Hull(Denoiser):
             predictions=predictions,
             solver=self.solver,
             relative_gap=self.relative_gap,
-            noise_stddev=vertices.noise_stddev if self.stop_at_noise else None,
             max_products=self.max_products,
             curvature=state,
             mask=vertices.mask,
@@ -228,39 +215,41 @@ class _Hull(Denoiser):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {
-            "smoothing": self.smoothing,
-            "smooth_towards": self.smooth_towards,
-            "residual": self.residual,
-            "hull": self.hull,
-            "start": self.start,
-            "solver": self.solver,
-            "relative_gap": self.relative_gap,
-            "stop_at_noise": self.stop_at_noise,
-            "max_products": self.max_products,
-            "step_size": self.step_size,
-            "steps": self.steps,
-        }
+        return _arguments_of(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Denoiser:
+        """Returns the denoiser that ``get_config`` described, also that of version 0.1."""
+        config = {"residual": 0.0, **config}  # what configs without the word meant
+        solver = config.get("solver")
+        if isinstance(solver, dict):  # a callable, as Keras serializes one
+            config["solver"] = keras.saving.deserialize_keras_object(solver)
+        elif solver in _REMOVED_SOLVERS:
+            _validate.warn(
+                f"this {cls.__name__} was saved with solver={solver!r}, which is not in the "
+                "library any more. It goes on with solver='conjugate', which projects onto the "
+                "same set."
+            )
+            config["solver"] = SOLVERS[0]
+        if config.pop("stop_at_noise", False):
+            _validate.warn(
+                f"this {cls.__name__} was saved with stop_at_noise=True, which is not in the "
+                "library any more. It goes on without: projections stop at relative_gap and "
+                "max_products."
+            )
+        return cls(**config)
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class SelfConv(_Hull):
     """Projects onto the hull of the batch's own gradients for all labels (``ghazi2024``, Table 1).
 
-    The clean gradient, if it was not clipped, is in the hull. Reveals the batch: no amplification.
+    The clean gradient, if it was not clipped, is in the hull. Reveals the batch: no amplification
+    by sampling.
 
     Args:
-        smoothing: as for ``AltConv``, like all others.
-        smooth_towards: see ``AltConv``.
-        residual: see ``AltConv``.
-        hull: see ``AltConv``.
-        start: see ``AltConv``.
-        solver: see ``AltConv``.
-        relative_gap: see ``AltConv``.
-        stop_at_noise: see ``AltConv``.
-        max_products: see ``AltConv``.
-        step_size: see ``AltConv``.
-        steps: see ``AltConv``.
+        smoothing: as for ``AltConv``, and so are all other arguments; only the default of
+            ``residual`` differs.
 
     Example:
         >>> SelfConv(smoothing=0.75).get_config()["smoothing"]
@@ -274,12 +263,13 @@ class SelfConv(_Hull):
 class AltConv(_Hull):
     """Projects onto the hull of other public examples' gradients (``ghazi2024``, Table 1).
 
-    The examples are drawn independently of the batch, so that amplification by sampling stays.
-    ``data.poisson_batches`` brings them along.
+    The examples are drawn independently of the batch, so the guarantee keeps amplification by
+    sampling. ``data.poisson_batches`` supplies them.
 
-    A projection shortens the gradient in directions in which the loss is flat, in every step the
-    same ones, and SGD never makes up for it. Give ``residual=0.7``, or an inner optimizer that
-    rescales coordinates, such as ``Adam(0.02)``: better models in the benchmarks.
+    A projection shortens the gradient in directions in which the loss is flat, the same ones in
+    every step, and SGD never makes up for it. The default ``residual`` gives part of them back. The
+    paper's denoiser has none: ``AltConv(256, residual=0.0)``, with the paper's set and solver
+    ``AltConv(256, residual=0.0, hull="joint", start="uniform", solver="pgd")``.
 
     Args:
         num_examples: n2, the number of public examples in each step, at least 1.
@@ -289,21 +279,17 @@ class AltConv(_Hull):
             ``"predictions"``, the model's own, where the gradient vanishes: this only shrinks.
         residual: share, in [0, 1), of what was taken away from the gradient that is added back:
             signal is taken away along with the noise, and noise averages out. 0.7 suits SGD (0.5
-            with much noise, 0.85 on harder data), and 0.2 suits Adam with noise multipliers
-            below 2.
+            with much noise, 0.85 on harder data). For an inner optimizer that rescales coordinates,
+            such as ``Adam(0.02)``, 0 is best, and 0.2 with noise multipliers below 2.
         hull: ``"per_example"``: the coefficients of each example sum to 1 / n2; ``"joint"``: all
             of them to one (the paper's set, which is larger).
         start: first coefficients: the model's ``"predictions"`` or ``"uniform"``.
-        solver: ``"conjugate"``, ``"accelerated"``, ``"frank_wolfe"``, or ``"pgd"``, the paper's
-            projected gradient of fixed ``steps`` and ``step_size``; see
-            ``gradients.project_onto_hull``.
-        relative_gap: stops once the Frank-Wolfe gap is this small, relative to the result.
-        stop_at_noise: also stops once the gap is as small as noise alone makes it, from where on
-            a better fit is mostly a fit to the noise. With noise multipliers of 10 and more a step
-            then points better, below that worse, and models that were trained with it were worse
-            (see the benchmarks). Not for ``"pgd"``.
+        solver: ``"conjugate"``; ``"pgd"``, the paper's projected gradient of fixed ``steps`` and
+            ``step_size``; or a callable, see ``gradients.project_onto_hull``. To be saved with a
+            model, a callable must be registered with Keras.
+        relative_gap: stop once the Frank-Wolfe gap is this small, relative to the result; above 0.
         max_products: or once so many products with the gradient matrix have been taken, at least
-            5. More cost time, and without a ``residual`` gain accuracy.
+            4. More cost time, and without a ``residual`` gain accuracy.
         step_size: of ``"pgd"`` alone.
         steps: of ``"pgd"`` alone.
 
@@ -311,17 +297,43 @@ class AltConv(_Hull):
         ValueError: an argument out of range.
 
     Example:
-        >>> AltConv(num_examples=256, smoothing=0.75).get_config()["num_examples"]
-        256
+        >>> AltConv(num_examples=256, smoothing=0.75).get_config()["residual"]
+        0.7
     """
 
-    def __init__(self, num_examples: int, smoothing: float = 1.0, **settings: Any) -> None:
-        super().__init__(smoothing=smoothing, **settings)
+    def __init__(
+        self,
+        num_examples: int,
+        smoothing: float = 1.0,
+        *,
+        smooth_towards: str = "uniform",
+        residual: float = 0.7,
+        hull: str = "per_example",
+        start: str = "predictions",
+        solver: str | Solver = "conjugate",
+        relative_gap: float = 1e-2,
+        max_products: int = 20,
+        step_size: float | None = None,
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(
+            smoothing=smoothing,
+            smooth_towards=smooth_towards,
+            residual=residual,
+            hull=hull,
+            start=start,
+            solver=solver,
+            relative_gap=relative_gap,
+            max_products=max_products,
+            step_size=step_size,
+            steps=steps,
+        )
         self.num_examples = _validate.integer_at_least("num_examples", num_examples, 1)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {"num_examples": self.num_examples, **super().get_config()}
+
+def _arguments_of(denoiser: Denoiser) -> dict[str, Any]:
+    """Returns the arguments of the constructor, which are attributes of the same names."""
+    return {name: getattr(denoiser, name) for name in inspect.signature(type(denoiser)).parameters}
 
 
 def _report(num_products: tf.Tensor, converged: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -329,12 +341,3 @@ def _report(num_products: tf.Tensor, converged: tf.Tensor) -> dict[str, tf.Tenso
         "projection_products": tf.cast(num_products, tf.float32),
         "projection_converged": tf.cast(converged, tf.float32),
     }
-
-
-def _checked_smoothing(value: Any) -> float:
-    number = _validate.positive_finite("smoothing", value)
-    if number > 1.0:
-        raise ValueError(
-            f"smoothing must be in (0, 1], got {number:g}; 1 leaves coefficients as is."
-        )
-    return number

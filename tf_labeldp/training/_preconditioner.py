@@ -15,9 +15,10 @@ from tf_labeldp.training._vertex_losses import VertexLosses
 class Preconditioner(abc.ABC):
     """Scales of the weights, in which gradients are clipped and noised.
 
-    Privacy: scales are made of public features and of weights that are private already, without a
-    label; the scaled gradients are clipped to ``l2_norm_clip`` and noised as without scales, so
-    that the guarantee is the same. The public examples are drawn independently of the batch.
+    Guarantee:
+        The same as without scales: they are made of public features and of weights that are private
+        already, without a label, and the scaled gradients are clipped to ``l2_norm_clip`` and
+        noised as unscaled ones. The public examples are drawn independently of the batch.
 
     Attributes:
         num_examples: number of public examples that it needs in each step.

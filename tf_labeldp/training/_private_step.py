@@ -13,7 +13,7 @@ from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradi
 from tf_labeldp.training._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.training._vertex_losses import VertexLosses, vertex_losses
+from tf_labeldp.training._vertex_losses import TrainingPass, VertexLosses, vertex_losses
 from tf_labeldp.training._weight_penalties import with_weight_penalties
 
 
@@ -66,7 +66,9 @@ class PrivateStep:
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
         variables = self._model.trainable_variables
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
-        scales = self._scales(alt, labels, plan)
+        # Before the gradient pass, whose random masks it has.
+        forward = TrainingPass(self._model, alone=self._clipping.method == "vectorized")
+        scales = self._scales(forward, alt, labels, plan)
         result = self._clipping.clipped_sum(
             x,
             y,
@@ -85,7 +87,7 @@ class PrivateStep:
         if scales is not None:  # back from the coordinates that were clipped and noised
             mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
         stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
-        mean, report = self._denoised(mean, x, weights, alt, labels, plan, stddev)
+        mean, report = self._denoised(mean, forward, x, weights, alt, labels, plan, stddev)
         mean = with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
         # The inner optimizer adds up the gradients of all replicas, which are the same here.
@@ -115,17 +117,20 @@ class PrivateStep:
         share = tf.cond(first, noisy, lambda: list(clipped))
         return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
 
-    def _scales(self, alt: Any, labels: tf.TensorSpec, plan: TrainingPlan) -> Any:
+    def _scales(
+        self, forward: TrainingPass, alt: Any, labels: tf.TensorSpec, plan: TrainingPlan
+    ) -> Any:
         """Returns the factors on the gradients, made without labels; None without any."""
         preconditioner = self._optimizer.preconditioner
         if preconditioner is None:
             return None
         _check_public(preconditioner, alt)
-        return self._optimizer.scales(self._vertices(alt, None, labels, plan))
+        return self._optimizer.scales(self._vertices(forward, alt, None, labels, plan))
 
     def _denoised(
         self,
         mean: list[tf.Tensor],
+        forward: TrainingPass,
         x: Any,
         weights: tf.Tensor,
         alt: Any,
@@ -140,10 +145,12 @@ class PrivateStep:
             return self._optimizer.denoise(mean, None)  # one that needs no public examples
         _check_public(denoiser, alt)
         public, mask = (alt, None) if denoiser.num_examples else (x, weights)
-        return self._optimizer.denoise(mean, self._vertices(public, mask, labels, plan, stddev))
+        vertices = self._vertices(forward, public, mask, labels, plan, stddev)
+        return self._optimizer.denoise(mean, vertices)
 
     def _vertices(
         self,
+        forward: TrainingPass,
         public: Any,
         mask: tf.Tensor | None,
         labels: tf.TensorSpec,
@@ -151,7 +158,7 @@ class PrivateStep:
         stddev: Any = None,
     ) -> VertexLosses:
         return vertex_losses(
-            self._model,
+            forward,
             self._model.loss,
             self.per_example_loss,
             public,
