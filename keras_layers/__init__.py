@@ -7,8 +7,8 @@ saved ``.keras`` file then loads without ``custom_objects``.
   inverse), ``ForwardCorrectedLoss`` (the prediction passed through the channel) and ``ALIBILoss``
   (the posterior given a noisy one-hot row).
 - ``Mixup``, for batches of features and noisy labels.
-- ``PatchFeatures``, ``FourierFeatures`` and ``NeighbourFeatures``: fixed, label-free features, as
-  ``tf_labeldp.heads`` fits them; ``ReleasedDense`` and ``NearestCentre``: released models on them.
+- The layers that ``to_keras()`` of a feature map or a head makes: fixed, label-free features, and
+  released models on them.
 
 They take labels that are already private, so what they compute is post-processing and spends no
 privacy budget. None of them makes a label private.
@@ -16,26 +16,24 @@ privacy budget. None of them makes a label private.
 
 import sys
 
+from tf_labeldp._renamed import raises_for
+
 from . import _fixed_features
+from . import _released_dense as _released_dense  # registers it with Keras
 from ._alibi_loss import ALIBILoss
-from ._fixed_features import FourierFeatures, NearestCentre, NeighbourFeatures, PatchFeatures
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss
 from ._mixup import Mixup
-from ._released_dense import ReleasedDense
 
 __all__ = [
     "ALIBILoss",
     "ForwardCorrectedLoss",
-    "FourierFeatures",
     "LabelWeightedLoss",
     "Mixup",
-    "NearestCentre",
-    "NeighbourFeatures",
-    "PatchFeatures",
-    "ReleasedDense",
 ]
 
 # Models saved by version 0.1 name the modules that these layers were in.
 for _old in ("_fourier_features", "_nearest_centre", "_neighbour_features", "_patch_features"):
     sys.modules[f"{__name__}.{_old}"] = _fixed_features
+
+__getattr__ = raises_for(__name__)

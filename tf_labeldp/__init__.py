@@ -14,6 +14,7 @@ from tf_labeldp import _renamed as _renamed
 from tf_labeldp._version import __version__
 
 if TYPE_CHECKING:
+    import tf_labeldp.keras_layers as keras_layers
     from tf_labeldp import (
         accounting,
         cli,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         features,
         gradients,
         heads,
-        keras_layers,
         mechanisms,
         tf_privacy,
         training,

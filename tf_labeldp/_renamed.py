@@ -40,7 +40,7 @@ _INSTEAD = {
         "PoissonBatches": "poisson_batches, which returns it",
     },
     "tf_labeldp.estimation": {
-        "Clusters": "tf_labeldp.features.Clusters",
+        "Clusters": "tf_labeldp.features.find_clusters, which returns it",
         "DenoisedLabels": "tf_labeldp.features.denoise_labels, which returns it",
         "HistogramMechanism": "tf_labeldp.mechanisms.HistogramMechanism",
         "LabelMomentMechanism": "tf_labeldp.mechanisms.LabelMomentMechanism",
@@ -58,6 +58,10 @@ _INSTEAD = {
         "private_histogram": _PRIORS,
         "project_onto_simplex": _PRIORS,
         "rounding_grid": "LabelRandomizer, which rounds labels",
+    },
+    "tf_labeldp.features": {
+        "Clusters": "find_clusters, which returns it, or an array of cluster numbers",
+        "DenoisedLabels": "denoise_labels, which returns it",
     },
     "tf_labeldp.gradients": {
         "HullProjection": "project_onto_hull, which returns it",
@@ -91,20 +95,19 @@ _INSTEAD = {
         "LabelMechanism": "ClassificationMechanism or RegressionMechanism",
         "Mechanism": "ClassificationMechanism, RegressionMechanism or AggregateMechanism",
         "PriorResampling": "tf_labeldp.ClusterRandomizedResponse",
-        "Priors": _PRIORS,
         "checked_mechanism": "isinstance with ClassificationMechanism or RegressionMechanism",
         "cluster_distributions": _PRIORS,
         "deserialize": "NoisyLabels.load, which makes the mechanism again",
         "serialize": "NoisyLabels.save, which writes the mechanism down",
         "top_k_members": "RRTopK(...).transition_matrix()",
     },
-    "tf_labeldp.tf_privacy": {"load": "import tensorflow_privacy"},
     "tf_labeldp.training": {
         "Preconditioner": "GaussNewton, or preconditioner='gauss_newton'",
         "StageReport": "MultiStageTraining.reports, which lists them",
     },
     "tf_labeldp.vault": {
         "History": "PrivateLabels.history",
+        "NoisyStatistic": "PrivateLabels.release, which returns it",
         "Randomizer": "LabelRandomizer or ClusterRandomizedResponse",
         "Use": "PrivateLabels.history",
     },

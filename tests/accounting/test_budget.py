@@ -8,16 +8,9 @@ import math
 import dp_accounting
 import pytest
 
-from tf_labeldp.accounting import (
-    Charge,
-    PrivacyBudget,
-    PrivacyGuarantee,
-    compose_charges,
-    composed_epsilon,
-    gaussian_event,
-    pure_dp_event,
-)
-from tf_labeldp.accounting._budget import compose_counted
+from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee
+from tf_labeldp.accounting._budget import compose_charges, compose_counted
+from tf_labeldp.accounting._events import composed_epsilon, gaussian_event, pure_dp_event
 from tf_labeldp.mechanisms import RRTopK
 
 

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from tf_labeldp.accounting import (
-    calibrate_noise_multiplier,
-    dp_sgd_assumptions,
-    dp_sgd_guarantee,
-    gaussian_epsilon,
-    gaussian_sigma,
-)
+from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
+from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting._gaussian import gaussian_epsilon, gaussian_sigma
 
 MNIST = {"noise_multiplier": 10.0, "sampling_probability": 1024 / 60000, "steps": 292}
 

@@ -13,15 +13,12 @@ from tf_labeldp.accounting import (
     BudgetExceededError,
     Charge,
     PrivacyBudget,
-    Receipt,
-    compose_receipts,
-    composed_epsilon,
-    dp_sgd_assumptions,
     dp_sgd_charge,
-    dp_sgd_event,
     dp_sgd_guarantee,
-    pure_dp_event,
 )
+from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
+from tf_labeldp.accounting._events import composed_epsilon, dp_sgd_event, pure_dp_event
+from tf_labeldp.accounting._receipts import Receipt, compose_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 

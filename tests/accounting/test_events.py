@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from dp_accounting import pld
 
-from tf_labeldp.accounting import (
+from tf_labeldp.accounting import dp_sgd_charge
+from tf_labeldp.accounting._events import (
     compose_events,
     composed_epsilon,
-    dp_sgd_charge,
     dp_sgd_event,
     gaussian_event,
     pure_dp_event,

@@ -11,10 +11,10 @@ import pytest
 from tf_labeldp.accounting import (
     PrivacyBudget,
     PrivacyGuarantee,
-    gaussian_delta,
     group_privacy,
     item_budget_for_group,
 )
+from tf_labeldp.accounting._gaussian import gaussian_delta
 from tf_labeldp.mechanisms import RandomizedResponse
 
 CASES = [

@@ -14,18 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from tf_labeldp.accounting import (
-    Charge,
-    PrivacyBudget,
-    approximate_dp_event,
-    compose_charges,
+from tf_labeldp.accounting import Charge, PrivacyBudget, peer_to_peer_guarantee
+from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting._events import approximate_dp_event, pure_dp_event
+from tf_labeldp.accounting._peer_to_peer import (
+    _binomial,
+    _Cluster,
     peer_to_peer_assumptions,
     peer_to_peer_bound,
     peer_to_peer_delta,
-    peer_to_peer_guarantee,
-    pure_dp_event,
 )
-from tf_labeldp.accounting._peer_to_peer import _binomial, _Cluster
 from tf_labeldp.accounting._peer_to_peer import _Core as Core
 
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.4, 0.75), (0.01, 0.5)]

@@ -17,27 +17,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_labeldp
-from tf_labeldp.accounting import (
-    Charge,
-    LabelSet,
-    PrivacyBudget,
-    PrivacyGuarantee,
-    Receipt,
-    ReceiptError,
-    _receipts,
+from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee, _receipts, dp_sgd_charge
+from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting._events import (
+    _known_events,
     approximate_dp_event,
-    compose_charges,
-    compose_receipts,
     composed_epsilon,
-    dp_sgd_charge,
     dp_sgd_event,
+    event_from_json,
+    event_to_json,
     gaussian_event,
     pure_dp_event,
 )
-from tf_labeldp.accounting._events import _known_events, event_from_json, event_to_json
 from tf_labeldp.accounting._receipts import (
     Histories,
+    LabelSet,
+    Receipt,
+    ReceiptError,
     actor_name,
+    compose_receipts,
     declared_receipt,
     merge_receipts,
     receipts_from_bytes,

@@ -10,7 +10,8 @@ import time
 
 import _results
 
-from tf_labeldp.accounting import peer_to_peer_bound, peer_to_peer_guarantee
+from tf_labeldp.accounting import peer_to_peer_guarantee
+from tf_labeldp.accounting._peer_to_peer import peer_to_peer_bound
 
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 RATES = ((0.05, 1.0), (0.1, 0.1), (0.1, 1.0), (0.3, 0.1), (0.3, 1.0))

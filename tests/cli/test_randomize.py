@@ -25,7 +25,8 @@ from tf_labeldp.cli import (
     main,
 )
 from tf_labeldp.estimation import posterior
-from tf_labeldp.mechanisms import Priors, RROnBins, deserialize
+from tf_labeldp.mechanisms import Priors, RROnBins
+from tf_labeldp.mechanisms._base import deserialize
 
 ROOT = Path(__file__).parents[2]
 N = 3000

@@ -7,8 +7,9 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import pure_dp_event
-from tf_labeldp.estimation import channel_inverse, debiased
+from tf_labeldp.accounting._events import pure_dp_event
+from tf_labeldp.estimation import debiased
+from tf_labeldp.estimation._debiased import channel_inverse
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRTopK, RRWithPrior
 
 PRIOR = np.array([0.1, 0.35, 0.05, 0.3, 0.2])

@@ -14,9 +14,10 @@ import pytest
 from scipy import stats
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import gaussian_delta
-from tf_labeldp.estimation import histogram_prior
-from tf_labeldp.mechanisms import HistogramMechanism, _grid_noise, deserialize, serialize
+from tf_labeldp.accounting._gaussian import gaussian_delta
+from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.mechanisms import HistogramMechanism, _grid_noise
+from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.mechanisms._histogram import _grid_bits
 
 NOISES = ("discrete_laplace", "laplace")

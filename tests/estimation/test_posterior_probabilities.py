@@ -11,12 +11,12 @@ from tf_labeldp.estimation import _posterior, posterior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     LaplaceMechanism,
-    PriorResampling,
     Priors,
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
 )
+from tf_labeldp.mechanisms._clusters import PriorResampling
 
 K = 4
 RNG = np.random.default_rng(61)

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.features import Clusters, find_clusters
+from tf_labeldp.features import find_clusters
+from tf_labeldp.features._clusters import Clusters
 
 POINTS = 10.0 * np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
 TRUE = np.repeat([0, 1, 2, 3], [50, 30, 15, 5])

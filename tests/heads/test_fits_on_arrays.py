@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.accounting import Charge, PrivacyBudget, compose_charges, compose_receipts
+from tf_labeldp.accounting import Charge, PrivacyBudget
+from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting._receipts import compose_receipts
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge, _label_source
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import PrivateLabels

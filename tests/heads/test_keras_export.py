@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp import PrivacyBudget, PrivateLabels, guarantee
-from tf_labeldp.accounting import ReceiptError
+from tf_labeldp.accounting._receipts import ReceiptError
 from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
 from tf_labeldp.heads import NoiseCluster, PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.vault import _carried

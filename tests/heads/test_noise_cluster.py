@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.features import Clusters, find_clusters
+from tf_labeldp.features import find_clusters
+from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels, guarantee

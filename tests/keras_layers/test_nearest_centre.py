@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.keras_layers import NearestCentre
+from tf_labeldp.keras_layers._fixed_features import NearestCentre
 
 RNG = np.random.default_rng(0)
 CENTRES = RNG.normal(size=(7, 4))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import tf_labeldp
+from tf_labeldp import _renamed
 
 TABLE: dict[str, dict[str, list[str]]] = {}
 exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
@@ -103,3 +105,22 @@ def test_the_checks_see_what_is_missing() -> None:
     assert unlisted(module) == ["Bare"]
     assert own_docstring(module.Shown) == "Text."
     assert own_docstring(module.Bare) == ""
+
+
+def test_there_are_at_most_ninety_public_names() -> None:
+    names = set().union(*(importlib.import_module(name).__all__ for name in MODULES))
+    assert len(names) <= 90
+
+
+@pytest.mark.parametrize("part", _renamed._INSTEAD)
+def test_names_that_are_public_no_more_say_what_to_use(part: str) -> None:
+    module = importlib.import_module(part)
+    for name, instead in _renamed._INSTEAD[part].items():
+        assert name not in module.__all__
+        with pytest.raises(AttributeError, match=re.escape(f"Use {instead}.")):
+            getattr(module, name)
+        for found in re.findall(r"tf_labeldp(?:\.\w+)+", instead):
+            home, _, attribute = found.rpartition(".")
+            assert hasattr(importlib.import_module(home), attribute), found
+    with pytest.raises(AttributeError, match=r"has no attribute 'no_such_name'\.$"):
+        module.no_such_name  # noqa: B018

@@ -44,7 +44,8 @@ from ledger_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_event
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, check_mechanism
 from tf_labeldp.training import Denoiser, NoiseMechanism
@@ -109,7 +110,7 @@ def test_02_an_exported_head_is_counted() -> None:
     exported = head.to_keras()
     exported.get_layer("head").trainable = True
     trained = dp_sgd(private(exported), vault())
-    release = ldp.accounting.composed_epsilon([head.receipts_[0].charge.event], DELTA)
+    release = ldp.accounting._events.composed_epsilon([head.receipts_[0].charge.event], DELTA)
     assert trained.guarantee().epsilon > max(release, steps_epsilon(STEPS))
 
 
@@ -219,7 +220,7 @@ def test_04_a_loaded_private_encoder_is_counted(whole: bool, tmp_path: Any) -> N
 def check_counts_the_encoder(head: Any) -> None:
     """Fits the head, and holds its statement against those of its parts."""
     head.fit(X, vault())
-    release = ldp.accounting.composed_epsilon([head.receipts_[-1].charge.event], DELTA)
+    release = ldp.accounting._events.composed_epsilon([head.receipts_[-1].charge.event], DELTA)
     assert head.guarantee(DELTA).epsilon > max(release, steps_epsilon(STEPS))
     assert len(head.receipts_) == 2
 
@@ -352,8 +353,8 @@ def test_06_the_event_of_a_plug_in_is_used_and_called_a_claim() -> None:
     labels = vault()
     stated = dp_sgd(private(noise=Claimed(40.0)), labels).guarantee()
     # Under replacement a Laplace mechanism of multiplier b is pure, of epsilon 2 / b.
-    pure = [ldp.accounting.pure_dp_event(2.0 / 40.0)] * STEPS
-    assert stated.epsilon == pytest.approx(ldp.accounting.composed_epsilon(pure, DELTA))
+    pure = [ldp.accounting._events.pure_dp_event(2.0 / 40.0)] * STEPS
+    assert stated.epsilon == pytest.approx(ldp.accounting._events.composed_epsilon(pure, DELTA))
     assert stated.epsilon != pytest.approx(
         ldp.accounting.dp_sgd_guarantee(40.0, Q, STEPS, DELTA).epsilon, rel=0.1
     )
@@ -624,7 +625,7 @@ def test_12_a_grid_search_on_arrays_states_the_sum() -> None:
     stated = search.best_estimator_.guarantee(1e-5)
     # Each row is in two of three folds, for each of two settings, and in the last fit.
     single = PrivateLogisticRegression(1.0, 1e-5).fit(X, vault(60.0, 1e-5)).receipts_[0]
-    five = ldp.accounting.compose_charges([single.charge] * 5, 1e-5)
+    five = ldp.accounting._budget.compose_charges([single.charge] * 5, 1e-5)
     assert stated.epsilon == pytest.approx(five.epsilon, rel=1e-6)
 
 

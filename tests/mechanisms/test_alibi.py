@@ -11,22 +11,11 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from tf_labeldp.accounting import (
-    BudgetExceededError,
-    PrivacyBudget,
-    composed_epsilon,
-    gaussian_epsilon,
-)
-from tf_labeldp.mechanisms import (
-    ALIBI,
-    RandomizedResponse,
-    _alibi,
-    _integer_noise,
-    _random,
-    deserialize,
-    serialize,
-)
-from tf_labeldp.mechanisms._base import LabelMechanism
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting._events import composed_epsilon
+from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.mechanisms import ALIBI, RandomizedResponse, _alibi, _integer_noise, _random
+from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tf_labeldp.mechanisms import _bins as module
-from tf_labeldp.mechanisms import _random, deserialize, serialize
+from tf_labeldp.mechanisms import _random
+from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.mechanisms._bins import ChannelMechanism
 
 TABLE = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])

@@ -22,7 +22,6 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
-    PriorResampling,
     RandomizedResponse,
     RegressionMechanism,
     RROnBins,
@@ -33,6 +32,7 @@ from tf_labeldp.mechanisms import (
     optimal_bins,
 )
 from tf_labeldp.mechanisms._base import _REGISTRY, LabelMechanism, Mechanism, checked_output
+from tf_labeldp.mechanisms._clusters import PriorResampling
 
 
 def slow(*values):

@@ -11,16 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.accounting import (
-    BudgetExceededError,
-    Charge,
-    PrivacyBudget,
-    compose_charges,
-    composed_epsilon,
-)
-from tf_labeldp.features import Clusters
-from tf_labeldp.mechanisms import PriorResampling, RandomizedResponse
-from tf_labeldp.mechanisms._clusters import cluster_distributions
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting._events import composed_epsilon
+from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.mechanisms._clusters import PriorResampling, cluster_distributions
 from tf_labeldp.vault import (
     ClusterRandomizedResponse,
     LabelStoreError,

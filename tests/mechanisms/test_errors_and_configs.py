@@ -11,15 +11,13 @@ import pytest
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
-    PriorResampling,
     RandomizedResponse,
     RegressionMechanism,
     RRTopK,
     RRWithPrior,
-    deserialize,
-    serialize,
 )
-from tf_labeldp.mechanisms._base import LabelMechanism
+from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
+from tf_labeldp.mechanisms._clusters import PriorResampling
 
 UNIFORM = np.full(4, 0.25)
 MAKERS = {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numeric_cases import CONTINUOUS, DISCRETE, MECHANISMS
 
-from tf_labeldp.mechanisms import ExponentialMechanism, RegressionMechanism, deserialize, serialize
-from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
+from tf_labeldp.mechanisms import ExponentialMechanism, RegressionMechanism
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deserialize, serialize
 
 
 @pytest.fixture(params=MECHANISMS)

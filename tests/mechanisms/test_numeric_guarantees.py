@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numeric_cases import ADDITIVE, MECHANISMS
 
-from tf_labeldp.accounting import pure_dp_event
+from tf_labeldp.accounting._events import pure_dp_event
 from tf_labeldp.mechanisms import (
     ExponentialMechanism,
     StaircaseMechanism,

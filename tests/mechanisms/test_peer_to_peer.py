@@ -11,20 +11,15 @@ import pytest
 from scipy import stats
 
 from tf_labeldp import PrivateLabels
-from tf_labeldp.accounting import (
-    BudgetExceededError,
-    PrivacyBudget,
-    peer_to_peer_delta,
-    peer_to_peer_guarantee,
-)
-from tf_labeldp.features import Clusters
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, peer_to_peer_guarantee
+from tf_labeldp.accounting._peer_to_peer import peer_to_peer_delta
+from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.mechanisms import (
     HistogramMechanism,
     PeerToPeerRandomizedResponse,
     RandomizedResponse,
-    deserialize,
-    serialize,
 )
+from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.mechanisms._clusters import _flip_units, _report_units
 
 REJECT = 1e-4

@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
-from tf_labeldp.accounting import (
-    BudgetExceededError,
-    Charge,
-    compose_charges,
-    pure_dp_event,
-)
+from tf_labeldp.accounting import BudgetExceededError, Charge
+from tf_labeldp.accounting._budget import compose_charges
+from tf_labeldp.accounting._events import pure_dp_event
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -27,9 +24,8 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RegressionMechanism,
     RRTopK,
-    deserialize,
-    serialize,
 )
+from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.vault import NoisyLabels, _draws
 
 K, N = 5, 200

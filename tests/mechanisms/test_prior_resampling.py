@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.mechanisms import PriorResampling, Priors, RandomizedResponse, _random
-from tf_labeldp.mechanisms._clusters import most_kept_units, prior_units, resample
+from tf_labeldp.mechanisms import Priors, RandomizedResponse, _random
+from tf_labeldp.mechanisms._clusters import PriorResampling, most_kept_units, prior_units, resample
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 RANGE = 1 << 53

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import RROnBins, deserialize, optimal_bins, serialize
+from tf_labeldp.mechanisms import RROnBins, optimal_bins
+from tf_labeldp.mechanisms._base import deserialize, serialize
 
 EPSILONS = (0.05, 1.0, 6.0)
 

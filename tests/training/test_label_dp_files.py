@@ -29,7 +29,8 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import ReceiptError, _receipts, compose_receipts, dp_sgd_guarantee
+from tf_labeldp.accounting import _receipts, dp_sgd_guarantee
+from tf_labeldp.accounting._receipts import ReceiptError, compose_receipts
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
 from tf_labeldp.vault import _carried
 from tf_labeldp.vault._carried import receipts_of

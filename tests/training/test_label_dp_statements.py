@@ -23,12 +23,8 @@ from label_dp_cases import (
     vault,
 )
 
-from tf_labeldp.accounting import (
-    PrivacyBudget,
-    PrivacyGuarantee,
-    dp_sgd_assumptions,
-    dp_sgd_guarantee,
-)
+from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
+from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfSpan
 from tf_labeldp.training import _spending as spending_module
 from tf_labeldp.vault import PrivateLabels, _carried

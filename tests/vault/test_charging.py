@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, Charge, compose_charges
+from tf_labeldp.accounting import BudgetExceededError, Charge
+from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.mechanisms import RRWithPrior
 
 UNIFORM = np.full(5, 0.2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation import histogram_prior
+from tf_labeldp.estimation._priors import histogram_prior
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RROnBins, optimal_bins
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, PrivateLabels
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, compose_charges
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
+from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.mechanisms import (
     ALIBI,
     HistogramMechanism,

@@ -15,13 +15,8 @@ import shutil
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import (
-    BudgetExceededError,
-    Charge,
-    PrivacyBudget,
-    compose_charges,
-    dp_sgd_charge,
-)
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, dp_sgd_charge
+from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, PrivateLabels

@@ -118,7 +118,7 @@ class Charge:
         It is infinite, and says so, where the accountant finds or knows none.
 
         Example:
-            >>> from tf_labeldp.accounting import dp_sgd_event
+            >>> from tf_labeldp.accounting._events import dp_sgd_event
             >>> round(Charge.of_event(dp_sgd_event(10.0, 0.01, 100), delta=1e-5).epsilon, 4)
             0.0586
         """
@@ -160,7 +160,7 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
         where no theorem gives a bound at this delta.
 
     Example:
-        >>> from tf_labeldp.accounting import pure_dp_event
+        >>> from tf_labeldp.accounting._events import pure_dp_event
         >>> one = Charge(0.5, 0.0, pure_dp_event(0.5))
         >>> compose_charges([one] * 4).epsilon
         2.0

@@ -135,7 +135,7 @@ class Receipt:
         id: random; the same receipt is counted once, however often it is met.
 
     Example:
-        >>> from tf_labeldp.accounting import pure_dp_event
+        >>> from tf_labeldp.accounting._events import pure_dp_event
         >>> receipt = Receipt(LabelSet.new(100), Charge(1.0, 0.0, pure_dp_event(1.0)), "a draw")
         >>> compose_receipts([receipt, receipt]).epsilon
         1.0
@@ -344,7 +344,7 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
         first of its assumptions say why.
 
     Example:
-        >>> from tf_labeldp.accounting import pure_dp_event
+        >>> from tf_labeldp.accounting._events import pure_dp_event
         >>> labels, one = LabelSet.new(4), Charge(1.0, 0.0, pure_dp_event(1.0))
         >>> first = Receipt(labels, one, "a draw", examples=np.array([0, 1]))
         >>> second = Receipt(labels, one, "a draw", examples=np.array([2, 3]))

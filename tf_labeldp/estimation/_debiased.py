@@ -17,14 +17,13 @@ from tf_labeldp.mechanisms import (
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
-    PriorResampling,
     RandomizedResponse,
     RROnBins,
     StaircaseMechanism,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.mechanisms._clusters import checked_bias_correction
+from tf_labeldp.mechanisms._clusters import PriorResampling, checked_bias_correction
 
 _ADDITIVE = (
     LaplaceMechanism,

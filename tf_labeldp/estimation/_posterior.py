@@ -13,13 +13,12 @@ from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
     PriorMechanism,
-    PriorResampling,
     Priors,
     RegressionMechanism,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.mechanisms._clusters import prior_units
+from tf_labeldp.mechanisms._clusters import PriorResampling, prior_units
 
 _CHUNK_CELLS = 1 << 20
 """Likelihoods that are held at a time."""

@@ -1,15 +1,17 @@
 """Public features: feature maps, neighbours and clusters; loads neither TensorFlow nor Keras."""
 
-from tf_labeldp.features._clusters import Clusters, denoise_labels, find_clusters
+from tf_labeldp._renamed import raises_for
+from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
 
 __all__ = [
-    "Clusters",
     "NeighbourSmoothing",
     "PatchDictionary",
     "RandomFourierFeatures",
     "denoise_labels",
     "find_clusters",
 ]
+
+__getattr__ = raises_for(__name__)

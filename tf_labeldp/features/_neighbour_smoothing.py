@@ -181,7 +181,7 @@ class NeighbourSmoothing(FeatureMap):
         self._refuse_unfitted("_smooth", "fit(inputs)")
         import keras
 
-        from tf_labeldp.keras_layers import NeighbourFeatures
+        from tf_labeldp.keras_layers._fixed_features import NeighbourFeatures
 
         inputs, features = with_encoder(self.encoder, self._mean.size)
         width = self._variances.size

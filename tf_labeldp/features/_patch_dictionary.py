@@ -174,7 +174,7 @@ class PatchDictionary(FeatureMap):
         self._refuse_unfitted("filters_", "fit(images)")
         import keras
 
-        from tf_labeldp.keras_layers import PatchFeatures
+        from tf_labeldp.keras_layers._fixed_features import PatchFeatures
 
         images = keras.Input(self.image_shape_, name="images")
         parts = []

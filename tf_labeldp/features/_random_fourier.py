@@ -163,7 +163,7 @@ class RandomFourierFeatures(FeatureMap):
         self._refuse_unfitted("_frequencies", "fit(table)")
         import keras
 
-        from tf_labeldp.keras_layers import FourierFeatures
+        from tf_labeldp.keras_layers._fixed_features import FourierFeatures
 
         inputs: Any
         if self._is_matrix:

@@ -1,5 +1,6 @@
 """Products with the gradients of all labels, and projections onto their span and hulls."""
 
+from tf_labeldp._renamed import raises_for
 from tf_labeldp.gradients._hull import project_onto_hull
 from tf_labeldp.gradients._operator import GradientOperator
 from tf_labeldp.gradients._span import project_onto_span
@@ -9,3 +10,5 @@ __all__ = [
     "project_onto_hull",
     "project_onto_span",
 ]
+
+__getattr__ = raises_for(__name__)

@@ -5,6 +5,7 @@ sensitivity and make the one release. Its mechanism adds the noise: ``LabelMomen
 or ``HistogramMechanism.release``.
 """
 
+from tf_labeldp._renamed import raises_for
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._noise_cluster import NoiseCluster
 from tf_labeldp.heads._one_release_head import PrivateRidge
@@ -17,3 +18,5 @@ __all__ = [
     "PrivateRidge",
     "teacher_labels",
 ]
+
+__getattr__ = raises_for(__name__)

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyBudget, Receipt, compose_receipts
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting._receipts import Receipt, Receipts, compose_receipts, merge_receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.mechanisms import AggregateMechanism
-from tf_labeldp.vault import NoisyStatistic, PrivateLabels
+from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._noisy_labels import NoisyStatistic
 
 _BY_THIS_PROCESS = (
     "an array of labels has no vault: other uses of these labels than the fits of this process "

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.estimation import histogram_prior
-from tf_labeldp.features import Clusters, find_clusters
+from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.features import find_clusters
+from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.features._estimator import note_release, with_encoder
 from tf_labeldp.heads._label_source import LabelSource, array_digests
 from tf_labeldp.heads._one_release_head import Head
@@ -203,7 +204,7 @@ class NoiseCluster(Head):
             )
         import keras
 
-        from tf_labeldp.keras_layers import NearestCentre
+        from tf_labeldp.keras_layers._fixed_features import NearestCentre
 
         width = clusters.centres.shape[1]
         encoder = clusters.encoder if encoder is None else encoder

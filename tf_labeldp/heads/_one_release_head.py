@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
-from tf_labeldp.accounting._receipts import standing
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting._receipts import Receipt, compose_receipts, standing
 from tf_labeldp.features._estimator import (
     Estimator,
     note_release,
@@ -581,7 +581,7 @@ def _export(
     """Returns a ``keras.Model`` that scales rows and applies fixed weights; keeps the receipts."""
     import keras
 
-    from tf_labeldp.keras_layers import ReleasedDense
+    from tf_labeldp.keras_layers._released_dense import ReleasedDense
 
     width = scaling.mean.size
     single = "float32"  # whatever the dtype policy: half precision ends at 65,504

@@ -16,8 +16,8 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import OneReleaseHead
-from tf_labeldp.mechanisms import LabelMomentMechanism, Priors, RRWithPrior, serialize
-from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms import LabelMomentMechanism, Priors, RRWithPrior
+from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 from tf_labeldp.vault._private_labels import Randomizer

@@ -17,18 +17,17 @@
 =================== ====================================================================
 """
 
+from tf_labeldp._renamed import raises_for
 from tf_labeldp.mechanisms._alibi import ALIBI
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
     ClassificationMechanism,
     RegressionMechanism,
-    deserialize,
-    serialize,
 )
 from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
 from tf_labeldp.mechanisms._check import check_mechanism
 from tf_labeldp.mechanisms._classes import PriorMechanism, RandomizedResponse, RRTopK, RRWithPrior
-from tf_labeldp.mechanisms._clusters import PeerToPeerRandomizedResponse, PriorResampling
+from tf_labeldp.mechanisms._clusters import PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
 from tf_labeldp.mechanisms._numbers import (
@@ -54,7 +53,6 @@ __all__ = [
     "LaplaceMechanism",
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",
-    "PriorResampling",
     "Priors",
     "RROnBins",
     "RRTopK",
@@ -63,7 +61,7 @@ __all__ = [
     "RegressionMechanism",
     "StaircaseMechanism",
     "check_mechanism",
-    "deserialize",
     "optimal_bins",
-    "serialize",
 ]
+
+__getattr__ = raises_for(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import approximate_dp_event
+from tf_labeldp.accounting._events import approximate_dp_event
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import randomized_response_event
+from tf_labeldp.accounting._events import randomized_response_event
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import FrozenClassification
 

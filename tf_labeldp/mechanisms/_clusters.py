@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import (
-    PrivacyGuarantee,
-    approximate_dp_event,
-    peer_to_peer_assumptions,
-    peer_to_peer_guarantee,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, peer_to_peer_guarantee
+from tf_labeldp.accounting._events import approximate_dp_event
+from tf_labeldp.accounting._peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import Frozen, LabelMechanism, checked_output
 from tf_labeldp.mechanisms._classes import WithPriors, row_chunks

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import gaussian_event, gaussian_sigma, pure_dp_event
+from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms._random import checked_generator
 
 if TYPE_CHECKING:

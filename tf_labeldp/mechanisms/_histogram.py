@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import gaussian_sigma
+from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import _grid_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
 from tf_labeldp.mechanisms._bins import nearest_index

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt, compose_receipts
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting._receipts import Receipt, compose_receipts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

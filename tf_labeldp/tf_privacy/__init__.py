@@ -3,6 +3,7 @@
 The package ``tensorflow-privacy`` is needed when these are used, not when this part is imported.
 """
 
+from tf_labeldp._renamed import raises_for
 from tf_labeldp.tf_privacy._denoised_query import DenoisedQuery
 from tf_labeldp.tf_privacy._query_noise import QueryNoise, load
 
@@ -11,3 +12,5 @@ __all__ = [
     "QueryNoise",
     "load",
 ]
+
+__getattr__ = raises_for(__name__)

@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_event, gaussian_epsilon
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting._events import dp_sgd_event
+from tf_labeldp.accounting._gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms._random import uniform_integers
 from tf_labeldp.training import NoiseMechanism
 

@@ -1,11 +1,12 @@
 """Training of Keras models on private labels: multi-stage training, and DP-SGD with denoisers."""
 
+from tf_labeldp._renamed import raises_for
 from tf_labeldp.training._denoisers import AltConv, Denoiser, NoOp, SelfConv, SelfSpan
 from tf_labeldp.training._label_dp_model import LabelDPModel
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._multi_stage import MultiStageTraining, StageReport
+from tf_labeldp.training._multi_stage import MultiStageTraining
 from tf_labeldp.training._noise import GaussianNoise, NoiseMechanism
-from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
+from tf_labeldp.training._preconditioner import GaussNewton
 from tf_labeldp.training._privacy_spent import PrivacySpent
 from tf_labeldp.training._vertex_losses import VertexLosses
 
@@ -19,10 +20,10 @@ __all__ = [
     "MultiStageTraining",
     "NoOp",
     "NoiseMechanism",
-    "Preconditioner",
     "PrivacySpent",
     "SelfConv",
     "SelfSpan",
-    "StageReport",
     "VertexLosses",
 ]
+
+__getattr__ = raises_for(__name__)

@@ -11,8 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp._optimizers import account_for
-from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt
-from tf_labeldp.accounting._receipts import receipts_from_bytes, receipts_to_bytes
+from tf_labeldp.accounting import Charge, PrivacyGuarantee
+from tf_labeldp.accounting._receipts import (
+    LabelSet,
+    Receipt,
+    receipts_from_bytes,
+    receipts_to_bytes,
+)
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._cross_example_layers import check_layers

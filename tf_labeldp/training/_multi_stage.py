@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp._optimizers import account_for, weight_digests
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt
-from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting._receipts import Receipt, merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import dp_sgd_event
+from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.mechanisms._random import uniform_integers
 
 _GRID = 2.0**-16

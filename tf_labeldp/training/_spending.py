@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp._optimizers import account_for, weight_digests
-from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, compose_receipts
+from tf_labeldp.accounting import Charge, PrivacyGuarantee
+from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
 from tf_labeldp.mechanisms._base import is_of_this_library
 from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.accounting import dp_sgd_assumptions
+from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.vault import PrivateLabels
 

@@ -1,9 +1,10 @@
 """The vault of the true labels, and what leaves it; loads no TensorFlow."""
 
+from tf_labeldp._renamed import raises_for
 from tf_labeldp.vault._carried import declare, guarantee
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
-from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._private_labels import PrivateLabels
 from tf_labeldp.vault._store import LabelStoreError
 
@@ -12,8 +13,9 @@ __all__ = [
     "LabelRandomizer",
     "LabelStoreError",
     "NoisyLabels",
-    "NoisyStatistic",
     "PrivateLabels",
     "declare",
     "guarantee",
 ]
+
+__getattr__ = raises_for(__name__)

@@ -32,9 +32,12 @@ from tf_labeldp._optimizers import (
     trained_in_the_clear,
     weight_digests,
 )
-from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, compose_receipts
+from tf_labeldp.accounting import Charge, PrivacyGuarantee
 from tf_labeldp.accounting._receipts import (
+    LabelSet,
+    Receipt,
     Receipts,
+    compose_receipts,
     declared_receipt,
     merge_receipts,
     receipts_from_bytes,

@@ -12,9 +12,10 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._receipts import merge_receipts
-from tf_labeldp.mechanisms import HistogramMechanism, PriorResampling, Priors
+from tf_labeldp.mechanisms import HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.mechanisms._clusters import (
+    PriorResampling,
     checked_bias_correction,
     checked_resampling_probability,
     checked_threshold,

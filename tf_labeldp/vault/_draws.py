@@ -21,16 +21,16 @@ from tf_labeldp.mechanisms import (
     PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
-    deserialize,
-    serialize,
 )
 from tf_labeldp.mechanisms._base import (
     LabelMechanism,
     Mechanism,
     checked_mechanism,
     checked_output,
+    deserialize,
     has_own_event,
     is_of_this_library,
+    serialize,
 )
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger

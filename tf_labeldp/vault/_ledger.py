@@ -11,22 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_labeldp.accounting import (
-    BudgetExceededError,
-    Charge,
-    LabelSet,
-    PrivacyBudget,
-    PrivacyGuarantee,
-    Receipt,
-    compose_receipts,
-    pure_dp_event,
-)
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.accounting._budget import CountedCharges, compose_counted
+from tf_labeldp.accounting._events import pure_dp_event
 from tf_labeldp.accounting._guarantee import warn_of_delta
 from tf_labeldp.accounting._receipts import (
     Histories,
+    LabelSet,
+    Receipt,
     Receipts,
     actor_name,
+    compose_receipts,
     histories_with,
     merge_receipts,
 )

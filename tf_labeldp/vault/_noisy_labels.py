@@ -14,16 +14,12 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee, Receipt, ReceiptError, compose_receipts
-from tf_labeldp.estimation import debiased, histogram_prior, posterior
-from tf_labeldp.mechanisms import (
-    AggregateMechanism,
-    HistogramMechanism,
-    Priors,
-    deserialize,
-    serialize,
-)
-from tf_labeldp.mechanisms._base import LabelMechanism
+from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting._receipts import Receipt, ReceiptError, compose_receipts
+from tf_labeldp.estimation import debiased, posterior
+from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
+from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._store import array_digest, publish
 

@@ -19,21 +19,10 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import (
-    Charge,
-    LabelSet,
-    PrivacyBudget,
-    PrivacyGuarantee,
-    Receipt,
-    compose_receipts,
-)
-from tf_labeldp.accounting._receipts import UNITS, Receipts
-from tf_labeldp.mechanisms import (
-    AggregateMechanism,
-    Priors,
-    deserialize,
-)
-from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
+from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee
+from tf_labeldp.accounting._receipts import UNITS, LabelSet, Receipt, Receipts, compose_receipts
+from tf_labeldp.mechanisms import AggregateMechanism, Priors
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism, deserialize
 from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind

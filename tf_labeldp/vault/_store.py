@@ -36,9 +36,10 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import Charge, LabelSet, PrivacyBudget, Receipt, dp_sgd_charge
-from tf_labeldp.accounting._receipts import Receipts
-from tf_labeldp.mechanisms import AggregateMechanism, deserialize
+from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
+from tf_labeldp.accounting._receipts import LabelSet, Receipt, Receipts
+from tf_labeldp.mechanisms import AggregateMechanism
+from tf_labeldp.mechanisms._base import deserialize
 
 FORMAT = 2
 _FINGERPRINT = "PRIVATE-fingerprint"
