@@ -124,3 +124,19 @@ def test_names_that_are_public_no_more_say_what_to_use(part: str) -> None:
             assert hasattr(importlib.import_module(home), attribute), found
     with pytest.raises(AttributeError, match=r"has no attribute 'no_such_name'\.$"):
         module.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("_private_ridge", "PrivateRidge"),
+        ("_private_logistic_regression", "PrivateLogisticRegression"),
+        ("_teacher", "TeacherLabels"),
+        ("_neighbour_smoothing", "NeighbourSmoothing"),
+        ("_patch_dictionary", "PatchDictionary"),
+        ("_random_fourier", "RandomFourierFeatures"),
+        ("_estimator", "_Family"),
+    ],
+)
+def test_modules_that_earlier_pickles_name_are_found(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(f"tf_labeldp.heads.{module}"), name)

@@ -151,14 +151,6 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
       or more uses; the statement then says that the mechanisms were fixed in advance. To it,
       epsilons and deltas of uses of which no more is known are added.
 
-    Args:
-        charges: the uses, in any order; may be empty.
-        delta: the delta of the statement, in [0, 1).
-
-    Returns:
-        A ``PrivacyGuarantee`` at ``delta`` (at zero if nothing was charged); epsilon is infinite
-        where no theorem gives a bound at this delta.
-
     Example:
         >>> from tf_labeldp.accounting._events import pure_dp_event
         >>> one = Charge(0.5, 0.0, pure_dp_event(0.5))

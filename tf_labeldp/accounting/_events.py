@@ -77,9 +77,6 @@ def pure_dp_event(epsilon: float) -> DpEvent:
 
     It is that of binary randomized response with the same epsilon.
 
-    Args:
-        epsilon: finite and above zero.
-
     Example:
         >>> pure_dp_event(0.5).num_buckets
         2
@@ -107,14 +104,6 @@ def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
 
 def gaussian_event(noise_ratio: float) -> DpEvent:
     """Returns the event of one release with Gaussian noise.
-
-    Args:
-        noise_ratio: standard deviation of the noise, divided by the L2 sensitivity *under
-            replacement of one label*; above zero.
-
-    Returns:
-        ``dp_accounting.GaussianDpEvent`` with twice this noise multiplier, which an accountant
-        under ``REPLACE_ONE`` reads as ``noise_ratio`` for the distance of two neighbours.
 
     Example:
         >>> gaussian_event(3.0).noise_multiplier
@@ -191,20 +180,6 @@ def composed_epsilon(
     """Returns an upper bound on the epsilon of events that are used one after another.
 
     It is the bound of the PLD accountant's pessimistic discretisation (Doroshenko et al. 2022).
-
-    Args:
-        events: ``dp_accounting`` events, in any order.
-        delta: in [0, 1).
-        relation: ``"replace_label"``; or ``"add_or_remove"``, for comparison with published tables,
-            under which randomized response has no epsilon.
-
-    Returns:
-        Epsilon; infinite where delta is within the rounding errors of that many steps, 2e-16 a
-        step.
-
-    Raises:
-        dp_accounting.UnsupportedEventError: the accountant does not know an event under
-            ``relation``.
 
     Example:
         >>> round(composed_epsilon([pure_dp_event(0.5)] * 50, delta=1e-5), 1)

@@ -226,14 +226,7 @@ def merge_receipts(*several: Iterable[Receipt]) -> Receipts:
 def declared_receipt(
     unknown: Iterable[Receipt], because: str, epsilon: float = 0.0, delta: float = 0.0
 ) -> Receipt:
-    """Returns the receipt by which an author declares what uses of labels cost.
-
-    Args:
-        unknown: the receipts in place of which it stands.
-        because: what the author says, in a sentence; statements print it as a claim.
-        epsilon: what it cost, in all; zero if no private label was used.
-        delta: likewise.
-    """
+    """Returns the receipt by which an author declares what uses of labels cost."""
     import dp_accounting
 
     event = approximate_dp_event(epsilon, delta) if epsilon else dp_accounting.NoOpDpEvent()
@@ -248,12 +241,7 @@ def declared_receipt(
 
 
 def receipts_to_bytes(receipts: Iterable[Receipt], layers: Sequence[int] | None = None) -> bytes:
-    """Returns receipts as they are kept in files of models.
-
-    Args:
-        receipts: of the model.
-        layers: which of its layers they are about; None for all.
-    """
+    """Returns receipts as they are kept in files of models."""
     content = {
         "format": FORMAT,
         "version": __version__,
@@ -264,11 +252,7 @@ def receipts_to_bytes(receipts: Iterable[Receipt], layers: Sequence[int] | None 
 
 
 def receipts_from_bytes(content: bytes) -> tuple[Receipts, list[int] | None]:
-    """Returns the receipts and the layers that ``receipts_to_bytes`` wrote.
-
-    Raises:
-        ReceiptError: damaged, edited, or written by a newer version.
-    """
+    """Returns the receipts and the layers that ``receipts_to_bytes`` wrote."""
     try:
         data = json.loads(zlib.decompress(content))
         found, version, listed = data["format"], data["version"], list(data["receipts"])
@@ -334,14 +318,6 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
         The statement covers all that was handed out under these receipts together, for the
         replacement of one label, as this module's docstring says. It is a sum of promises made
         before the draws. Receipts that are given twice count once.
-
-    Args:
-        receipts: of any label sets, in any order.
-        delta: of the statement; None for the largest at which the receipts are to be stated.
-
-    Returns:
-        A ``PrivacyGuarantee``; its epsilon is infinite where nothing is promised, and then the
-        first of its assumptions say why.
 
     Example:
         >>> from tf_labeldp.accounting._events import pure_dp_event

@@ -35,11 +35,6 @@ def say(text: str, *, error: bool = False, end: str = "\n") -> None:
 
     A reader that went away, a full disk behind ``>`` and a closed stream are no failures of the
     command, whose files are complete. Characters that the stream's encoding lacks come as escapes.
-
-    Args:
-        text: one or more lines.
-        error: whether it goes to stderr.
-        end: what follows the text.
     """
     stream = sys.stderr if error else sys.stdout
     if stream is None:  # the process was started with this stream closed

@@ -212,16 +212,7 @@ def _read_adult(folder: pathlib.Path, name: str) -> tuple[dict[str, np.ndarray],
 def encode(
     train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns training and test features, with scales and categories taken from training.
-
-    Args:
-        train: columns by name: numbers (n, ...) are flattened and standardised, text (n,) becomes
-            one column a category.
-        test: the same columns. A category that training lacks is all zeros.
-
-    Returns:
-        ``float32`` arrays of shapes (n, d) and (m, d).
-    """
+    """Returns training and test features, with scales and categories taken from training."""
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     parts_train, parts_test = [], []

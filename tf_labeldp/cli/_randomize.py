@@ -41,14 +41,8 @@ _CHUNK_BYTES = 1 << 20
 def run(args: argparse.Namespace) -> int:
     """Randomizes the labels of a table.
 
-    Args:
-        args: checked options of the command.
-
     Returns:
         The exit code.
-
-    Raises:
-        CommandError: anything is wrong with the input, the output, the prior or the store.
     """
     with contextlib.closing(RowProgress(quiet=args.quiet)) as progress:
         table = _tables.open_table(args.input)
@@ -203,11 +197,7 @@ def _check_apart(output: pathlib.Path, store: pathlib.Path) -> None:
 
 
 def _id_columns(table: _tables.Table, args: argparse.Namespace) -> list[str]:
-    """Returns the columns to copy, after checking them and the label column; may be empty.
-
-    Raises:
-        CommandError: there is no such column, or it is not clear which one is meant.
-    """
+    """Returns the columns to copy, after checking them and the label column; may be empty."""
     for option, name in [("--column", args.column), *(("--id", name) for name in args.id or ())]:
         if table.columns.count(name) != 1:
             problem = "more than one column" if name in table.columns else "no column"
@@ -328,10 +318,6 @@ class IdFacts:
         """Raises if the store's noisy labels went to rows of other ids; else remembers these.
 
         Comes before anything is published, so no table is out that the store knows nothing of.
-
-        Raises:
-            CommandError: the ids differ in a name, a value or their order.
-            OSError: the store cannot be written to.
         """
         whole = hashlib.sha256(repr(tuple(self._names)).encode())
         for pair in self._digests:

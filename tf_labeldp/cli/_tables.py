@@ -71,11 +71,7 @@ _LONGEST_PART = "-old-statement"
 
 
 def open_table(path: pathlib.Path) -> Table:
-    """Returns the table in a file; only its columns have been read.
-
-    Raises:
-        CommandError: no such file, unknown suffix, or not readable as what its suffix says.
-    """
+    """Returns the table in a file; only its columns have been read."""
     kind = _format_of(path, "the input")
     try:
         found = path.stat()
@@ -352,11 +348,7 @@ class Output:
         self._writer: CsvWriter | ParquetWriter | None = None
 
     def __enter__(self) -> Output:
-        """Creates the hidden file, so that a folder that refuses it is found out at once.
-
-        Raises:
-            CommandError: another run is at it, or something is there already.
-        """
+        """Creates the hidden file, so that a folder that refuses it is found out at once."""
         try:
             with self._explained():
                 locked = self._lock.acquire()
@@ -394,11 +386,7 @@ class Output:
             self._lock.release()
 
     def begin(self, names: Sequence[str], types: Sequence[Any]) -> None:
-        """Starts the table with the names and Arrow types of its columns.
-
-        Raises:
-            CommandError: the format has no place for a column of such a type.
-        """
+        """Starts the table with the names and Arrow types of its columns."""
         if self._file is None:
             raise RuntimeError("begin() belongs inside the with block of the output")
         with self._explained():
@@ -508,12 +496,7 @@ class OutputLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Returns whether the lock is held now; False where the system has no such locks.
-
-        Raises:
-            CommandError: another run holds it.
-            OSError: the folder cannot be written to.
-        """
+        """Returns whether the lock is held now; False where the system has no such locks."""
         while _fcntl is not None:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:

@@ -52,11 +52,7 @@ _CLASS_PRIOR = 'JSON {"probabilities": [...]}, or CSV with the columns class and
 
 
 def task_of(args: argparse.Namespace) -> Task:
-    """Returns the task that the checked options of the command ask for.
-
-    Raises:
-        CommandError: the prior cannot be read, or the mechanism refuses the options.
-    """
+    """Returns the task that the checked options of the command ask for."""
     common = {"epsilon": args.epsilon, "store": args.store, "insecure_seed": args.insecure_seed}
     if args.task == "classification":
         classes = None if args.classes is None else tuple(args.classes)
@@ -130,11 +126,7 @@ class Task(abc.ABC):
         """Returns noisy labels as an Arrow array of the output's column."""
 
     def vault(self, labels: np.ndarray) -> PrivateLabels:
-        """Returns the vault of the labels, which it copies.
-
-        Raises:
-            CommandError: the store is of other labels or settings, damaged, or cannot be used.
-        """
+        """Returns the vault of the labels, which it copies."""
         with self.explained():
             return self._vault(
                 labels,
@@ -144,11 +136,7 @@ class Task(abc.ABC):
             )
 
     def draw(self, vault: PrivateLabels) -> Draw:
-        """Returns the noisy labels: those in the store, or new ones.
-
-        Raises:
-            CommandError: the store holds draws of other settings, or the mechanism refuses them.
-        """
+        """Returns the noisy labels: those in the store, or new ones."""
         with self.explained():
             before = [one for one in vault.receipts if one.key.startswith(_OWN_KEYS)]
             secret = any(not one.seeded for one in before)

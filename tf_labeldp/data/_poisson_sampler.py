@@ -64,9 +64,6 @@ class PoissonSampler:
         """Returns the units of one batch, ``int64`` (m,) increasing.
 
         Empty if no unit was drawn, and also if more were drawn than the buffer holds.
-
-        Args:
-            rng: None for the operating system's random bits.
         """
         place = bisect.bisect_right(self._sums, _integer_below(self._sums[-1], rng))
         count = self.first + place

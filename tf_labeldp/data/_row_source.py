@@ -45,12 +45,7 @@ class RowSource:
         return tf.nest.pack_sequence_as(self._template, parts)
 
     def read(self, rows: np.ndarray, buffer_rows: int) -> list[np.ndarray]:
-        """Returns buffers (buffer_rows, ...) that hold these rows and then copies of row 0.
-
-        Args:
-            rows: row numbers ``int64`` (m,), m at most ``buffer_rows``; repeats are fine.
-            buffer_rows: rows of each buffer.
-        """
+        """Returns buffers (buffer_rows, ...) that hold these rows and then copies of row 0."""
         # Lazy sources are read once a row and in order, as files on disk want it.
         ordered = bool(np.all(rows[1:] > rows[:-1]))
         once, repeats = (rows, None) if ordered else np.unique(rows, return_inverse=True)

@@ -231,15 +231,6 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
     Row z of the inverse holds the weights of the unbiased loss when z was observed:
     ``sum_z Q[y, z] Q^-1[z, k] = [y == k]`` (matrix-inverse loss, ``esfandiari2022``).
 
-    Args:
-        transition_matrix: ``float64`` (K, K), row-stochastic.
-
-    Returns:
-        ``float64`` (K, K).
-
-    Raises:
-        ValueError: not square, not finite, or too close to singular (condition number above 1e12).
-
     Example:
         >>> channel_inverse([[0.75, 0.25], [0.25, 0.75]]).tolist()
         [[1.5, -0.5], [-0.5, 1.5]]

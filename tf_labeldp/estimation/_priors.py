@@ -22,15 +22,6 @@ def histogram_prior(histogram: Any) -> np.ndarray:
 
     Source: the last steps of Algorithm 4 of ``ghazi2023`` (appendix C.1).
 
-    Args:
-        histogram: counts (K,) or (G, K), finite.
-
-    Returns:
-        ``float64`` of the same shape; the last axis sums to one.
-
-    Raises:
-        ValueError: a wrong shape, NaN or infinite counts.
-
     Example:
         >>> histogram_prior([[6, -1, 2], [-3, 0, -1]]).round(4).tolist()
         [[0.75, 0.0, 0.25], [0.3333, 0.3333, 0.3333]]
@@ -167,19 +158,6 @@ def rounding_grid(
 
     Guarantee:
         Looks at no label; low and high are public.
-
-    Args:
-        low: the smallest label, public, finite.
-        high: the largest label, public, above ``low``.
-        max_values: the largest number of values, at least 2.
-        loss: ``"squared_error"``, ``"absolute_error"``, ``"poisson"``, or a callable
-            ``loss(y_hat, y)``, for which ``error_bound`` is None: it is not estimated.
-        whole_numbers: whether labels are counts or other whole numbers. Public knowledge: it is not
-            found out from the labels. More than ``max_values`` of them are rounded all the same.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, an unknown loss, or a range with too few doubles.
 
     Example:
         >>> rounding_grid(0, 3, max_values=64, whole_numbers=True).values

@@ -12,6 +12,10 @@ from tf_labeldp.vault._carried import remember_weights
 _Self = TypeVar("_Self", bound="Estimator")
 
 
+class _Family:
+    """Stands for an estimator and its clones."""
+
+
 class Estimator(BaseEstimator):
     """scikit-learn's estimator, whose encoder is one argument and no estimator inside."""
 
@@ -44,7 +48,7 @@ class Estimator(BaseEstimator):
     def _family_of_clones(self) -> object:
         """Returns what is the same object for this estimator and all its clones."""
         if not hasattr(self, "_family"):
-            self._family = object()
+            self._family: object = _Family()
         return self._family
 
     def _refuse_unfitted(self, attribute: str, call: str) -> None:

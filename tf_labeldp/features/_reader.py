@@ -110,12 +110,7 @@ class FeatureSource:
     def blocks(
         self, labels: list[np.ndarray] | None = None, digest: Any = None
     ) -> Iterator[np.ndarray]:
-        """Yields rows as given (m, d), in blocks of a size that suits matrix products.
-
-        Args:
-            labels: takes the labels of a data set of pairs, if it is a list.
-            digest: is updated with all that is read of a data set, if there is one.
-        """
+        """Yields rows as given (m, d), in blocks of a size that suits matrix products."""
         if self._dataset is None:
             size = len(self._rows)
             step = _ENCODED_ROWS

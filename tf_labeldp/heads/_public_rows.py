@@ -176,14 +176,7 @@ class PublicRows:
     def design(
         self, survey: Survey, *, center: bool, intercept: float, noise_to_signal: float | None
     ) -> Scaling:
-        """Chooses the scaling, from the sample of the survey.
-
-        Args:
-            survey: of these rows.
-            center: whether to subtract the mean.
-            intercept: c, or zero for none.
-            noise_to_signal: as in ``spread_shares``, or None to leave the directions as they are.
-        """
+        """Chooses the scaling, from the sample of the survey."""
         sample = survey.sample
         mean = np.zeros(sample.shape[1])
         if center:
@@ -207,11 +200,7 @@ class PublicRows:
         return self._scaling
 
     def scan(self, sample_rows: int | None = None) -> Scan:
-        """Reads all rows again.
-
-        Args:
-            sample_rows: the most rows to keep; None for as many as the memory allows.
-        """
+        """Reads all rows again."""
         gram: np.ndarray | None = None
         start, max_l1 = 0, 0.0
         for rows in self._counted("Gram matrix", self._scaled()):
@@ -375,13 +364,7 @@ def _refuse_zeros(rows: np.ndarray, start: int) -> None:
 
 
 def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray:
-    """Returns the share (d,) of the squared length that each direction gets; their sum is one.
-
-    Args:
-        eigenvalues: of the covariance, (d,), at least zero, not all zero.
-        noise_to_signal: ``k sigma^2 / (n^2 V)`` for k noisy columns and codes of variance V (summed
-            over the columns), above zero.
-    """
+    """Returns the share (d,) of the squared length that each direction gets; their sum is one."""
     strength = eigenvalues / eigenvalues.sum()
     with np.errstate(divide="ignore", over="ignore"):
         depth = noise_to_signal / strength
@@ -397,15 +380,7 @@ def spread_shares(eigenvalues: np.ndarray, noise_to_signal: float) -> np.ndarray
 
 
 def spread_map(covariance: np.ndarray, noise_to_signal: float | None) -> np.ndarray | None:
-    """Returns the map (d, m), ``float32``, from centred rows to the directions that get a share.
-
-    Args:
-        covariance: (d, d), Fortran order; its upper triangle is used, and overwritten.
-        noise_to_signal: as in ``spread_shares``; None for no map.
-
-    Returns:
-        ``V diag(sqrt(p / l))`` over the m directions of positive share; or None.
-    """
+    """Returns the map (d, m), ``float32``, from centred rows to the directions that get a share."""
     if noise_to_signal is None:
         return None
     from scipy import linalg

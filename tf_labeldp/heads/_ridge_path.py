@@ -169,10 +169,6 @@ class Problem:
 
         Given the filter: ``Cov(M N) = sigma^2 M (I + g g^T) M``; a column of P keeps
         ``k_eff / C`` of it.
-
-        Args:
-            filter_: f (d,).
-            spread: S (D, d), from features to these columns; None for the identity.
         """
         filtered = self.spectrum.vectors * filter_
         along = filtered @ (self.spectrum.vectors.T @ self.column)
@@ -187,15 +183,7 @@ class Problem:
 def decompose(
     gram: np.ndarray, moments: np.ndarray, sigma: float, *, centred: bool, intercept: bool
 ) -> Problem:
-    """Returns the spectrum of a Gram matrix (upper triangle; overwritten) and a release.
-
-    Args:
-        gram: ``float64`` (D, D), D = d + 1 with an intercept.
-        moments: the release (D, C).
-        sigma: standard deviation of the noise on each entry.
-        centred: whether the rows of B sum to zero (one-hot codes less 1/K).
-        intercept: whether the last column is constant.
-    """
+    """Returns the spectrum of a Gram matrix (upper triangle; overwritten) and a release."""
     from scipy import linalg
 
     k_eff = moments.shape[1] - centred
@@ -252,14 +240,7 @@ def least_risk(spectrum: Spectrum, penalties: np.ndarray) -> float:
 
 
 def prior_variances(spectrum: Spectrum, label_variance: float) -> tuple[float, float]:
-    """Returns (t^2, s^2) of greatest marginal likelihood, see the head of this file.
-
-    Args:
-        spectrum: of the release.
-        label_variance: a public bound on s^2, the variance of the code of a label in each of its
-            ``k_eff`` directions. Where all eigenvalues are alike, only their size tells a signal
-            (``t^2 l^2``) from residuals (``s^2 l``), and residuals can't vary more than labels.
-    """
+    """Returns (t^2, s^2) of greatest marginal likelihood, see the head of this file."""
     from scipy import optimize
 
     top, noise, energies = _top(spectrum), spectrum.noise, spectrum.energies
@@ -329,12 +310,7 @@ def class_scores(scores: np.ndarray) -> np.ndarray:
 
 
 def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
-    """Returns the beta of greatest likelihood; zero (all classes alike) if nothing agrees.
-
-    Args:
-        scores: of some examples, (m, K), rows that sum to zero.
-        agreement: estimate of the mean over all examples of the score of the true class.
-    """
+    """Returns the beta of greatest likelihood; zero (all classes alike) if nothing agrees."""
     from scipy import optimize, special
 
     size = float(np.sqrt(np.mean(np.square(scores))))
@@ -357,11 +333,6 @@ def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> 
     The score of the true class is at most the largest score of its row, so the agreement has a
     ceiling; an estimate near it or above, taken as it is, would make probabilities of 0 and 1. The
     mean of a normal law around the estimate, cut off at the ceiling, is below it.
-
-    Args:
-        scores: of some examples, (m, K).
-        agreement: unbiased estimate of the mean score of the true class.
-        error: its standard deviation.
     """
     from scipy import stats
 

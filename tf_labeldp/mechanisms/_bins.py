@@ -31,13 +31,6 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
 
     Midpoints are rounded to doubles; a label that equals a value always goes to that value.
 
-    Args:
-        values: finite, strictly increasing, (k,), k at least 1.
-        labels: finite, any shape; beyond the ends they go to the end.
-
-    Returns:
-        ``int64`` array of the shape of ``labels``, in 0..k-1.
-
     Example:
         >>> nearest_index([0.0, 10.0, 20.0], [-3.0, 5.0, 5.1, 20.0]).tolist()
         [0, 0, 1, 2]
@@ -69,13 +62,7 @@ class FiniteMechanism(Frozen, RegressionMechanism):
         return self.inputs[0], self.inputs[-1]
 
     def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
-        """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior.
-
-        Args:
-            probabilities: of the inputs, (k,); sums to one (tolerance 1e-4).
-            loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
-                ``"poisson"`` ``y_hat - y log(y_hat)``, or a callable ``loss(y_hat, y)``.
-        """
+        """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior."""
         loss = _losses.checked_loss(loss)
         inputs = np.asarray(self.inputs)
         prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
@@ -328,11 +315,7 @@ def _check_table(table: np.ndarray, num_inputs: int, num_outputs: int) -> None:
 
 
 def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon.
-
-    Raises:
-        ValueError: the ratio of two entries of a column is above e^epsilon by more than rounding.
-    """
+    """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon."""
     with np.errstate(divide="ignore"):
         logs = np.log(table[:, table.max(axis=0) > 0.0])
     worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))

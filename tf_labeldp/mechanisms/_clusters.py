@@ -57,19 +57,6 @@ def cluster_distributions(histogram: Any, cluster_sizes: Any, threshold: float) 
 
     Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 shows the range.
 
-    Args:
-        histogram: noisy counts (C, K), finite; negative ones are possible.
-        cluster_sizes: the number of examples in each cluster, integers (C,) of at least zero.
-        threshold: tau, in [0, 1/K].
-
-    Returns:
-        ``float64`` (C, K), entries in [tau, 1], rows that sum to one.
-
-    Raises:
-        TypeError: sizes that are not integers, or a threshold that is not a number.
-        ValueError: a wrong shape, counts that are not finite, negative sizes, or a threshold out of
-            its range.
-
     Example:
         >>> cluster_distributions([[8.5, -0.5], [1.5, 1.5]], [8, 4], threshold=0.1).tolist()
         [[0.9, 0.1], [0.5, 0.5]]
@@ -219,26 +206,13 @@ class PriorResampling(WithPriors):
         return noisy
 
     def resampling_probabilities(self, priors: Any) -> np.ndarray:
-        """Returns lambda for each prior, as it is drawn.
-
-        Args:
-            priors: probabilities of shape (K,) or (m, K); rows sum to one (tolerance 1e-4).
-
-        Returns:
-            ``float64`` (1,) or (m,), in (0, 1].
-
-        Raises:
-            ValueError: as ``randomize`` for the same priors.
-        """
+        """Returns lambda for each prior, as it is drawn."""
         return 1.0 - self._kept_units(self._checked_rows(priors, None)) / float(_UNITS)
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K).
 
         The entries are the probabilities as they are drawn.
-
-        Raises:
-            ValueError: not one prior of that shape, or one that ``randomize`` refuses.
         """
         rows = self._checked_rows(self._one_prior(prior), None)
         kept = self._kept_units(rows)[0] / float(_UNITS)
@@ -257,11 +231,7 @@ class PriorResampling(WithPriors):
         return rows
 
     def _kept_units(self, rows: np.ndarray) -> np.ndarray:
-        """Returns how many of 2^53 units keep the label, for each row: ``int64`` (m,).
-
-        Raises:
-            ValueError: a row for which the given lambda would cost more than epsilon.
-        """
+        """Returns how many of 2^53 units keep the label, for each row: ``int64`` (m,)."""
         least = np.empty(rows.shape[0], dtype=np.int64)
         for chunk in row_chunks(rows.shape):
             least[chunk] = prior_units(rows[chunk]).min(axis=1)
@@ -300,10 +270,6 @@ def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
     the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is at most
     e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, where u is the least
     entry. The bound is rounded down, by more than the float arithmetic can have lost.
-
-    Args:
-        epsilon: finite and above zero.
-        least: the least entry of each prior in units, ``int64`` (m,), at least 1.
     """
     # e^-epsilon instead of e^epsilon, which may overflow; odds of 1e250 keep nothing anyway.
     odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)

@@ -356,9 +356,6 @@ def _meeting_assumption_4(
 
     A term of the label alone changes no choice of bins. With it or without, the loss has to fall as
     output and label come nearer to each other.
-
-    Raises:
-        ValueError: it does in neither form, or is not a number somewhere.
     """
     if np.any(np.isnan(table)):
         raise ValueError(

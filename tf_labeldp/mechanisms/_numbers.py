@@ -106,15 +106,7 @@ class BoundedMechanism(Frozen, RegressionMechanism):
         return np.clip(noisy, self.low, self.high) if self.clip else noisy
 
     def cdf(self, outputs: Any, labels: Any) -> np.ndarray:
-        """Returns the probability of an output of at most this, given each label.
-
-        Args:
-            outputs: finite numbers, (m,). A continuous one goes to the nearest grid point.
-            labels: true labels in [low, high], (k,).
-
-        Returns:
-            ``float64`` (m, k): the law of what ``randomize`` returns, clipped if ``clip``.
-        """
+        """Returns the probability of an output of at most this, given each label."""
         position = self._positions(outputs)
         index = np.floor(position) if self.whole else np.rint(position)
         grid = self._grid(labels).astype(np.float64)
@@ -125,17 +117,7 @@ class BoundedMechanism(Frozen, RegressionMechanism):
         return np.where(below[:, np.newaxis], 0.0, np.where(end[:, np.newaxis], 1.0, total))
 
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
-        """Returns the likelihood of each output under each label.
-
-        Args:
-            outputs: finite numbers, (m,). A continuous one goes to the nearest grid point.
-            labels: true labels in [low, high], (k,).
-
-        Returns:
-            ``float64`` (m, k). Discrete mechanisms: probabilities. Continuous ones: densities,
-            except that after clipping noise the outputs low and high have probabilities. Zero for
-            an output that cannot be drawn.
-        """
+        """Returns the likelihood of each output under each label."""
         position = self._positions(outputs)
         if self.clip and not self.whole:  # the ends, as they are after a cast to float32
             reach = max(abs(self.low), abs(self.high)) / self.step
@@ -150,12 +132,7 @@ class BoundedMechanism(Frozen, RegressionMechanism):
         return np.where(possible[:, np.newaxis], values, 0.0)
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both.
-
-        Raises:
-            ValueError: a prior, or outputs that no matrix holds: continuous, not clipped, or more
-                than 2^27 cells. Use ``likelihood`` and ``cdf`` for those.
-        """
+        """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
         self._refuse_prior_of_channel(prior)
         size, why = self.steps + 1, None
         if not self.whole:

@@ -174,13 +174,6 @@ def cheapest_cuts(length: int, cost: SegmentCost) -> np.ndarray:
     half before in O(n log n) evaluations, and all ends in O(n log^2 n): the "online" form by divide
     and conquer.
 
-    Args:
-        length: number of elements, at least 1.
-        cost: Monge costs of segments with ``0 <= start < end <= length``; may be negative.
-
-    Returns:
-        ``int64`` array from 0 to ``length``, increasing: the ends of the segments.
-
     Example:
         >>> cheapest_cuts(4, lambda a, b: (b - a - 2.0) ** 2).tolist()
         [0, 2, 4]

@@ -75,12 +75,7 @@ _IN_THE_CLEAR = (
 
 
 def receipts_of(artefact: Any, *, evidence: bool = True) -> Receipts:
-    """Returns the receipts of all that an artefact was made of, as far as this process knows.
-
-    Args:
-        artefact: noisy labels, a head, a Keras model or layer, an encoder function around one.
-        evidence: whether to look for training in the clear too.
-    """
+    """Returns the receipts of all that an artefact was made of, as far as this process knows."""
     if evidence:
         note_in_the_clear()
     _note_unknown()
@@ -248,9 +243,6 @@ def _parts(artefact: Any) -> Iterator[Any]:
     A method uses its owner, such as a head's ``predict_proba``; a partial what it is made of; a
     function of the user's, ``lambda x: model(x)``, the variables around it that it names; and any
     other object of the user's its attributes, and what its methods name.
-
-    Raises:
-        ValueError: there is no end of it.
     """
     waiting: list[Any] = [artefact]
     seen: dict[int, Any] = {}

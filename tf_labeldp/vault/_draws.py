@@ -88,15 +88,7 @@ class Draws:
         key: str | None,
         made_of: Receipts,
     ) -> Record:
-        """Returns the record of a draw or a release, a new one or the stored one of this name.
-
-        Args:
-            mechanism: checked to be for labels of this kind.
-            rows: the examples, checked.
-            public_input: what the mechanism takes beside the labels, or None.
-            key: the name; None for the next draw without one.
-            made_of: the receipts of mechanism and public input.
-        """
+        """Returns the record of a draw or a release, a new one or the stored one of this name."""
         digest = _public_digest(public_input)
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(

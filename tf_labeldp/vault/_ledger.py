@@ -246,13 +246,7 @@ class Ledger:
         planned: Sequence[tuple[str, Charge]],
         came_along: Sequence[Receipt] = (),
     ) -> None:
-        """Raises if the budget does not allow what is planned, and what comes along with it.
-
-        Args:
-            rows: the examples.
-            planned: uses in words, with their charges.
-            came_along: receipts that are counted on all examples.
-        """
+        """Raises if the budget does not allow what is planned, and what comes along with it."""
         charges = [charge for _, charge in planned]
         own = self._histories.distinct(rows)
         for history in histories_with(own, [*self._others, *came_along]):

@@ -390,12 +390,7 @@ class NoisyLabels:
 
 
 def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """Returns a statement as the text of its file, with a digest of all of it and of the arrays.
-
-    Args:
-        fields: as JSON can hold them.
-        arrays: the noisy labels, and what belongs to them.
-    """
+    """Returns a statement as the text of its file, with a digest of all of it and of the arrays."""
     content = {name: value for name, value in fields.items() if name != "digest"}
     text = json.dumps([content, sorted(arrays)], sort_keys=True)
     ordered = [arrays[name] for name in sorted(arrays)]
@@ -404,12 +399,7 @@ def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
 
 
 def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    """Returns the arrays of a table of noisy labels, a row for each example in order.
-
-    Args:
-        values: class codes or numbers, (n,).
-        prior: ``probabilities``, and ``values`` of numbers, as the statement has them; or None.
-    """
+    """Returns the arrays of a table of noisy labels, a row for each example in order."""
     arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
     for name, part in (("probabilities", "probabilities"), ("prior_values", "values")):
         if prior is not None and prior.get(part) is not None:

@@ -63,13 +63,7 @@ class Randomizer(abc.ABC):
     def _reserve(
         labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
     ) -> None:
-        """Raises unless those of these draws that are missing all fit the budget.
-
-        Args:
-            labels: the vault.
-            draws: mechanisms, or others of their price, by the names of their draws, in order.
-            receipts: what came along with the public input; adopted before the first draw.
-        """
+        """Raises unless those of these draws that are missing all fit the budget."""
         missing = {name: one for name, one in draws.items() if not labels.has_draw(name)}
         if missing:
             labels.check_budget(list(missing.values()), receipts=receipts)
@@ -588,13 +582,6 @@ def labels_for_training(vault: PrivateLabels) -> np.ndarray:
 
     ``LabelDPModel.fit`` calls it after the charge for its noisy gradients, through the batches of
     ``data.poisson_batches``; nothing else may.
-
-    Returns:
-        The codes (n,) ``int64``, numbers (n,) ``float64`` or rows (n, L) ``int64``: the vault's own
-        array, read-only.
-
-    Raises:
-        RuntimeError: this process was forked, and the vault has no store.
     """
     with vault._ledger.turn():
         labels = vault._sealed.open().view()

@@ -164,19 +164,8 @@ class LabelStore:
     ) -> tuple[LabelSet, PrivacyBudget]:
         """Creates the store, or checks that it belongs to these labels; call within ``locked``.
 
-        Args:
-            labels: the true labels as kept; only a salted digest of them is written.
-            kind: what the labels are: number and digest of the classes, or the range.
-            people: the name of the population, or None.
-            budget: the budget given now, or None to take the one that is kept.
-
         Returns:
             The label set, and the budget that the store began with.
-
-        Raises:
-            LabelStoreError: the store is of other labels, classes or range, of a newer version, or
-                damaged.
-            ValueError: a new store without a budget.
         """
         if not self.exists():
             self._create(labels, kind, people, budget)
@@ -259,12 +248,7 @@ class LabelStore:
         )
 
     def append(self, record: Record) -> None:
-        """Writes a record so that it is on disk, whole, before this returns.
-
-        Raises:
-            LabelStoreError: another process has written this record, on a file system that has no
-                locks.
-        """
+        """Writes a record so that it is on disk, whole, before this returns."""
         meta, arrays = record.meta(), record.arrays()
         digest = _record_digest(meta, arrays)
         buffer = io.BytesIO()
@@ -552,11 +536,7 @@ def _digest(content: Any, arrays: Sequence[np.ndarray]) -> str:
 
 
 def publish(target: pathlib.Path, content: bytes, *, replace: bool = False) -> None:
-    """Writes a file atomically and durably; replaces one only if it is asked to.
-
-    Raises:
-        FileExistsError: ``target`` exists, and is not to be replaced.
-    """
+    """Writes a file atomically and durably; replaces one only if it is asked to."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -580,9 +560,6 @@ def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
     """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``.
 
     The temporary name may still be there afterwards.
-
-    Raises:
-        FileExistsError: ``target`` exists; it is the error's ``filename``.
     """
     try:
         os.link(temporary, target)
