@@ -157,7 +157,7 @@ def test_nothing_is_lost(saved: Saved, kind: str) -> None:
 
 UNKNOWN = {
     ("laplace", "posterior"): "need priors with their values",
-    ("laplace", "debiased"): "what clipping took can't be given back",
+    ("laplace", "debiased"): "this bias can't be undone",
     ("peers", "posterior"): "is not known here",
 }
 """Targets that a mechanism does not have, and what it says."""

@@ -190,7 +190,7 @@ def test_a_killed_run_reads_its_draws_and_goes_on(tmp_path, monkeypatch, after):
         if after == "head":
             patch.setattr(PrivateLogisticRegression, "predict_proba", killed)
         else:
-            patch.setattr(PrivateLabels, "_noisy_labels", killed)
+            patch.setattr("tf_labeldp.vault._private_labels.noisy_labels", killed)
         with pytest.raises(Killed):
             opened().randomize(randomizer, features=X)
     labels = opened()
@@ -251,6 +251,7 @@ def test_priors_serve_the_first_stage_of_multi_stage_training(as_array):
         fractions=(0.5, 0.5),
         epochs_per_stage=1,
         batch_size=64,
+        temperature=1.0,  # the second stage's model is not trained for long
         priors=priors if as_array else Priors(priors, receipts=head.receipts_),
         verbose=0,
     )
