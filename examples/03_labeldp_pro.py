@@ -42,7 +42,7 @@ noise_multiplier = ldp.accounting.calibrate_noise_multiplier(
 print(f"noise multiplier {noise_multiplier:.2f} for {batches.expected_batch_size:.0f} a batch")
 
 # 4. An ordinary Keras model. `preconditioner="gauss_newton"` adds less noise where the loss is
-#    curved; `denoiser=ldp.AltConv(256, residual=0.7)` instead is the paper's LabelDP-Pro.
+#    curved; `denoiser=ldp.AltConv(256)` instead is the paper's LabelDP-Pro.
 inputs = keras.Input(x_train.shape[1:])
 x = keras.layers.Conv2D(16, 3, activation="relu")(inputs)
 x = keras.layers.AveragePooling2D(2)(x)
