@@ -16,7 +16,7 @@ privacy budget. None of them makes a label private.
 
 import sys
 
-from tf_labeldp._renamed import raises_for
+from tf_labeldp._renamed import refuse_old_names
 
 from . import _fixed_features
 from . import _released_dense as _released_dense  # registers it with Keras
@@ -36,4 +36,4 @@ __all__ = [
 for _old in ("_fourier_features", "_nearest_centre", "_neighbour_features", "_patch_features"):
     sys.modules[f"{__name__}.{_old}"] = _fixed_features
 
-__getattr__ = raises_for(__name__)
+refuse_old_names(__name__)

@@ -90,8 +90,6 @@ _PARTS = (
 
 __all__ = ["__version__", *_HOME_OF, *_PARTS]
 
-_of_an_old_name = _renamed.raises_for(__name__)
-
 
 def __getattr__(name: str) -> Any:
     """Loads a part or a headline name on first use."""
@@ -99,7 +97,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"tf_labeldp.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"tf_labeldp.{_HOME_OF[name]}"), name)
-    _of_an_old_name(name)
+    _renamed.refuse(__name__, name)
 
 
 def __dir__() -> list[str]:

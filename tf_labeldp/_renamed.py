@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import sys
 from typing import NoReturn
 
 _NOISY = "tf_labeldp.NoisyLabels, which PrivateLabels.randomize returns"
@@ -114,12 +115,16 @@ _INSTEAD = {
 }
 
 
-def raises_for(part: str) -> Callable[[str], NoReturn]:
-    """Returns the ``__getattr__`` of a part; its errors say what to use for an old name."""
+def refuse_old_names(part: str) -> None:
+    """Makes the errors of a part say what to use for an old name; call it in the part itself.
 
-    def getattr_of_the_part(name: str) -> NoReturn:
-        instead = _INSTEAD.get(part, {}).get(name)
-        hint = "." if instead is None else f" any more. Use {instead}."
-        raise AttributeError(f"module {part!r} has no attribute {name!r}{hint}")
+    Type checkers do not see this, and still find names that are missing.
+    """
+    vars(sys.modules[part])["__getattr__"] = functools.partial(refuse, part)
 
-    return getattr_of_the_part
+
+def refuse(part: str, name: str) -> NoReturn:
+    """Raises for a name that a part does not have."""
+    instead = _INSTEAD.get(part, {}).get(name)
+    hint = "." if instead is None else f" any more. Use {instead}."
+    raise AttributeError(f"module {part!r} has no attribute {name!r}{hint}")

@@ -1,6 +1,6 @@
 """Guarantees, budgets, and every translation to ``dp_accounting``; loads no TensorFlow."""
 
-from tf_labeldp._renamed import raises_for
+from tf_labeldp._renamed import refuse_old_names
 from tf_labeldp.accounting._budget import (
     BudgetExceededError,
     Charge,
@@ -29,4 +29,4 @@ __all__ = [
     "peer_to_peer_guarantee",
 ]
 
-__getattr__ = raises_for(__name__)
+refuse_old_names(__name__)

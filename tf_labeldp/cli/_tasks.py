@@ -25,7 +25,7 @@ from tf_labeldp._validate import PRIOR_SUM_TOLERANCE
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError
-from tf_labeldp.mechanisms._base import Mechanism
+from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
 from tf_labeldp.vault._store import DrawSettingsError, budget_for_store
@@ -174,7 +174,7 @@ class Task(abc.ABC):
                 "prior": prior_epsilon,
                 "draw": mechanism.epsilon,
             },
-            "mechanism": mechanisms.serialize(mechanism),
+            "mechanism": serialize(mechanism),
         }
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ or ``HistogramMechanism.release``.
 
 import sys
 
-from tf_labeldp._renamed import raises_for
+from tf_labeldp._renamed import refuse_old_names
 from tf_labeldp.features import _estimator, _neighbour_smoothing, _patch_dictionary, _random_fourier
 from tf_labeldp.heads import _logistic, _one_release_head, _prior_randomizer
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
@@ -36,4 +36,4 @@ sys.modules |= {
     f"{__name__}._teacher": _prior_randomizer,
 }
 
-__getattr__ = raises_for(__name__)
+refuse_old_names(__name__)

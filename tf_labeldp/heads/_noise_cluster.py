@@ -46,7 +46,8 @@ class NoiseCluster(Head):
         classes: the class values in the order of their codes, for other labels; public.
         encoder: what makes features of raw inputs, as for ``features.find_clusters``; None for
             features as they are.
-        clusters: ``features.Clusters`` of the training examples that are known already, in place
+        clusters: what ``find_clusters`` returned for the training examples that are known already,
+            in place
             of k-means on the features; or integers (n,), which ``predict`` can't extend.
         cluster_seed: of k-means; public.
         key: the name of the release in a vault.

@@ -17,7 +17,7 @@
 =================== ====================================================================
 """
 
-from tf_labeldp._renamed import raises_for
+from tf_labeldp._renamed import refuse_old_names
 from tf_labeldp.mechanisms._alibi import ALIBI
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
@@ -64,4 +64,4 @@ __all__ = [
     "optimal_bins",
 ]
 
-__getattr__ = raises_for(__name__)
+refuse_old_names(__name__)

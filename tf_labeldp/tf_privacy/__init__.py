@@ -3,7 +3,7 @@
 The package ``tensorflow-privacy`` is needed when these are used, not when this part is imported.
 """
 
-from tf_labeldp._renamed import raises_for
+from tf_labeldp._renamed import refuse_old_names
 from tf_labeldp.tf_privacy._denoised_query import DenoisedQuery
 from tf_labeldp.tf_privacy._query_noise import QueryNoise, load
 
@@ -13,4 +13,4 @@ __all__ = [
     "load",
 ]
 
-__getattr__ = raises_for(__name__)
+refuse_old_names(__name__)

@@ -1,6 +1,6 @@
 """Training of Keras models on private labels: multi-stage training, and DP-SGD with denoisers."""
 
-from tf_labeldp._renamed import raises_for
+from tf_labeldp._renamed import refuse_old_names
 from tf_labeldp.training._denoisers import AltConv, Denoiser, NoOp, SelfConv, SelfSpan
 from tf_labeldp.training._label_dp_model import LabelDPModel
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
@@ -26,4 +26,4 @@ __all__ = [
     "VertexLosses",
 ]
 
-__getattr__ = raises_for(__name__)
+refuse_old_names(__name__)

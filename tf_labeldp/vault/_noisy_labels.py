@@ -323,7 +323,7 @@ class NoisyLabels:
 
         Raises:
             FileNotFoundError: there are none.
-            accounting.ReceiptError: damaged, edited, or written by a newer version.
+            ValueError: damaged, edited, or written by a newer version.
         """
         path = pathlib.Path(path).expanduser()
         is_folder = path.is_dir()

@@ -238,7 +238,8 @@ class PrivateLabels:
                 (n,). None draws for all.
             priors: probabilities (K,) or (m, K), in the order of ``indices``, or
                 ``mechanisms.Priors``, for mechanisms that take them.
-            clusters: the cluster of each example, integers (m,) or ``features.Clusters``, for
+            clusters: the cluster of each example, integers (m,) or what ``find_clusters`` returns,
+                for
                 mechanisms that take them.
             features: public features, for mechanisms that take them.
             key: a name for this draw. Asking again for a name returns the stored draw and charges
@@ -312,10 +313,10 @@ class PrivateLabels:
             mechanism: for example ``mechanisms.HistogramMechanism``.
             indices: the examples it is made of, as for ``randomize``; each is charged.
             public_input: what else the statistic is made of, in the order of ``indices``: group
-                numbers (m,) or ``features.Clusters``, features (m, d), as the mechanism says. An
-                object with ``digest()`` and ``matches(digest)`` is passed on as it is, and is known
-                by these. A stored release is given again only for the public input that it was
-                made with.
+                numbers (m,) or what ``find_clusters`` returns, features (m, d), as the mechanism
+                says. An object with ``digest()`` and ``matches(digest)`` is passed on as it is, and
+                is known by these. A stored release is given again only for the public input that it
+                was made with.
             key: a name for this release, as for ``randomize``.
 
         Returns:
