@@ -29,14 +29,12 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     this optimizer add noise to their sum, divides by the expected batch size, denoises and hands
     the result to ``inner_optimizer`` (``ghazi2024``, Algorithm 1).
 
-    Guarantee:
-        One step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
-        ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice
-        ``l2_norm_clip`` at most. Denoiser and inner optimizer only process what has been made
-        private. Gradients that did not go through ``LabelDPModel`` are refused: there is no way to
-        train in the clear with it. What all steps together cost is in ``LabelDPModel.guarantee()``.
-        The clip, the noise, the denoiser and the preconditioner can't be changed: compile the model
-        with another optimizer.
+    Privacy: one step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
+    ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice ``l2_norm_clip``
+    at most. Denoiser and inner optimizer only process what has been made private. Gradients that
+    did not go through ``LabelDPModel`` are refused: there is no way to train in the clear with it.
+    What all steps together cost is in ``LabelDPModel.guarantee()``. The clip, the noise, the
+    denoiser and the preconditioner can't be changed: compile the model with another optimizer.
 
     Args:
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate

@@ -88,12 +88,11 @@ class NoiseMechanism(abc.ABC):
 class GaussianNoise(NoiseMechanism):
     """Independent Gaussian noise in every coordinate and step (``ghazi2024``, Algorithm 1, line 5).
 
-    Guarantee:
-        The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate; its
-        bits come from the operating system unless a seed is given. It is drawn and added in double
-        precision, and the noisy sum is rounded to a grid of 2^-16 standard deviations, so that the
-        last bits of a sum tell nothing of what was added (Mironov 2012 shows that they may for
-        other noise). The statement treats the draw as an exact Gaussian.
+    Privacy: the noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each
+    coordinate; its bits come from the operating system unless a seed is given. It is drawn and
+    added in double precision, and the noisy sum is rounded to a grid of 2^-16 standard deviations,
+    so that the last bits of a sum tell nothing of what was added (Mironov 2012 shows that they may
+    for other noise). The statement treats the draw as an exact Gaussian.
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.

@@ -10,13 +10,8 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.training._cross_example_layers import all_layers, check_layers
-from tf_labeldp.training._layer_rules import (
-    GhostModel,
-    NoRuleError,
-    ghost_model,
-    ghost_sums,
-    layer_outputs,
-)
+from tf_labeldp.training._ghost_layers import GhostModel, ghost_model, ghost_sums, layer_outputs
+from tf_labeldp.training._layer_rules import NoRuleError
 from tf_labeldp.training._vectorized_clipping import vectorized_sums
 
 METHODS = ("auto", "ghost", "vectorized")
@@ -52,7 +47,7 @@ class PerExampleClipping:
     LayerNormalization, GroupNormalization and what has no weights). "vectorized" sends each
     example through the model alone, so that no layer can mix examples, and works for any model.
 
-    Guarantee:
+    Privacy:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
         L2 norm, whatever the model, the loss and the weights are: every group adds at most
         ``l2_norm_clip``.

@@ -13,7 +13,7 @@ from tf_labeldp._optimizers import account_for, weight_digests
 from tf_labeldp.accounting import Charge, PrivacyGuarantee
 from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
 from tf_labeldp.mechanisms._base import is_of_this_library
-from tf_labeldp.training._private_step import StepGuard
+from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.vault._carried import (
     WEIGHTS_ASSUMED,
