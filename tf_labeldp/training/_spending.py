@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_labeldp._optimizers import account_for, weight_digests
 from tf_labeldp.accounting import Charge, LabelSet, PrivacyGuarantee, Receipt, compose_receipts
 from tf_labeldp.mechanisms._base import is_of_this_library
-from tf_labeldp.training._step_guard import StepGuard
+from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.vault._carried import (
     WEIGHTS_ASSUMED,
