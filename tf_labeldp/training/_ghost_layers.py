@@ -254,6 +254,29 @@ def _channels_last(values: tf.Tensor) -> tf.Tensor:
     return tf.transpose(values, (0, *range(2, rank), 1))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """What is clipped: rows with their weights and loss; see ``PerExampleClipping.clipped_sum``.
+
+    ``loss_scale`` is multiplied onto the losses and divided out of the gradients.
+    """
+
+    x: Any
+    y: Any
+    weights: tf.Tensor
+    loss: Callable[[Any, Any], tf.Tensor]
+    loss_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clip:
+    """What bounds one label: the norm, the rows clipped together, factors on the gradients."""
+
+    l2_norm_clip: tf.Tensor
+    group_size: int = 1
+    scales: Sequence[tf.Tensor] | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class GhostModel:
     """A model whose every layer is known.
@@ -270,44 +293,30 @@ class GhostModel:
 
 
 def ghost_sums(
-    ghost: GhostModel,
-    variables: Sequence[Any],
-    x: Any,
-    y: Any,
-    weights: tf.Tensor,
-    loss: Callable[[Any, Any], tf.Tensor],
-    clip: tf.Tensor,
-    group_size: int,
-    scale: float,
-    max_bytes: int,
-    scales: Sequence[tf.Tensor] | None = None,
+    ghost: GhostModel, variables: Sequence[Any], batch: Batch, clip: Clip, max_bytes: int
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Returns the clipped sum, the norms (B / group_size,) and the outputs of a batch.
-
-    See ``PerExampleClipping.clipped_sum``. ``variables`` are the trainable ones of the model.
-    ``scale`` is multiplied onto the losses and divided out of the gradients; ``scales``, like
-    ``variables``, are multiplied onto the gradients before norms are taken.
-    """
+    """Returns the clipped sum for the trainable variables, the norms and the outputs."""
     with tf.GradientTape() as tape:
         # A variable that was created frozen is not watched by itself.
         tape.watch([variable.value for variable in variables])
-        seen = ghost.taps(x, training=True)
-        losses = tf.cast(checked_losses(loss(y, seen["model"]), weights), tf.float32)
-        total = tf.reduce_sum(losses * weights) * scale
+        seen = ghost.taps(batch.x, training=True)
+        losses = checked_losses(batch.loss(batch.y, seen["model"]), batch.weights)
+        total = tf.reduce_sum(tf.cast(losses, tf.float32) * batch.weights) * batch.loss_scale
     by_outputs = tape.gradient(
         total, seen["outputs"], unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
-    factors = {id(v): factor for v, factor in zip(variables, scales or [], strict=bool(scales))}
+    scales = clip.scales or []
+    factors = {id(v): factor for v, factor in zip(variables, scales, strict=bool(scales))}
     records = []
     for rule, inputs, outputs, gradient in zip(
         ghost.layers, seen["inputs"], seen["outputs"], by_outputs, strict=True
     ):
-        gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32) / scale
+        gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32) / batch.loss_scale
         record = rule.record(inputs, outputs, gradient)
         if factors:
             record = dataclasses.replace(record, scales=[factors[id(v)] for v in rule.variables])
         records.append(record)
-    sums, norms = clipped_sums(records, group_size, clip, max_bytes)
+    sums, norms = clipped_sums(records, clip.group_size, clip.l2_norm_clip, max_bytes)
     found = {
         id(variable): gradient
         for rule, gradients in zip(ghost.layers, sums, strict=True)

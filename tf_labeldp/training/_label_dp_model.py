@@ -444,9 +444,10 @@ class PrivacySpent(keras.callbacks.Callback):
 
     The log of each epoch gets ``epsilon``, so that other callbacks and the history have it too.
 
-    Privacy: it looks at the count of steps alone. Training stops after the last epoch that keeps
-    ``epsilon <= target_epsilon``; if not even the first would, it raises before the first step.
-    What else the vault of the labels has paid for counts.
+    Guarantee:
+        It looks at the count of steps alone. Training stops after the last epoch that keeps
+        ``epsilon <= target_epsilon``; if not even the first would, it raises before the first step.
+        What else the vault of the labels has paid for counts.
 
     Args:
         delta: of the statement, in (0, 1); None as for ``LabelDPModel.guarantee``.

@@ -94,11 +94,12 @@ class NoiseMechanism(abc.ABC):
 class GaussianNoise(NoiseMechanism):
     """Independent Gaussian noise in every coordinate and step (``ghazi2024``, Algorithm 1, line 5).
 
-    Privacy: the noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each
-    coordinate; its bits come from the operating system unless a seed is given. It is drawn and
-    added in double precision, and the noisy sum is rounded to a grid of 2^-16 standard deviations,
-    so that the last bits of a sum tell nothing of what was added (Mironov 2012 shows that they may
-    for other noise). The statement treats the draw as an exact Gaussian.
+    Guarantee:
+        The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate; its
+        bits come from the operating system unless a seed is given. It is drawn and added in double
+        precision, and the noisy sum is rounded to a grid of 2^-16 standard deviations, so that the
+        last bits of a sum tell nothing of what was added (Mironov 2012 shows that they may for
+        other noise). The statement treats the draw as an exact Gaussian.
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
@@ -194,12 +195,14 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     this optimizer add noise to their sum, divides by the expected batch size, denoises and hands
     the result to ``inner_optimizer`` (``ghazi2024``, Algorithm 1).
 
-    Privacy: one step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
-    ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice ``l2_norm_clip``
-    at most. Denoiser and inner optimizer only process what has been made private. Gradients that
-    did not go through ``LabelDPModel`` are refused: there is no way to train in the clear with it.
-    What all steps together cost is in ``LabelDPModel.guarantee()``. The clip, the noise, the
-    denoiser and the preconditioner can't be changed: compile the model with another optimizer.
+    Guarantee:
+        One step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
+        ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice
+        ``l2_norm_clip`` at most. Denoiser and inner optimizer only process what has been made
+        private. Gradients that did not go through ``LabelDPModel`` are refused: there is no way to
+        train in the clear with it. What all steps together cost is in ``LabelDPModel.guarantee()``.
+        The clip, the noise, the denoiser and the preconditioner can't be changed: compile the model
+        with another optimizer.
 
     Args:
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate

@@ -14,6 +14,8 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.gradients._ghost_clipping import clip_coefficients, weighted_sum
 from tf_labeldp.training._ghost_layers import (
+    Batch,
+    Clip,
     GhostModel,
     NoRuleError,
     ghost_model,
@@ -61,7 +63,7 @@ class PerExampleClipping:
     LayerNormalization, GroupNormalization and what has no weights). "vectorized" sends each
     example through the model alone, so that no layer can mix examples, and works for any model.
 
-    Privacy:
+    Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
         L2 norm, whatever the model, the loss and the weights are: every group adds at most
         ``l2_norm_clip``.
@@ -143,7 +145,7 @@ class PerExampleClipping:
         _validate.integer_at_least("group_size", group_size, 1)
         if not tf.is_tensor(l2_norm_clip):
             l2_norm_clip = _validate.positive_finite("l2_norm_clip", l2_norm_clip)
-        clip = tf.cast(l2_norm_clip, tf.float32)
+        clip = Clip(tf.cast(l2_norm_clip, tf.float32), group_size, scales)
         x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))
         weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
         x, y, weights = _checked_batch(x, y, weights, group_size)
@@ -152,23 +154,13 @@ class PerExampleClipping:
         scale = 1.0
         if any(layer.compute_dtype == "float16" for layer in all_layers(self._model)):
             scale = _FLOAT16_LOSS_SCALE
+        batch = Batch(x, y, weights, loss, scale)
         if self._ghost is None:
-            gradients, norms, outputs = vectorized_sums(
-                self._model, x, y, weights, loss, clip, group_size, scale, self._max_bytes, scales
-            )
+            gradients, norms, outputs = vectorized_sums(self._model, batch, clip, self._max_bytes)
         else:
+            variables = self._model.trainable_variables
             gradients, norms, outputs = ghost_sums(
-                self._ghost,
-                self._model.trainable_variables,
-                x,
-                y,
-                weights,
-                loss,
-                clip,
-                group_size,
-                scale,
-                self._max_bytes,
-                scales,
+                self._ghost, variables, batch, clip, self._max_bytes
             )
         return ClippedSum(gradients, norms, outputs, self._finite_layers(x, outputs))
 
@@ -257,32 +249,17 @@ _ONE_BY_ONE = (
 )
 
 
-def vectorized_sums(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    weights: tf.Tensor,
-    loss: Callable[[Any, Any], tf.Tensor],
-    clip: tf.Tensor,
-    group_size: int,
-    scale: float,
-    max_bytes: int,
-    scales: list[tf.Tensor] | None = None,
-) -> _Sums:
-    """Returns the clipped sum, the norms (B / group_size,) and the outputs of a batch.
-
-    See ``PerExampleClipping.clipped_sum``. ``scale`` is multiplied onto the losses and divided out
-    of the gradients. Examples are worked on as many at a time as ``max_bytes`` allows; each has
-    random numbers (dropout) of its own.
-    """
+def vectorized_sums(model: keras.Model, batch: Batch, clip: Clip, max_bytes: int) -> _Sums:
+    """Returns the clipped sum, the norms and the outputs, as many rows at a time as fit."""
+    group_size, scales, num_rows = clip.group_size, clip.scales, batch.weights.shape[0]
     values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
     states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
-    batch = weights.shape[0]
 
     def example(row: Any) -> tuple[list[tf.Tensor], Any]:
-        return _example_gradients(model, values, states, loss, scale, row)
+        return _example_gradients(model, values, states, batch, row)
 
-    rows = (x, y, weights, _row_seeds(states, batch))
+    # Each example has random numbers (dropout) of its own.
+    rows = (batch.x, batch.y, batch.weights, _row_seeds(states, num_rows))
     trace = _Trace.of(example, rows)
     if trace.one_by_one:
         _validate.warn(_ONE_BY_ONE.format(name=model.name))
@@ -299,7 +276,7 @@ def vectorized_sums(
         norms = tf.sqrt(
             tf.add_n([tf.reduce_sum(tf.square(tf.reshape(g, (groups, -1))), 1) for g in grouped])
         )
-        coefficients = clip_coefficients(norms, clip)
+        coefficients = clip_coefficients(norms, clip.l2_norm_clip)
         return [weighted_sum(coefficients, g) for g in grouped], norms, outputs
 
     needed = group_size * trace.num_bytes
@@ -309,7 +286,7 @@ def vectorized_sums(
             f"{needed} bytes. Raise max_bytes to at least that."
         )
     chunk = group_size * (max_bytes // needed)
-    if chunk >= batch:
+    if chunk >= num_rows:
         return clipped(rows)
     return _in_chunks(clipped, rows, values, chunk, group_size)
 
@@ -318,8 +295,7 @@ def _example_gradients(
     model: keras.Model,
     values: list[tf.Tensor],
     states: list[Any],
-    loss: Callable[[Any, Any], tf.Tensor],
-    scale: float,
+    batch: Batch,
     row: Any,
 ) -> tuple[list[tf.Tensor], Any]:
     """Returns the weighted gradient of one example by each weight, and the model's output."""
@@ -332,8 +308,8 @@ def _example_gradients(
         # Nothing that the model would write to its own variables gets out of this scope.
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             outputs = model(x, training=True)
-        losses = checked_losses(loss(y, outputs), weight)
-        total = tf.reduce_sum(tf.cast(losses, tf.float32) * weight) * scale
+        losses = checked_losses(batch.loss(y, outputs), weight)
+        total = tf.reduce_sum(tf.cast(losses, tf.float32) * weight) * batch.loss_scale
     if scope.losses:
         raise added_loss(model)
     seeded = {id(state) for state in states}
@@ -349,7 +325,7 @@ def _example_gradients(
             "(a stateful RNN: stateful=False)."
         )
     gradients = tape.gradient(total, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) / scale for g in gradients]
+    gradients = [tf.cast(tf.convert_to_tensor(g), tf.float32) / batch.loss_scale for g in gradients]
     return gradients, tf.nest.map_structure(lambda output: output[0], outputs)
 
 

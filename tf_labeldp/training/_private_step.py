@@ -20,9 +20,10 @@ from tf_labeldp.training._vertex_losses import TrainingPass, VertexLosses, verte
 class StepGuard:
     """What each step has to pass before anything of it is released.
 
-    Privacy: no step goes on that was not charged: each charge admits the steps of one epoch, and
-    noise is drawn after a step has been admitted. The other checks look at features, weights and
-    noisy gradients alone, so that stopping says nothing of a label.
+    Guarantee:
+        No step goes on that was not charged: each charge admits the steps of one epoch, and noise
+        is drawn after a step has been admitted. The other checks look at features, weights and
+        noisy gradients alone, so that stopping says nothing of a label.
 
     Attributes:
         error: why a step was stopped; TensorFlow makes another error of it on the way.
@@ -134,9 +135,10 @@ def with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) 
 class PrivateStep:
     """What ``LabelDPModel.fit`` does with each batch (``ghazi2024``, Algorithm 1).
 
-    Privacy: of a batch's labels nothing leaves but the noisy sum of clipped gradients, and that
-    only after the guard has admitted the step. What the denoiser and the preconditioner are given
-    is made of features, weights and that sum.
+    Guarantee:
+        Of a batch's labels nothing leaves but the noisy sum of clipped gradients, and that only
+        after the guard has admitted the step. What the denoiser and the preconditioner are given is
+        made of features, weights and that sum.
 
     Args:
         model: whose trainable variables are trained.
@@ -182,7 +184,23 @@ class PrivateStep:
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
         # Before the gradient pass, whose random masks it has.
         forward = TrainingPass(self._model, alone=self._clipping.method == "vectorized")
-        scales = self._scales(forward, alt, labels, plan)
+
+        def vertices(public: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
+            return vertex_losses(
+                forward,
+                self._model.loss,
+                self.per_example_loss,
+                public,
+                mask,
+                labels,
+                plan.label_range,
+                stddev,
+            )
+
+        scales = None  # factors on the gradients, made without labels
+        if optimizer.preconditioner is not None:
+            _check_public(optimizer.preconditioner, alt)
+            scales = optimizer.scales(vertices(alt))
         result = self._clipping.clipped_sum(
             x,
             y,
@@ -201,7 +219,7 @@ class PrivateStep:
         if scales is not None:  # back from the coordinates that were clipped and noised
             mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
         stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
-        mean, report = self._denoised(mean, forward, x, weights, alt, labels, plan, stddev)
+        mean, report = self._denoised(mean, vertices, x, weights, alt, stddev)
         mean = with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
         # The inner optimizer adds up the gradients of all replicas, which are the same here.
@@ -231,25 +249,13 @@ class PrivateStep:
         share = tf.cond(first, noisy, lambda: list(clipped))
         return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
 
-    def _scales(
-        self, forward: TrainingPass, alt: Any, labels: tf.TensorSpec, plan: TrainingPlan
-    ) -> Any:
-        """Returns the factors on the gradients, made without labels; None without any."""
-        preconditioner = self._optimizer.preconditioner
-        if preconditioner is None:
-            return None
-        _check_public(preconditioner, alt)
-        return self._optimizer.scales(self._vertices(forward, alt, None, labels, plan))
-
     def _denoised(
         self,
         mean: list[tf.Tensor],
-        forward: TrainingPass,
+        vertices: Callable[..., VertexLosses],
         x: Any,
         weights: tf.Tensor,
         alt: Any,
-        labels: tf.TensorSpec,
-        plan: TrainingPlan,
         stddev: tf.Tensor,
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         denoiser = self._optimizer.denoiser
@@ -259,28 +265,7 @@ class PrivateStep:
             return self._optimizer.denoise(mean, None)  # one that needs no public examples
         _check_public(denoiser, alt)
         public, mask = (alt, None) if denoiser.num_examples else (x, weights)
-        vertices = self._vertices(forward, public, mask, labels, plan, stddev)
-        return self._optimizer.denoise(mean, vertices)
-
-    def _vertices(
-        self,
-        forward: TrainingPass,
-        public: Any,
-        mask: tf.Tensor | None,
-        labels: tf.TensorSpec,
-        plan: TrainingPlan,
-        stddev: Any = None,
-    ) -> VertexLosses:
-        return vertex_losses(
-            forward,
-            self._model.loss,
-            self.per_example_loss,
-            public,
-            mask,
-            labels,
-            plan.label_range,
-            stddev,
-        )
+        return self._optimizer.denoise(mean, vertices(public, mask, stddev))
 
 
 def _check_public(needs: Any, alt: Any) -> None:
