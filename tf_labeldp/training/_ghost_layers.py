@@ -86,13 +86,7 @@ class LayerRule:
     twin: keras.Layer | None = None
 
     def record(self, inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> LayerRecord:
-        """Returns what the rule needs, with the channels last.
-
-        Args:
-            inputs: of the layer, (B, ...).
-            outputs: of the layer, (B, ...), after its activation.
-            gradients: of the loss by ``outputs``, ``float32``.
-        """
+        """Returns what the rule needs, with the channels last."""
         layer = self.layer
         if isinstance(self.rule, LookupRule):
             return LayerRecord(layer.name, self.rule, inputs, gradients)
@@ -114,16 +108,7 @@ class LayerRule:
 
 
 def layer_rule(layer: Any, input_shape: tuple[int | None, ...]) -> LayerRule | None:
-    """Returns the rule of a layer of a functional model, or None if the layer trains nothing.
-
-    Args:
-        layer: a layer or another operation.
-        input_shape: of its first input, with the batch.
-
-    Raises:
-        NoRuleError: the layer is not known to treat each example apart, or its gradients have no
-            rule.
-    """
+    """Returns the rule of a layer of a functional model, or None if the layer trains nothing."""
     kind = type(layer)
     what = f"layer {layer.name!r} ({kind.__name__})"
     if kind in _PLAIN:
@@ -330,12 +315,7 @@ def ghost_sums(
 
 
 def ghost_model(model: keras.Model) -> GhostModel:
-    """Returns the model with the inputs and outputs of its trained layers in reach.
-
-    Raises:
-        NoRuleError: it is no plain functional or sequential model, or has a layer that is not
-            known, or uses trained weights twice.
-    """
+    """Returns the model with the inputs and outputs of its trained layers in reach."""
     inputs, output = unfolded(model)
     layers: list[LayerRule] = []
     befores, afters = [], []
@@ -376,10 +356,6 @@ def unfolded(model: keras.Model) -> tuple[Any, Any]:
     """Returns symbolic inputs (as the model takes them) and output, free of nested models.
 
     Layers are called once more, on symbolic tensors, where they are inside a nested model.
-
-    Raises:
-        NoRuleError: the model, or one inside it, is of another kind, has several outputs, or its
-            class has a ``call`` of its own.
     """
     _check_kind(model)
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input

@@ -114,10 +114,6 @@ def with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) 
     """Returns the gradients with those of the variables' regularizers added.
 
     No label has a part in a penalty on weights, so it is neither clipped nor noised.
-
-    Args:
-        gradients: one tensor a variable.
-        variables: Keras variables, some with a ``regularizer``.
     """
     penalized = [v for v in variables if v.regularizer is not None]
     if not penalized:
@@ -166,18 +162,9 @@ class PrivateStep:
     def take(
         self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Changes the weights once.
+        """Changes the weights once; returns outputs, made without labels, and what to report.
 
-        Args:
-            x: features, a nest of (B, ...).
-            y: labels (B, ...).
-            weights: float (B,), 0 for rows that are padding.
-            alt: features of other public examples, or None.
-            plan: of the ``fit`` under way.
-
-        Returns:
-            The model's outputs (B, ...), which follow from features and weights, and scalars to
-            report.
+        Rows with weight 0 are padding; ``alt`` is features of other public examples, or None.
         """
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
         variables = self._model.trainable_variables

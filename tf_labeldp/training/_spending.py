@@ -134,12 +134,7 @@ class Spending:
         carry(self._model, [self._last])
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
-        """Returns the statement of all that the model was made of.
-
-        Args:
-            delta: of the statement; None for the vault's, or n^-1.1 without one.
-            next_epoch: also count another epoch of the ``fit`` under way.
-        """
+        """Returns the statement of all the model was made of, with another epoch if asked."""
         # While fit is under way, it alone trains.
         known = receipts_of(self._model, evidence=self._plan is None)
         if next_epoch:
