@@ -13,8 +13,7 @@ from tf_labeldp.gradients._ghost_clipping import (
     make_plans,
     map_chunks,
 )
-from tf_labeldp.gradients._layer_gradients import LookupRule, ScaleRule
-from tf_labeldp.gradients._product_gradients import ProductRule
+from tf_labeldp.gradients._layer_gradients import LookupRule, ProductRule, ScaleRule
 
 BATCH = 10
 

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._layer_gradients import LookupRule, Rule, ScaleRule
-from tf_labeldp.gradients._product_gradients import DepthwiseRule, ProductRule, Window
+from tf_labeldp.gradients._layer_gradients import (
+    DepthwiseRule,
+    LookupRule,
+    ProductRule,
+    Rule,
+    ScaleRule,
+    Window,
+)
 
 BATCH = 6
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.training import GaussianNoise, NoiseMechanism
-from tf_labeldp.training._noise import standard_normal
+from tf_labeldp.training._label_dp_optimizer import standard_normal
 
 SIZE = 200_000
 # Kolmogorov's distribution: P[sqrt(n) D > 2.7] is below 1e-6.

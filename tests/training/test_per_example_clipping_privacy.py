@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_labeldp.training._model_checks import per_example_loss
 from tf_labeldp.training._per_example_clipping import ClippedSum, PerExampleClipping
-from tf_labeldp.training._per_example_loss import per_example_loss
 
 layers = keras.layers
 ROWS, CLASSES = 8, 3

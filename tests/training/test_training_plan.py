@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import AltConv, GaussianNoise, LabelDPOptimizer, SelfConv
-from tf_labeldp.training._step_guard import StepGuard
+from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 
 N = 50

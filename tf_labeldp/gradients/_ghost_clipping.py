@@ -65,11 +65,7 @@ class Plan:
 
 
 def make_plans(records: Sequence[LayerRecord], group_size: int, max_bytes: int) -> list[Plan]:
-    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``.
-
-    Raises:
-        ValueError: not even one group of some layer fits.
-    """
+    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``."""
     plans: dict[int, Plan] = {}
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
@@ -103,17 +99,9 @@ def make_plans(records: Sequence[LayerRecord], group_size: int, max_bytes: int) 
 def clipped_sums(
     records: Sequence[LayerRecord], group_size: int, l2_norm_clip: tf.Tensor, max_bytes: int
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-    """Returns for each layer the sum of the clipped group gradients, and the norms before.
+    """Returns each layer's sum of clipped group gradients, and the norms (B / group_size,) before.
 
-    Args:
-        records: of all layers with trained weights; B rows each.
-        group_size: contiguous rows whose gradients are added up and clipped as one.
-        l2_norm_clip: scalar ``float32``; the bound C on the norm over all layers.
-        max_bytes: memory for gradients, Gram matrices and the like.
-
-    Returns:
-        For each record the gradients of its weights, and the norms (B / group_size,). A group
-        whose norm is not finite adds exactly zero.
+    A group whose norm is not finite adds exactly zero.
     """
     plans = make_plans(records, group_size, max_bytes)
     squares: list[tf.Tensor] = []
@@ -191,17 +179,7 @@ def _norms_in_chunks(record: LayerRecord, plan: Plan, group_size: int) -> tf.Ten
 def map_chunks(
     function: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], rows: int, results: int
 ) -> tf.Tensor:
-    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other.
-
-    Args:
-        function: from tensors (rows, ...) to a tensor (results,).
-        tensors: all (B, ...).
-        rows: rows of a chunk; the last chunk is padded with zeros.
-        results: numbers that a chunk gives.
-
-    Returns:
-        The results of all rows, in order, without those of the padding.
-    """
+    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other."""
     batch = tensors[0].shape[0]
     if rows >= batch:
         return function(*tensors)

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.gradients._flat import dot, flat_target, flatten, unflatten
 from tf_labeldp.gradients._hull import mask_column
-from tf_labeldp.gradients._operator import GradientOperator
+from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, flatten, unflatten
 
 
 class SpanProjection(NamedTuple):

@@ -1,28 +1,140 @@
-"""One step of DP-SGD on one batch: clip, sum, add noise, denoise, apply."""
+"""One private step: admitted, clipped, noised once, denoised, checked and applied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
 from tf_labeldp.training._per_example_clipping import PerExampleClipping
-from tf_labeldp.training._step_guard import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.training._vertex_losses import TrainingPass, VertexLosses, vertex_losses
-from tf_labeldp.training._weight_penalties import with_weight_penalties
+
+
+class StepGuard:
+    """What each step has to pass before anything of it is released.
+
+    Guarantee:
+        No step goes on that was not charged: each charge admits the steps of one epoch, and noise
+        is drawn after a step has been admitted. The other checks look at features, weights and
+        noisy gradients alone, so that stopping says nothing of a label.
+
+    Attributes:
+        error: why a step was stopped; TensorFlow makes another error of it on the way.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._noise: Any = None
+        self._priced: float = 0.0
+        self._steps_left: float = 0
+
+    def price(self, noise: Any) -> None:
+        """Notes the noise that the steps of a ``fit`` are charged for; none is let through yet."""
+        self._noise, self._priced, self._steps_left = noise, noise.noise_multiplier, 0
+
+    def admit(self, steps: int | None) -> None:
+        """Lets so many steps through from now on, and no more; None for any number."""
+        self._steps_left = math.inf if steps is None else steps
+
+    def take_step(self, noise: Any) -> tf.Tensor:
+        """Returns a tensor that this step's noise has to wait for; to run once a step."""
+        compiled = noise.noise_multiplier  # which the graph of this step may hold
+
+        def take() -> np.bool_:
+            if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
+                self._stop(
+                    RuntimeError(
+                        "the noise was changed while training: its steps were charged for "
+                        f"noise_multiplier={self._priced:g}. Compile the model anew with another "
+                        "optimizer."
+                    )
+                )
+            if self._steps_left < 1:
+                self._stop(
+                    RuntimeError(
+                        "a training step was to be taken that has not been charged. Steps are "
+                        "charged epoch by epoch in LabelDPModel.fit, and only it may take them."
+                    )
+                )
+            self._steps_left -= 1
+            return np.True_
+
+        return tf.numpy_function(take, [], tf.bool)
+
+    def check_outputs(self, finite: dict[str, tf.Tensor], step: Any) -> tf.Tensor:
+        """Returns a tensor to wait for; stops where the output of a layer is not finite."""
+        return self._check_all(
+            list(finite),
+            [finite[name] for name in finite],
+            step,
+            lambda name: (
+                f"the output of layer {name!r} is NaN or infinite; the weights are as before this "
+                "step. Check the features for NaN, lower the learning rate, and go on from the "
+                "last checkpoint."
+            ),
+        )
+
+    def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
+        """Returns a tensor to wait for; stops where the noisy gradient is not finite."""
+        return self._check_all(
+            [getattr(variable, "path", variable.name) for variable in variables],
+            [tf.reduce_all(tf.math.is_finite(part)) for part in gradients],
+            step,
+            lambda name: (
+                f"the noisy gradient of {name!r} is NaN or infinite, after the denoiser "
+                "and weight regularizers; the weights are as before this step. Lower l2_norm_clip, "
+                "try denoiser=None, and go on from the last checkpoint."
+            ),
+        )
+
+    def _check_all(
+        self, names: list[str], flags: list[tf.Tensor], step: Any, say: Callable[[str], str]
+    ) -> tf.Tensor:
+        def check(good: Any, number: Any) -> Any:
+            bad = [name for name, ok in zip(names, good, strict=True) if not ok]
+            if bad:
+                self._stop(FloatingPointError(f"step {int(number)}: {say(bad[0])}"))
+            return np.True_
+
+        return tf.numpy_function(check, [tf.stack(flags), step], tf.bool)
+
+    def _stop(self, error: Exception) -> None:
+        self.error = error
+        raise error
+
+
+def with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the gradients with those of the variables' regularizers added.
+
+    No label has a part in a penalty on weights, so it is neither clipped nor noised.
+    """
+    penalized = [v for v in variables if v.regularizer is not None]
+    if not penalized:
+        return gradients
+    with tf.GradientTape() as tape:
+        penalty = tf.add_n([tf.cast(v.regularizer(v), tf.float32) for v in penalized])
+    found = tape.gradient(penalty, [v.value for v in penalized], unconnected_gradients="zero")
+    by_id = {id(v): part for v, part in zip(penalized, found, strict=True)}
+    return [
+        part + tf.cast(by_id[id(v)], part.dtype) if id(v) in by_id else part
+        for v, part in zip(variables, gradients, strict=True)
+    ]
 
 
 class PrivateStep:
     """What ``LabelDPModel.fit`` does with each batch (``ghazi2024``, Algorithm 1).
 
-    Privacy: of a batch's labels nothing leaves but the noisy sum of clipped gradients, and that
-    only after the guard has admitted the step. What the denoiser and the preconditioner are given
-    is made of features, weights and that sum.
+    Guarantee:
+        Of a batch's labels nothing leaves but the noisy sum of clipped gradients, and that only
+        after the guard has admitted the step. What the denoiser and the preconditioner are given is
+        made of features, weights and that sum.
 
     Args:
         model: whose trainable variables are trained.
@@ -50,25 +162,32 @@ class PrivateStep:
     def take(
         self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Changes the weights once.
+        """Changes the weights once; returns outputs, made without labels, and what to report.
 
-        Args:
-            x: features, a nest of (B, ...).
-            y: labels (B, ...).
-            weights: float (B,), 0 for rows that are padding.
-            alt: features of other public examples, or None.
-            plan: of the ``fit`` under way.
-
-        Returns:
-            The model's outputs (B, ...), which follow from features and weights, and scalars to
-            report.
+        Rows with weight 0 are padding; ``alt`` is features of other public examples, or None.
         """
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
         variables = self._model.trainable_variables
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
         # Before the gradient pass, whose random masks it has.
         forward = TrainingPass(self._model, alone=self._clipping.method == "vectorized")
-        scales = self._scales(forward, alt, labels, plan)
+
+        def vertices(public: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
+            return vertex_losses(
+                forward,
+                self._model.loss,
+                self.per_example_loss,
+                public,
+                mask,
+                labels,
+                plan.label_range,
+                stddev,
+            )
+
+        scales = None  # factors on the gradients, made without labels
+        if optimizer.preconditioner is not None:
+            _check_public(optimizer.preconditioner, alt)
+            scales = optimizer.scales(vertices(alt))
         result = self._clipping.clipped_sum(
             x,
             y,
@@ -87,7 +206,7 @@ class PrivateStep:
         if scales is not None:  # back from the coordinates that were clipped and noised
             mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
         stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
-        mean, report = self._denoised(mean, forward, x, weights, alt, labels, plan, stddev)
+        mean, report = self._denoised(mean, vertices, x, weights, alt, stddev)
         mean = with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
         # The inner optimizer adds up the gradients of all replicas, which are the same here.
@@ -117,25 +236,13 @@ class PrivateStep:
         share = tf.cond(first, noisy, lambda: list(clipped))
         return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
 
-    def _scales(
-        self, forward: TrainingPass, alt: Any, labels: tf.TensorSpec, plan: TrainingPlan
-    ) -> Any:
-        """Returns the factors on the gradients, made without labels; None without any."""
-        preconditioner = self._optimizer.preconditioner
-        if preconditioner is None:
-            return None
-        _check_public(preconditioner, alt)
-        return self._optimizer.scales(self._vertices(forward, alt, None, labels, plan))
-
     def _denoised(
         self,
         mean: list[tf.Tensor],
-        forward: TrainingPass,
+        vertices: Callable[..., VertexLosses],
         x: Any,
         weights: tf.Tensor,
         alt: Any,
-        labels: tf.TensorSpec,
-        plan: TrainingPlan,
         stddev: tf.Tensor,
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         denoiser = self._optimizer.denoiser
@@ -145,28 +252,7 @@ class PrivateStep:
             return self._optimizer.denoise(mean, None)  # one that needs no public examples
         _check_public(denoiser, alt)
         public, mask = (alt, None) if denoiser.num_examples else (x, weights)
-        vertices = self._vertices(forward, public, mask, labels, plan, stddev)
-        return self._optimizer.denoise(mean, vertices)
-
-    def _vertices(
-        self,
-        forward: TrainingPass,
-        public: Any,
-        mask: tf.Tensor | None,
-        labels: tf.TensorSpec,
-        plan: TrainingPlan,
-        stddev: Any = None,
-    ) -> VertexLosses:
-        return vertex_losses(
-            forward,
-            self._model.loss,
-            self.per_example_loss,
-            public,
-            mask,
-            labels,
-            plan.label_range,
-            stddev,
-        )
+        return self._optimizer.denoise(mean, vertices(public, mask, stddev))
 
 
 def _check_public(needs: Any, alt: Any) -> None:

@@ -13,7 +13,7 @@ from tf_labeldp._optimizers import account_for, weight_digests
 from tf_labeldp.accounting import Charge, PrivacyGuarantee
 from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
 from tf_labeldp.mechanisms._base import is_of_this_library
-from tf_labeldp.training._step_guard import StepGuard
+from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.vault._carried import (
     WEIGHTS_ASSUMED,
@@ -135,12 +135,7 @@ class Spending:
         carry(self._model, [self._last])
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
-        """Returns the statement of all that the model was made of.
-
-        Args:
-            delta: of the statement; None for the vault's, or n^-1.1 without one.
-            next_epoch: also count another epoch of the ``fit`` under way.
-        """
+        """Returns the statement of all the model was made of, with another epoch if asked."""
         # While fit is under way, it alone trains.
         known = receipts_of(self._model, evidence=self._plan is None)
         if next_epoch:

@@ -216,12 +216,7 @@ class TrainingPlan:
         return dataset, {"steps_per_epoch": self.batches.steps}
 
     def rows_a_group(self, first: tf.Tensor, num_replicas: int) -> int:
-        """Returns how many neighbouring rows are clipped together.
-
-        Args:
-            first: a tensor of the features of one replica.
-            num_replicas: that share a batch.
-        """
+        """Returns how many neighbouring rows are clipped together."""
         if self.num_microbatches is None:
             return self.group_rows
         rows = first.shape[0]

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.training._cross_example_layers import parts_of
-from tf_labeldp.training._vectorized_clipping import _row_seeds, _Trace
+from tf_labeldp.training._model_checks import parts_of
+from tf_labeldp.training._per_example_clipping import _row_seeds, _Trace
 
 _ONE_LOGIT = (
     keras.losses.BinaryCrossentropy,
