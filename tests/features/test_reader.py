@@ -17,7 +17,7 @@ from tf_labeldp.features import (
     RandomFourierFeatures,
     find_clusters,
 )
-from tf_labeldp.features._reader import FeatureSource, Rows
+from tf_labeldp.features._reader import FeatureSource, Rows, Table, collected
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.training._stage_data import Features
 
@@ -282,3 +282,19 @@ def test_images_are_flattened_where_k_means_reads_them_and_refused_elsewhere():
     for reader in set(READ_BY_ROW) - {"clusters"}:
         with pytest.raises(ValueError, match="Flatten images"):
             READ_BY_ROW[reader](images)
+
+
+def test_a_data_set_whose_later_batches_are_shuffled_is_refused():
+    tf = pytest.importorskip("tensorflow")
+    x = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    whole = tf.data.Dataset.from_tensor_slices(x).batch(10)
+    shuffled = whole.take(1).concatenate(whole.skip(1).shuffle(29))
+    with pytest.raises(ValueError, match="in another order"):
+        collected(shuffled)
+    np.testing.assert_array_equal(collected(whole), x)
+
+
+def test_a_tuple_of_vectors_is_no_table():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    with pytest.raises(ValueError, match="may be rows or columns"):
+        Table(tuple(x))

@@ -157,4 +157,4 @@ def test_table_of_contents():
 def test_modules_that_saved_models_of_version_0_1_name(module, name):
     """Keras imports the module that a file names, where the class is not registered yet."""
     old = importlib.import_module(f"tf_labeldp.keras_layers.{module}")
-    assert getattr(old, name) is getattr(keras_layers, name)
+    assert getattr(old, name) is getattr(keras_layers._fixed_features, name)

@@ -174,7 +174,7 @@ class Table(Mapping[Any, np.ndarray]):
         self._matrix: Any = None
         if self._columns is None:
             if _is_several(table):
-                table = _side_by_side(list(table))
+                table = _side_by_side(_columns_alone(table))
             self._matrix = table.tocsc() if _is_sparse(table) else np.asarray(table)
             if self._matrix.ndim != 2:
                 raise TypeError(
@@ -341,11 +341,12 @@ def collected(dataset: Any) -> Any:
     batches = [_pair(element)[0] for element in dataset.as_numpy_iterator()]
     if not batches:
         raise ValueError(NO_ROWS)
-    seen = []
-    for x in (batches[0], _pair(next(dataset.as_numpy_iterator()))[0]):
-        seen.append(new_digest())
-        _add_to_digest(seen[-1], x)
-    if seen[0].digest() != seen[1].digest():
+    first, again = new_digest(), new_digest()
+    for x in batches:
+        _add_to_digest(first, x)
+    for element in dataset.as_numpy_iterator():
+        _add_to_digest(again, _pair(element)[0])
+    if first.digest() != again.digest():
         raise ValueError(
             "the data set gave other rows, or the same in another order, when it was read again. "
             "It must not be shuffled: leave out .shuffle(), or pass "
@@ -462,17 +463,22 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
     return features
 
 
+def _columns_alone(inputs: tuple[Any, ...]) -> list[Any]:
+    """Returns the parts of a tuple, or raises for vectors that may be rows."""
+    if all(np.ndim(part) == 1 for part in inputs):
+        raise ValueError(
+            f"features are a tuple of {len(inputs)} vectors, which may be rows or columns. Give "
+            "np.stack(features) if they are rows, np.column_stack(features) if columns."
+        )
+    return list(inputs)
+
+
 def _as_matrix(inputs: Any, flatten: bool) -> Any:
     """Returns numbers (n, d): an array, without a copy where it is one, or a CSR matrix."""
     if isinstance(inputs, Mapping):
         rows = _side_by_side(list(inputs.values()))
     elif _is_several(inputs):
-        if all(np.ndim(part) == 1 for part in inputs):
-            raise ValueError(
-                f"features are a tuple of {len(inputs)} vectors, which may be rows or columns. "
-                "Give np.stack(features) if they are rows, np.column_stack(features) if columns."
-            )
-        rows = _side_by_side(list(inputs))
+        rows = _side_by_side(_columns_alone(inputs))
     else:
         rows = as_rows(inputs)
         rows = rows if _is_sparse(rows) else all_rows(rows)
