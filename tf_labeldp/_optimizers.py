@@ -28,8 +28,10 @@ class Watched:
         name: of its class.
         accounted: how many of its steps were on noisy labels or noisy gradients with receipts.
         was_applied: whether it took steps; one that was only read from a checkpoint did not.
-        noted_at: the number of steps at which its training in the clear was last noted.
+        noted_at: the steps and the values at which its training in the clear was last noted: values
+            change without a step too, where a user averages or scales them.
         receipt: what was noted then, by who asked (``trained_in_the_clear``).
+        receipt_steps: how many steps that receipt is about.
         trained: the variables.
         start: digests of their values before the first step.
     """
@@ -38,8 +40,9 @@ class Watched:
         self.name = type(optimizer).__name__
         self.accounted: float = 0
         self.was_applied = False
-        self.noted_at = 0
+        self.noted_at: Any = None
         self.receipt: Any = None
+        self.receipt_steps = 0
         # Of one around another, the inner one takes the steps, and is looked at by itself.
         self._is_around = hasattr(optimizer, "inner_optimizer")
         self._iterations: Any = None
@@ -108,7 +111,7 @@ def watch() -> None:
         _note(known)  # its steps are about to be set to those of the file
         unlimited = known.accounted == math.inf
         result = load(self, store)
-        known.noted_at = 0
+        known.noted_at = known.receipt = None
         known.accounted = math.inf if unlimited else known.steps
         return result
 
@@ -245,10 +248,12 @@ class _AtImport(importlib.abc.MetaPathFinder):
 def _note(known: Watched) -> None:
     """Notes what an optimizer has trained in the clear, before that can't be told any more."""
     try:
-        steps = known.steps_in_the_clear
-        if steps and steps != known.noted_at:
-            _TRAINED.append(Trained(known))
-            known.noted_at = steps
+        if known.steps_in_the_clear:
+            trained = Trained(known)
+            now = (trained.steps, frozenset(trained.digests))
+            if now != known.noted_at:
+                _TRAINED.append(trained)
+                known.noted_at = now
     except Exception:
         _TRAINED.append(known)
 

@@ -606,3 +606,31 @@ def test_a_large_table_that_changes_is_checked_again() -> None:
     spoilt[10:1990] = 1.0  # in the part that NumPy does not show
     with pytest.raises(ValueError, match="Large does not keep to its epsilon"):
         labels.randomize(Large(1.0, spoilt))
+
+
+@pytest.mark.parametrize("change", ["average", "scale"])
+def test_weights_that_were_changed_by_hand_after_a_copy_are_noted(tmp_path, change):
+    """Their values changed without a step, and are of the same training in the clear."""
+
+    def new_model():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((64, 3)).astype("float32"), rng.integers(0, 2, 64)
+    model = new_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    snapshots = []
+    for _ in range(3):
+        model.fit(x, y, epochs=1, verbose=0)
+        snapshots.append(model.get_weights())
+    if change == "average":
+        model.set_weights([sum(parts) / 3 for parts in zip(*snapshots, strict=True)])
+    else:
+        assert math.isinf(ldp.guarantee(model).epsilon)  # asked before the change, too
+        model.set_weights([0.5 * part for part in snapshots[-1]])
+    model.save_weights(tmp_path / "changed.weights.h5")
+    other = new_model()
+    other.load_weights(tmp_path / "changed.weights.h5")
+    assert math.isinf(ldp.guarantee(other).epsilon)
+    ldp.declare(model, because="the labels are public")
+    assert ldp.guarantee(model).epsilon == ldp.guarantee(other).epsilon == 0.0

@@ -352,9 +352,19 @@ def _evidence(weights: list[Any]) -> Receipts:
     """Returns the receipts of optimizers that trained any of these variables in the clear."""
     own = {id(weight) for weight in weights}
     return tuple(
-        known.receipt
+        known.receipt or _in_the_clear_receipt(known)
         for known in in_the_clear()
         if any(id(variable) in own for variable in known.trained)
+    )
+
+
+def _in_the_clear_receipt(trained: Any) -> Receipt:
+    """Returns the receipt of steps of which nothing is known."""
+    return Receipt(
+        LabelSet.new(0),
+        Charge.unknown(_IN_THE_CLEAR.format(name=trained.name, steps=trained.steps)),
+        what="training in the clear",
+        kind="unknown",
     )
 
 
@@ -364,15 +374,14 @@ def _note_unknown() -> None:
     With them go the receipts of the layers whose variables were trained further.
     """
     for trained in trained_in_the_clear():
-        receipt = Receipt(
-            LabelSet.new(0),
-            Charge.unknown(_IN_THE_CLEAR.format(name=trained.name, steps=trained.steps)),
-            what="training in the clear",
-            kind="unknown",
-        )
         watched = trained.watched()
-        if watched is not None:
-            watched.receipt = receipt
+        # Values that changed without a step are of the same training.
+        same = watched is not None and watched.receipt_steps == trained.steps
+        receipt = watched.receipt if watched is not None and same else None
+        if receipt is None:
+            receipt = _in_the_clear_receipt(trained)
+            if watched is not None:
+                watched.receipt, watched.receipt_steps = receipt, trained.steps
         ids = {id(reference()) for reference in trained.variables}
         before = [
             receipts
