@@ -28,8 +28,8 @@ class Watched:
         name: of its class.
         accounted: how many of its steps were on noisy labels or noisy gradients with receipts.
         was_applied: whether it took steps; one that was only read from a checkpoint did not.
-        noted_at: the steps and the values at which its training in the clear was last noted: values
-            change without a step too, where a user averages or scales them.
+        noted: digests of the values that were noted as trained in the clear; None before any were.
+            Values change without a step too, where a user averages or scales them.
         receipt: what was noted then, by who asked (``trained_in_the_clear``).
         receipt_steps: how many steps that receipt is about.
         trained: the variables.
@@ -40,7 +40,7 @@ class Watched:
         self.name = type(optimizer).__name__
         self.accounted: float = 0
         self.was_applied = False
-        self.noted_at: Any = None
+        self.noted: set[bytes] | None = None
         self.receipt: Any = None
         self.receipt_steps = 0
         # Of one around another, the inner one takes the steps, and is looked at by itself.
@@ -69,12 +69,18 @@ class Watched:
 
 
 class Trained:
-    """What an optimizer has trained without a receipt, at the moment that this is made."""
+    """What an optimizer has trained without a receipt, at the moment that this is made.
 
-    def __init__(self, watched: Watched) -> None:
+    Args:
+        watched: the optimizer.
+        among: identities of the variables whose values are looked at; None for all.
+    """
+
+    def __init__(self, watched: Watched, among: set[int] | None = None) -> None:
         self.watched = weakref.ref(watched)  # it holds variables, and may be gone by then
         self.name, self.steps = watched.name, watched.steps
-        self.digests = set(weight_digests(watched.trained)) - set(watched.start)
+        seen = [one for one in watched.trained if among is None or id(one) in among]
+        self.digests = set(weight_digests(seen)) - set(watched.start)
         self.variables = [weakref.ref(variable) for variable in watched.trained]
 
 
@@ -111,7 +117,7 @@ def watch() -> None:
         _note(known)  # its steps are about to be set to those of the file
         unlimited = known.accounted == math.inf
         result = load(self, store)
-        known.noted_at = known.receipt = None
+        known.noted = known.receipt = None
         known.accounted = math.inf if unlimited else known.steps
         return result
 
@@ -152,11 +158,14 @@ def trained_in_the_clear() -> list[Trained]:
     return found
 
 
-def note_in_the_clear() -> None:
-    """Notes what all optimizers have trained in the clear since it was last noted."""
+def note_in_the_clear(among: set[int] | None = None) -> None:
+    """Notes what all optimizers have trained in the clear since it was last noted.
+
+    Only of the variables of these identities, where they are given.
+    """
     watch()
     for known in list(_WATCHED.values()):
-        _note(known)
+        _note(known, among)
 
 
 def weight_digests(variables: Iterable[Any]) -> list[bytes]:
@@ -218,7 +227,8 @@ def _watch_copies(owner: Any, name: str) -> None:
 
     @functools.wraps(copy)
     def watched_copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note_in_the_clear()
+        # Of what is copied alone: copies are made layer by layer, too.
+        note_in_the_clear({id(variable) for variable in self.weights})
         return copy(self, *args, **kwargs)
 
     setattr(owner, name, watched_copy)
@@ -245,15 +255,14 @@ class _AtImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _note(known: Watched) -> None:
+def _note(known: Watched, among: set[int] | None = None) -> None:
     """Notes what an optimizer has trained in the clear, before that can't be told any more."""
     try:
         if known.steps_in_the_clear:
-            trained = Trained(known)
-            now = (trained.steps, frozenset(trained.digests))
-            if now != known.noted_at:
+            trained = Trained(known, among)
+            if known.noted is None or not trained.digests <= known.noted:
                 _TRAINED.append(trained)
-                known.noted_at = now
+                known.noted = trained.digests | (known.noted or set())
     except Exception:
         _TRAINED.append(known)
 

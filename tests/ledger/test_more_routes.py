@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import tf_labeldp as ldp
+from tf_labeldp import _optimizers
 from tf_labeldp.accounting._events import gaussian_event
 from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
 from tf_labeldp.features._clusters import Clusters
@@ -634,3 +635,24 @@ def test_weights_that_were_changed_by_hand_after_a_copy_are_noted(tmp_path, chan
     assert math.isinf(ldp.guarantee(other).epsilon)
     ldp.declare(model, because="the labels are public")
     assert ldp.guarantee(model).epsilon == ldp.guarantee(other).epsilon == 0.0
+
+
+def test_a_copy_of_one_layer_looks_at_that_layer_alone(monkeypatch):
+    """Weights are copied layer by layer, too, which must not take a look at the model each time."""
+    model = keras.Sequential([keras.Input((3,)), *(keras.layers.Dense(3) for _ in range(5))])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
+    looked_at = []
+    digests = _optimizers.weight_digests
+
+    def counted(variables):
+        looked_at.append(list(variables))
+        return digests(looked_at[-1])
+
+    monkeypatch.setattr(_optimizers, "weight_digests", counted)
+    layer = model.layers[2]
+    layer.get_weights()
+    mine = {id(one) for one in layer.weights}
+    own = [seen for seen in looked_at if any(id(one) in mine for one in seen)]
+    assert [{id(one) for one in seen} for seen in own] == [mine]
+    assert math.isinf(ldp.guarantee(model).epsilon)
