@@ -14,12 +14,11 @@ They take labels that are already private, so what they compute is post-processi
 privacy budget. None of them makes a label private.
 """
 
-import sys
+from tf_labeldp._renamed import keep_old_names
 
-from tf_labeldp._renamed import refuse_old_names
-
-from . import _fixed_features
-from . import _released_dense as _released_dense  # registers it with Keras
+# These register layers with Keras.
+from . import _fixed_features as _fixed_features
+from . import _released_dense as _released_dense
 from ._alibi_loss import ALIBILoss
 from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss
@@ -32,8 +31,4 @@ __all__ = [
     "Mixup",
 ]
 
-# Models saved by version 0.1 name the modules that these layers were in.
-for _old in ("_fourier_features", "_nearest_centre", "_neighbour_features", "_patch_features"):
-    sys.modules[f"{__name__}.{_old}"] = _fixed_features
-
-refuse_old_names(__name__)
+keep_old_names(__name__)

@@ -1,4 +1,4 @@
-"""Names that are public no more, in one table: each part raises an error that says what to use."""
+"""What has another name now: public names, and the modules that files name; in two tables."""
 
 from __future__ import annotations
 
@@ -115,11 +115,40 @@ _INSTEAD = {
 }
 
 
-def refuse_old_names(part: str) -> None:
-    """Makes the errors of a part say what to use for an old name; call it in the part itself.
+# By part: modules that saved models and pickles of earlier versions name, and what they are in now.
+_MODULES = {
+    "tf_labeldp.heads": {
+        "_estimator": "tf_labeldp.features._estimator",
+        "_neighbour_smoothing": "tf_labeldp.features._neighbour_smoothing",
+        "_patch_dictionary": "tf_labeldp.features._patch_dictionary",
+        "_patch_responses": "tf_labeldp.features._patch_dictionary",
+        "_private_logistic_regression": "tf_labeldp.heads._logistic",
+        "_private_ridge": "tf_labeldp.heads._one_release_head",
+        "_random_fourier": "tf_labeldp.features._random_fourier",
+        "_table_encoding": "tf_labeldp.features._random_fourier",
+        "_teacher": "tf_labeldp.heads._prior_randomizer",
+    },
+    "tf_labeldp.keras_layers": {
+        "_fourier_features": "tf_labeldp.keras_layers._fixed_features",
+        "_nearest_centre": "tf_labeldp.keras_layers._fixed_features",
+        "_neighbour_features": "tf_labeldp.keras_layers._fixed_features",
+        "_patch_features": "tf_labeldp.keras_layers._fixed_features",
+    },
+    "tf_labeldp.training": {
+        "_noise": "tf_labeldp.training._label_dp_optimizer",
+        "_privacy_spent": "tf_labeldp.training._label_dp_model",
+    },
+}
 
-    Type checkers do not see this, and still find names that are missing.
+
+def keep_old_names(part: str) -> None:
+    """Makes old modules of a part importable, and errors for old names say what to use.
+
+    To be called in the part itself, once its modules are loaded. Type checkers do not see this, and
+    still find names that are missing.
     """
+    for old, new in _MODULES.get(part, {}).items():
+        sys.modules[f"{part}.{old}"] = sys.modules[new]
     vars(sys.modules[part])["__getattr__"] = functools.partial(refuse, part)
 
 

@@ -1,6 +1,6 @@
 """Guarantees, budgets, and every translation to ``dp_accounting``; loads no TensorFlow."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.accounting._budget import (
     BudgetExceededError,
     Charge,
@@ -29,4 +29,4 @@ __all__ = [
     "peer_to_peer_guarantee",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

@@ -1,6 +1,6 @@
 """tf.data transforms for private labels; needs TensorFlow and NumPy alone."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.data._poisson_batches import poisson_batches
 from tf_labeldp.data._randomize_labels import randomize_labels
 
@@ -9,4 +9,4 @@ __all__ = [
     "randomize_labels",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

@@ -1,6 +1,6 @@
 """Priors, posteriors and debiased targets, from noisy values; loads no TensorFlow."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.estimation._debiased import debiased
 from tf_labeldp.estimation._posterior import posterior
 from tf_labeldp.estimation._priors import prior_from_logits, sharpen_prior
@@ -12,4 +12,4 @@ __all__ = [
     "sharpen_prior",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

@@ -1,6 +1,6 @@
 """Public features: feature maps, neighbours and clusters; loads neither TensorFlow nor Keras."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
@@ -14,4 +14,4 @@ __all__ = [
     "find_clusters",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

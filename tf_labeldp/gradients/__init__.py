@@ -1,6 +1,6 @@
 """Products with the gradients of all labels, and projections onto their span and hulls."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.gradients._hull import project_onto_hull
 from tf_labeldp.gradients._operator import GradientOperator
 from tf_labeldp.gradients._span import project_onto_span
@@ -11,4 +11,4 @@ __all__ = [
     "project_onto_span",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

@@ -11,6 +11,7 @@ from tf_labeldp.estimation._priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.features._estimator import note_release, with_encoder
+from tf_labeldp.features._reader import collected, is_dataset
 from tf_labeldp.heads._label_source import LabelSource, array_digests
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
@@ -133,10 +134,14 @@ class NoiseCluster(Head):
                 "array of labels. Give one of them, or a PrivateLabels."
             )
         source = LabelSource(self, labels, self._mechanism)
-        clusters = self._clusters_of(features)
+        # A data set is read once, for its clusters and for its digests.
+        read = features
+        if self.clusters is None and is_dataset(features):
+            read = collected(features)
+        clusters = self._clusters_of(read)
         source.check_length(len(clusters))
         carried = receipts_of([self.encoder, getattr(clusters, "encoder", None), features])
-        rows = None if features is None else array_digests(features)
+        rows = None if features is None else array_digests(read)
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
         mechanism = source.mechanism
         made, self.receipts_ = source.release(

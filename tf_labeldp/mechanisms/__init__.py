@@ -17,7 +17,7 @@
 =================== ====================================================================
 """
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.mechanisms._alibi import ALIBI
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
@@ -64,4 +64,4 @@ __all__ = [
     "optimal_bins",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

@@ -1,6 +1,6 @@
 """Training of Keras models on private labels: multi-stage training, and DP-SGD with denoisers."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.training._denoisers import AltConv, Denoiser, NoOp, SelfConv, SelfSpan
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import GaussianNoise, LabelDPOptimizer, NoiseMechanism
@@ -24,4 +24,4 @@ __all__ = [
     "VertexLosses",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)

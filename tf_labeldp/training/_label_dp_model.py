@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -529,7 +528,3 @@ class PrivacySpent(keras.callbacks.Callback):
     def from_config(cls, config: dict[str, Any]) -> PrivacySpent:
         """Returns the callback that ``get_config`` described."""
         return cls(**config)
-
-
-# Saved callbacks name the module that their classes were in.
-sys.modules["tf_labeldp.training._privacy_spent"] = sys.modules[__name__]

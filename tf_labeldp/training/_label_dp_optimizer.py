@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import sys
 from typing import Any, NoReturn
 
 import keras
@@ -549,7 +548,3 @@ def _refuse_arguments(unused: dict[str, Any]) -> None:
         raise TypeError(
             f"LabelDPOptimizer does not take {', '.join(sorted(given))}; set it on inner_optimizer."
         )
-
-
-# Saved optimizers name the module that their classes were in.
-sys.modules["tf_labeldp.training._noise"] = sys.modules[__name__]

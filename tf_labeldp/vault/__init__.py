@@ -1,6 +1,6 @@
 """The vault of the true labels, and what leaves it; loads no TensorFlow."""
 
-from tf_labeldp._renamed import refuse_old_names
+from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.vault._carried import declare, guarantee
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
@@ -18,4 +18,4 @@ __all__ = [
     "guarantee",
 ]
 
-refuse_old_names(__name__)
+keep_old_names(__name__)
