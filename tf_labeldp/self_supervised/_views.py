@@ -1,0 +1,82 @@
+"""Random views of images, from Keras's own layers; any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_labeldp import _validate
+
+
+def weak_views(*, shift: float = 0.125, flip: bool = False) -> keras.Sequential:
+    """Returns layers that shift images a little and, if asked, mirror them.
+
+    Args:
+        shift: in [0, 1): the largest shift, as a share of the height and of the width.
+        flip: whether a mirrored image has the same class: true for photographs and clothes, false
+            for digits and letters.
+
+    Example:
+        >>> weak_views(flip=True)(np.zeros((2, 28, 28, 1)), training=True).shape
+        TensorShape([2, 28, 28, 1])
+    """
+    shift = _validate.probability_below_one("shift", shift)
+    layers: list[Any] = [keras.layers.RandomFlip("horizontal")] if flip else []
+    layers.append(keras.layers.RandomTranslation(shift, shift, fill_mode="constant"))
+    return keras.Sequential(layers, name="weak_views")
+
+
+def strong_views(
+    *, shift: float = 0.125, flip: bool = False, strength: float = 0.3
+) -> keras.Sequential:
+    """Returns layers that shift, turn, stretch, shade and partly cover images.
+
+    The paper's strong view, two operations of RandAugment and a square that is cut out, is
+    ``keras.Sequential([weak_views(flip=True), keras.layers.RandAugment((0, 1)),
+    keras.layers.RandomErasing(value_range=(0, 1))])``; it costs many times more on a CPU.
+
+    Args:
+        shift: as for ``weak_views``.
+        flip: as for ``weak_views``.
+        strength: in (0, 1), of brightness, contrast and zoom; turns are up to a sixth of it of a
+            full turn.
+
+    Example:
+        >>> strong_views()(np.zeros((2, 32, 32, 3)), training=True).shape
+        TensorShape([2, 32, 32, 3])
+    """
+    strength = _validate.probability_below_one("strength", strength)
+    layers = [
+        weak_views(shift=shift, flip=flip),
+        keras.layers.RandomRotation(strength / 6, fill_mode="constant"),
+        keras.layers.RandomZoom(strength, strength, fill_mode="constant"),
+        keras.layers.RandomBrightness(strength, value_range=(0.0, 1.0)),
+        keras.layers.RandomContrast(strength, value_range=(0.0, 1.0)),
+    ]
+    if hasattr(keras.layers, "RandomErasing"):  # since Keras 3.9
+        layers.append(keras.layers.RandomErasing(value_range=(0.0, 1.0)))
+    return keras.Sequential(layers, name="strong_views")
+
+
+def checked_images(images: Any) -> np.ndarray:
+    """Returns images as ``float32`` (n, height, width, channels) in [0, 1], or raises."""
+    array = np.asarray(images)
+    if array.ndim != 4:
+        raise ValueError(
+            f"images must have shape (n, height, width, channels), got {array.shape}. Add the axis "
+            "of grey images with images[..., None]."
+        )
+    if array.dtype.kind not in "f" or not array.size:
+        raise ValueError(
+            f"images must be floating-point numbers in [0, 1], got {array.dtype}. Divide bytes by "
+            "255."
+        )
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0.0 and high <= 1.0):
+        raise ValueError(
+            f"images must be in [0, 1], got values in [{low:g}, {high:g}]. Divide by the largest "
+            "value, or give views= of your own that take these values."
+        )
+    return array.astype(np.float32, copy=False)

@@ -1,0 +1,5 @@
+"""Learners for noisy labels and all the images; Keras on any backend."""
+
+from tf_labeldp.semi_supervised._fix_match import FixMatch
+
+__all__ = ["FixMatch"]

@@ -1,0 +1,241 @@
+"""FixMatch on noisy labels: Algorithms 6 (LDP-SSL) and 7 (DenoiseSSL) of ``tang2022``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tf_labeldp import _validate
+from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
+from tf_labeldp.semi_supervised._streams import Streams, read_targets
+from tf_labeldp.vault import declare
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class FixMatch(keras.Model):
+    """Trains a classifier on noisy labels and on all images: pseudo-labels must survive strong views.
+
+    Each step takes a batch of images with noisy labels and a larger batch of images without. On the
+    first the compiled loss is computed on weak views. Of the second, an image whose weak view gets
+    a class with probability ``threshold`` or more is given that class, and its strong view is
+    trained on it. The model is used like its network: ``predict``, ``evaluate``, ``save``.
+
+    Guarantee:
+        Post-processing of noisy labels: training spends no budget, and the model carries their
+        receipts. Arrays of labels have no receipt, so a model trained on them promises nothing
+        until it is declared.
+
+    Source: FixMatch (Sohn et al., 2020) as Algorithms 6 and 7 of ``tang2022`` use it: ``fit`` with
+    all noisy labels is LDP-SSL, with ``clusters=`` DenoiseSSL. Their settings: batch 64, ratio 7,
+    threshold 0.95, ``keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.03, steps),
+    momentum=0.9, nesterov=True, weight_decay=5e-4, use_ema=True, ema_momentum=0.999)``.
+
+    Args:
+        network: a built Keras model from images (n, height, width, channels) to K outputs.
+        weak: layers that make weak views; None for ``self_supervised.weak_views()``.
+        strong: layers that make strong views; None for ``self_supervised.strong_views()``.
+        threshold: in (0, 1).
+        unlabelled_weight: of the pseudo-labels' loss, at least 0.
+        unlabelled_ratio: unlabelled images for each labelled one in a step, at least 1.
+        temperature: None for hard pseudo-labels; a number above zero for soft ones, sharpened by it.
+        priors: shares of the classes (K,), for example ``released.priors()`` of a histogram: the
+            pseudo-labels are aligned with them (ReMixMatch). None for no alignment.
+        from_logits: whether the network's outputs are logits, not probabilities.
+
+    Raises:
+        ValueError: arguments out of range, or a network whose last activation contradicts
+            ``from_logits``.
+
+    Example:
+        >>> import tf_labeldp as ldp
+        >>> rng = np.random.default_rng(0)
+        >>> images = rng.random((60, 8, 8, 1), dtype=np.float32)
+        >>> labels = ldp.PrivateLabels(np.arange(60) % 3, num_classes=3, budget=ldp.PrivacyBudget(4))
+        >>> noisy = labels.randomize(ldp.RandomizedResponse(4.0, 3))
+        >>> network = keras.Sequential(
+        ...     [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+        ... )
+        >>> model = FixMatch(network)
+        >>> model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+        >>> history = model.fit(images, noisy, batch_size=8, verbose=0)
+        >>> ldp.guarantee(model).epsilon
+        4.0
+    """
+
+    def __init__(
+        self,
+        network: keras.Model,
+        weak: Any = None,
+        strong: Any = None,
+        *,
+        threshold: float = 0.95,
+        unlabelled_weight: float = 1.0,
+        unlabelled_ratio: int = 7,
+        temperature: float | None = None,
+        priors: Any = None,
+        from_logits: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.threshold = _validate.number_in("threshold", threshold, "(0, 1)")
+        self.unlabelled_weight = _validate.number_in(
+            "unlabelled_weight", unlabelled_weight, "[0, inf)"
+        )
+        self.unlabelled_ratio = _validate.integer_at_least("unlabelled_ratio", unlabelled_ratio, 1)
+        self.temperature = (
+            None if temperature is None else _validate.positive_finite("temperature", temperature)
+        )
+        self.from_logits = _validate.boolean("from_logits", from_logits)
+        self.network = checked_network(network, self.from_logits)
+        self.num_classes = network.output_shape[-1]
+        self._checks_images = weak is None or strong is None
+        self.weak = weak_views() if weak is None else weak
+        self.strong = strong_views() if strong is None else strong
+        self.priors = None
+        if priors is not None:
+            self.priors = _validate.prior_rows("priors", priors, None, self.num_classes)[0].tolist()
+            self.seen = self.add_weight(
+                shape=(self.num_classes,), initializer="ones", trainable=False, name="seen"
+            )
+        self.pseudo_labelled = keras.metrics.Mean(name="pseudo_labelled")
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the network's outputs; of a batch of both streams, those of all views."""
+        if not isinstance(inputs, dict):
+            return self.network(inputs, training=training)
+        labelled, unlabelled = inputs["labelled"], inputs["unlabelled"]
+        views = [
+            self.weak(labelled, training=True),
+            self.weak(unlabelled, training=True),
+            self.strong(unlabelled, training=True),
+        ]
+        outputs = self.network(ops.concatenate(views), training=training)
+        first, second = ops.shape(labelled)[0], ops.shape(unlabelled)[0]
+        weak, strong = outputs[first : first + second], outputs[first + second :]
+        targets, mask = self._pseudo_labels(ops.stop_gradient(weak))
+        return {"labelled": outputs[:first], "strong": strong, "targets": targets, "mask": mask}
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the compiled loss of the noisy labels plus that of the pseudo-labels."""
+        made = y_pred if isinstance(y_pred, dict) else {"labelled": y_pred}
+        loss = super().compute_loss(x, y, made["labelled"], sample_weight, training)
+        if "mask" not in made:
+            return loss
+        wrong = keras.losses.categorical_crossentropy(
+            made["targets"], made["strong"], from_logits=self.from_logits
+        )
+        self.pseudo_labelled.update_state(made["mask"])
+        return loss + self.unlabelled_weight * ops.mean(made["mask"] * wrong)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Returns the metrics, those of the compiled ones on the noisy labels."""
+        made = y_pred["labelled"] if isinstance(y_pred, dict) else y_pred
+        return super().compute_metrics(x, y, made, sample_weight)
+
+    def fit(  # type: ignore[override]
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        *,
+        targets: str = "values",
+        clusters: Any = None,
+        sample_weight: Any = None,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains on noisy labels and on all images.
+
+        Args:
+            x: all images, floating-point numbers (n, height, width, channels) in [0, 1].
+            y: ``NoisyLabels`` of these images; or an array of classes (n,), -1 without a label, or
+                of probabilities (n, K), which carries no receipt.
+            batch_size: of the labelled stream; None for 64.
+            epochs: passes over the unlabelled stream.
+            targets: ``"values"`` or ``"posterior"`` of the noisy labels.
+            clusters: ``find_clusters`` of the images, or the cluster of each (n,): only the noisy
+                labels that agree with their cluster are used (DenoiseSSL).
+            sample_weight: (n,), at least 0; an example of weight 0 is unlabelled.
+            steps_per_epoch: None for one pass over the images.
+            seed: of the orders, public.
+            **kwargs: further arguments of ``keras.Model.fit``.
+
+        Returns:
+            The ``History``, as of ``keras.Model.fit``.
+
+        Raises:
+            ValueError: images or labels that can't be used, or fewer labels than classes.
+        """
+        images = checked_images(x) if self._checks_images else np.asarray(x)
+        labelled = read_targets(y, len(images), self.num_classes, targets, sample_weight, clusters)
+        size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
+        streams = Streams(images, labelled, size, self.unlabelled_ratio, steps_per_epoch, seed)
+        history = super().fit(streams, epochs=epochs, **kwargs)
+        if labelled.noisy is not None:
+            declare(self, "trained on noisy labels by FixMatch", made_of=[labelled.noisy])
+        return history
+
+    def _pseudo_labels(self, outputs: Any) -> tuple[Any, Any]:
+        """Returns targets for the strong views, and which of them are sure enough."""
+        shares = ops.softmax(outputs) if self.from_logits else outputs
+        if self.priors is not None:
+            self.seen.assign(0.99 * self.seen + 0.01 * ops.mean(shares, axis=0) * self.num_classes)
+            shares = shares * ops.convert_to_tensor(self.priors, shares.dtype) / self.seen
+            shares = shares / ops.sum(shares, axis=-1, keepdims=True)
+        mask = ops.cast(ops.max(shares, axis=-1) >= self.threshold, shares.dtype)
+        if self.temperature is None:
+            return ops.one_hot(ops.argmax(shares, axis=-1), self.num_classes), mask
+        powers = shares ** (1.0 / self.temperature)
+        return powers / ops.sum(powers, axis=-1, keepdims=True), mask
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        made = {name: getattr(self, name) for name in ("network", "weak", "strong")}
+        return {
+            "name": self.name,
+            **{key: keras.saving.serialize_keras_object(one) for key, one in made.items()},
+            "threshold": self.threshold,
+            "unlabelled_weight": self.unlabelled_weight,
+            "unlabelled_ratio": self.unlabelled_ratio,
+            "temperature": self.temperature,
+            "priors": self.priors,
+            "from_logits": self.from_logits,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> FixMatch:
+        """Returns a model of this configuration."""
+        made = dict(config)
+        for key in ("network", "weak", "strong"):
+            made[key] = keras.saving.deserialize_keras_object(made[key], custom_objects)
+        return cls(**made)
+
+
+def checked_network(network: Any, from_logits: bool) -> keras.Model:
+    """Returns a built classifier whose last activation agrees with ``from_logits``, or raises."""
+    shape = getattr(network, "output_shape", None) if getattr(network, "built", False) else None
+    if not isinstance(network, keras.Model) or shape is None or len(shape) != 2 or shape[1] < 2:
+        raise ValueError(
+            "network must be a built Keras model with outputs (n, K), K at least 2, got "
+            f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input."
+        )
+    last = getattr(getattr(network.layers[-1], "activation", None), "__name__", None)
+    if (last == "softmax") == from_logits:
+        raise ValueError(
+            f"the network ends with the activation {last}, and from_logits={from_logits}. Say "
+            f"from_logits={not from_logits}, or change the last layer."
+        )
+    return network

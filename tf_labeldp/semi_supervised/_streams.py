@@ -1,0 +1,163 @@
+"""What a learner trains on: the examples with a noisy label, and all examples without."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting._receipts import Receipts
+from tf_labeldp.features import denoise_labels
+from tf_labeldp.vault import NoisyLabels
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """Noisy labels as a learner takes them.
+
+    Attributes:
+        rows: of the labelled examples, ``int64`` (m,).
+        targets: probabilities of the classes, ``float32`` (m, K).
+        weights: ``float32`` (m,).
+        classes: the noisy class of each, ``int64`` (m,).
+        noisy: the noisy labels themselves; None where an array was given.
+    """
+
+    rows: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    noisy: NoisyLabels | None
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The likeliest class of each target."""
+        return self.targets.argmax(axis=1)
+
+    @property
+    def receipts(self) -> Receipts:
+        """Of what the labels cost."""
+        return () if self.noisy is None else self.noisy.receipts
+
+
+def read_targets(
+    labels: Any, num_rows: int, num_classes: int, kind: str, sample_weight: Any, clusters: Any
+) -> Targets:
+    """Returns the labelled examples, their targets and weights; raises for what can't be used."""
+    _validate.one_of("targets", kind, ("values", "posterior"))
+    noisy = labels if isinstance(labels, NoisyLabels) else None
+    rows = np.arange(num_rows) if noisy is None else noisy.indices
+    array = np.asarray(labels)
+    if noisy is not None and (kind == "posterior" or array.ndim == 2):
+        array = noisy.posterior()
+    if array.shape[:1] != rows.shape or rows.max(initial=-1) >= num_rows:
+        raise ValueError(
+            f"there are {num_rows} images and labels of shape {array.shape}. Give one label for "
+            "each image, -1 for an image without, or the NoisyLabels of these images."
+        )
+    if clusters is not None:
+        if array.ndim != 1 or len(rows) != num_rows:
+            raise ValueError(
+                "clusters filter noisy classes, one for each image; these are other targets. Use "
+                "targets='values' and labels for all images."
+            )
+        kept = denoise_labels(array, clusters, num_classes).labelled
+        rows, array = rows[kept], array[kept]
+    weights = np.ones(num_rows, np.float32)
+    if sample_weight is not None:
+        weights = np.asarray(sample_weight, np.float32)
+        if weights.shape != (num_rows,) or not np.all(np.isfinite(weights)) or weights.min() < 0:
+            raise ValueError(
+                f"sample_weight must have shape ({num_rows},), one finite number of at least 0 for "
+                f"each image, got shape {weights.shape}."
+            )
+    weights = weights[rows]
+    used = (weights > 0) & (array >= 0 if array.ndim == 1 else True)
+    rows, array, weights = rows[used], array[used], weights[used]
+    if array.ndim == 1:
+        codes = _validate.class_indices("labels", array, num_classes)
+        array = np.eye(num_classes, dtype=np.float32)[codes]
+    _check_rows(array, num_classes)
+    return Targets(rows, array.astype(np.float32), weights, noisy)
+
+
+def _check_rows(targets: np.ndarray, num_classes: int) -> None:
+    if targets.ndim != 2 or targets.shape[1] != num_classes:
+        raise ValueError(
+            f"targets must be classes (n,) or probabilities (n, {num_classes}), got shape "
+            f"{targets.shape}. The network has {num_classes} outputs."
+        )
+    if np.any(targets < 0) or np.any(np.abs(targets.sum(axis=1) - 1) > 1e-3):
+        raise ValueError(
+            "rows of targets must be probabilities that sum to one. For signed weights use "
+            "keras_layers.LabelWeightedLoss in a plain training."
+        )
+    missing = np.flatnonzero(targets.sum(axis=0) == 0)
+    if len(targets) < num_classes or missing.size:
+        raise ValueError(
+            f"{len(targets)} labelled examples are left, with none of the classes "
+            f"{missing.tolist()}. A learner needs at least one of each of the {num_classes} "
+            "classes: use a weaker filter, or more labels."
+        )
+
+
+class Streams(keras.utils.PyDataset):
+    """Batches of labelled examples beside batches of all examples without their labels.
+
+    Args:
+        images: (n, height, width, channels).
+        labelled: the labelled examples.
+        batch_size: of the labelled stream.
+        ratio: the batch of the unlabelled stream is this many times as large.
+        steps: batches in an epoch; None for one pass over all examples.
+        seed: of the orders, public.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labelled: Targets,
+        batch_size: int,
+        ratio: int,
+        steps: int | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._images, self._labelled = images, labelled
+        self._sizes = (batch_size, batch_size * ratio)
+        self._steps = steps or -(-len(images) // self._sizes[1])
+        self._seed, self._epoch = seed, 0
+        self._shuffle()
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        labelled, free = (
+            order[step * size : (step + 1) * size]
+            for order, size in zip(self._orders, self._sizes, strict=True)
+        )
+        rows = self._labelled.rows[labelled]
+        inputs = {"labelled": self._images[rows], "unlabelled": self._images[free]}
+        return inputs, self._labelled.targets[labelled], self._labelled.weights[labelled]
+
+    def on_epoch_end(self) -> None:
+        self._epoch += 1
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        rng = np.random.default_rng((self._seed, self._epoch))
+        self._orders = [
+            _endless(rng, count, self._steps * size)
+            for count, size in zip(
+                (len(self._labelled.rows), len(self._images)), self._sizes, strict=True
+            )
+        ]
+
+
+def _endless(rng: np.random.Generator, count: int, wanted: int) -> np.ndarray:
+    """Returns so many of 0..count-1, each as often as the others give or take one."""
+    passes = [rng.permutation(count) for _ in range(-(-wanted // count))]
+    return np.concatenate(passes)[:wanted]
