@@ -1,5 +1,7 @@
-"""Encoders that no label has touched; Keras on any backend."""
+"""Encoders and clusters that no label has touched; Keras on any backend."""
 
+from tf_labeldp.self_supervised._scan import SCAN
+from tf_labeldp.self_supervised._simclr import SimCLR
 from tf_labeldp.self_supervised._views import strong_views, weak_views
 
-__all__ = ["strong_views", "weak_views"]
+__all__ = ["SCAN", "SimCLR", "strong_views", "weak_views"]

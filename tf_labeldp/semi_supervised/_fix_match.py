@@ -9,13 +9,13 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp.self_supervised._training import Batches, Learner, built_network
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
-from tf_labeldp.semi_supervised._streams import Streams, read_targets
-from tf_labeldp.vault import declare
+from tf_labeldp.semi_supervised._targets import read_targets
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
-class FixMatch(keras.Model):
+class FixMatch(Learner):
     """Trains a classifier on noisy labels and on all images: pseudo-labels must survive strong views.
 
     Each step takes a batch of images with noisy labels and a larger batch of images without. On the
@@ -64,6 +64,16 @@ class FixMatch(keras.Model):
         >>> ldp.guarantee(model).epsilon
         4.0
     """
+
+    _PARTS = ("network", "weak", "strong")
+    _SETTINGS = (
+        "threshold",
+        "unlabelled_weight",
+        "unlabelled_ratio",
+        "temperature",
+        "priors",
+        "from_logits",
+    )
 
     def __init__(
         self,
@@ -155,6 +165,7 @@ class FixMatch(keras.Model):
         sample_weight: Any = None,
         steps_per_epoch: int | None = None,
         seed: int = 0,
+        callbacks: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Trains on noisy labels and on all images.
@@ -171,6 +182,7 @@ class FixMatch(keras.Model):
             sample_weight: (n,), at least 0; an example of weight 0 is unlabelled.
             steps_per_epoch: None for one pass over the images.
             seed: of the orders, public.
+            callbacks: as of ``keras.Model.fit``.
             **kwargs: further arguments of ``keras.Model.fit``.
 
         Returns:
@@ -182,11 +194,21 @@ class FixMatch(keras.Model):
         images = checked_images(x) if self._checks_images else np.asarray(x)
         labelled = read_targets(y, len(images), self.num_classes, targets, sample_weight, clusters)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
-        streams = Streams(images, labelled, size, self.unlabelled_ratio, steps_per_epoch, seed)
-        history = super().fit(streams, epochs=epochs, **kwargs)
-        if labelled.noisy is not None:
-            declare(self, "trained on noisy labels by FixMatch", made_of=[labelled.noisy])
-        return history
+        def batch(some: np.ndarray, free: np.ndarray) -> Any:
+            inputs = {"labelled": images[labelled.rows[some]], "unlabelled": images[free]}
+            return inputs, labelled.targets[some], labelled.weights[some]
+
+        batches = Batches(
+            batch,
+            [len(labelled.rows), len(images)],
+            [size, size * self.unlabelled_ratio],
+            steps_per_epoch,
+            seed,
+        )
+        with labelled.training(self) as notes:
+            return super().fit(
+                batches, epochs=epochs, callbacks=[*notes, *(callbacks or ())], **kwargs
+            )
 
     def _pseudo_labels(self, outputs: Any) -> tuple[Any, Any]:
         """Returns targets for the strong views, and which of them are sure enough."""
@@ -201,37 +223,10 @@ class FixMatch(keras.Model):
         powers = shares ** (1.0 / self.temperature)
         return powers / ops.sum(powers, axis=-1, keepdims=True), mask
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
-        made = {name: getattr(self, name) for name in ("network", "weak", "strong")}
-        return {
-            "name": self.name,
-            **{key: keras.saving.serialize_keras_object(one) for key, one in made.items()},
-            "threshold": self.threshold,
-            "unlabelled_weight": self.unlabelled_weight,
-            "unlabelled_ratio": self.unlabelled_ratio,
-            "temperature": self.temperature,
-            "priors": self.priors,
-            "from_logits": self.from_logits,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> FixMatch:
-        """Returns a model of this configuration."""
-        made = dict(config)
-        for key in ("network", "weak", "strong"):
-            made[key] = keras.saving.deserialize_keras_object(made[key], custom_objects)
-        return cls(**made)
-
 
 def checked_network(network: Any, from_logits: bool) -> keras.Model:
     """Returns a built classifier whose last activation agrees with ``from_logits``, or raises."""
-    shape = getattr(network, "output_shape", None) if getattr(network, "built", False) else None
-    if not isinstance(network, keras.Model) or shape is None or len(shape) != 2 or shape[1] < 2:
-        raise ValueError(
-            "network must be a built Keras model with outputs (n, K), K at least 2, got "
-            f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input."
-        )
+    built_network(network, "network")
     last = getattr(getattr(network.layers[-1], "activation", None), "__name__", None)
     if (last == "softmax") == from_logits:
         raise ValueError(

@@ -1,16 +1,16 @@
-"""What a learner trains on: the examples with a noisy label, and all examples without."""
+"""Noisy labels, read as a learner takes them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
-import keras
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.features import denoise_labels
+from tf_labeldp.self_supervised._training import training_on
 from tf_labeldp.vault import NoisyLabels
 
 
@@ -36,10 +36,11 @@ class Targets:
         """The likeliest class of each target."""
         return self.targets.argmax(axis=1)
 
-    @property
-    def receipts(self) -> Receipts:
-        """Of what the labels cost."""
-        return () if self.noisy is None else self.noisy.receipts
+    def training(self, model: Any) -> Any:
+        """Returns the context to train in: labels without a receipt leave the steps unknown."""
+        if self.noisy is None:
+            return contextlib.nullcontext([])
+        return training_on(model, self.noisy.receipts)
 
 
 def read_targets(
@@ -101,63 +102,3 @@ def _check_rows(targets: np.ndarray, num_classes: int) -> None:
             f"{missing.tolist()}. A learner needs at least one of each of the {num_classes} "
             "classes: use a weaker filter, or more labels."
         )
-
-
-class Streams(keras.utils.PyDataset):
-    """Batches of labelled examples beside batches of all examples without their labels.
-
-    Args:
-        images: (n, height, width, channels).
-        labelled: the labelled examples.
-        batch_size: of the labelled stream.
-        ratio: the batch of the unlabelled stream is this many times as large.
-        steps: batches in an epoch; None for one pass over all examples.
-        seed: of the orders, public.
-    """
-
-    def __init__(
-        self,
-        images: np.ndarray,
-        labelled: Targets,
-        batch_size: int,
-        ratio: int,
-        steps: int | None,
-        seed: int,
-    ) -> None:
-        super().__init__()
-        self._images, self._labelled = images, labelled
-        self._sizes = (batch_size, batch_size * ratio)
-        self._steps = steps or -(-len(images) // self._sizes[1])
-        self._seed, self._epoch = seed, 0
-        self._shuffle()
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __getitem__(self, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
-        labelled, free = (
-            order[step * size : (step + 1) * size]
-            for order, size in zip(self._orders, self._sizes, strict=True)
-        )
-        rows = self._labelled.rows[labelled]
-        inputs = {"labelled": self._images[rows], "unlabelled": self._images[free]}
-        return inputs, self._labelled.targets[labelled], self._labelled.weights[labelled]
-
-    def on_epoch_end(self) -> None:
-        self._epoch += 1
-        self._shuffle()
-
-    def _shuffle(self) -> None:
-        rng = np.random.default_rng((self._seed, self._epoch))
-        self._orders = [
-            _endless(rng, count, self._steps * size)
-            for count, size in zip(
-                (len(self._labelled.rows), len(self._images)), self._sizes, strict=True
-            )
-        ]
-
-
-def _endless(rng: np.random.Generator, count: int, wanted: int) -> np.ndarray:
-    """Returns so many of 0..count-1, each as often as the others give or take one."""
-    passes = [rng.permutation(count) for _ in range(-(-wanted // count))]
-    return np.concatenate(passes)[:wanted]

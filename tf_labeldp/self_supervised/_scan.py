@@ -1,0 +1,195 @@
+"""SCAN: clusters of images that follow their classes, without a label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tf_labeldp import _validate
+from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
+from tf_labeldp.self_supervised._training import Batches, Learner, built_network, training_on
+from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class SCAN(Learner):
+    """Clusters images by a network that gives an image and its neighbours the same cluster.
+
+    First the network learns to put each image where its nearest neighbours, by the features of an
+    encoder, are, while all clusters stay in use. Then it learns from the images that it is sure of
+    (self-labelling). ``clusters(images)`` goes into ``NoiseCluster``, ``denoise_labels``,
+    ``FixMatch.fit(clusters=)`` and ``ClusterRandomizedResponse``.
+
+    Guarantee:
+        No label is looked at, so nothing is charged. The images are public; receipts of the encoder
+        are carried on.
+
+    Source: Van Gansbeke et al. (2020), which ``tang2022`` uses for Algorithms 1, 2 and 7: 20
+    neighbours, entropy weight 5, self-labelling at 0.99; Adam with a rate of 1e-4.
+
+    Args:
+        encoder: a built Keras model from images to features (n, d), for example
+            ``SimCLR.encoder()``. It is trained further, so give a copy
+            (``keras.models.clone_model`` and ``set_weights``) if it is needed as it is.
+        num_clusters: C, at least 2; usually the number of classes.
+        num_neighbours: of each image, at least 1.
+        entropy_weight: of the entropy of the mean assignment, at least 0.
+        threshold: of self-labelling, in (0, 1).
+        weak: layers that make weak views; None for ``self_supervised.weak_views()``.
+        strong: layers that make strong views; None for ``self_supervised.strong_views()``.
+
+    Raises:
+        ValueError: arguments out of range, or an encoder of other outputs.
+
+    Example:
+        >>> images = np.random.default_rng(0).random((64, 8, 8, 1), dtype=np.float32)
+        >>> encoder = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+        >>> model = SCAN(encoder, num_clusters=2, num_neighbours=5)
+        >>> model.compile(keras.optimizers.Adam(1e-3))
+        >>> history = model.fit(images, batch_size=32, self_label_epochs=1, verbose=0)
+        >>> len(model.clusters(images))
+        64
+    """
+
+    _PARTS = ("encoder", "weak", "strong")
+    _SETTINGS = ("num_clusters", "num_neighbours", "entropy_weight", "threshold")
+
+    def __init__(
+        self,
+        encoder: keras.Model,
+        num_clusters: int,
+        *,
+        num_neighbours: int = 20,
+        entropy_weight: float = 5.0,
+        threshold: float = 0.99,
+        weak: Any = None,
+        strong: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.encoder = built_network(encoder, "encoder")
+        self.num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 2)
+        self.num_neighbours = _validate.integer_at_least("num_neighbours", num_neighbours, 1)
+        self.entropy_weight = _validate.number_in("entropy_weight", entropy_weight, "[0, inf)")
+        self.threshold = _validate.number_in("threshold", threshold, "(0, 1)")
+        self._checks_images = weak is None or strong is None
+        self.weak = weak_views() if weak is None else weak
+        self.strong = strong_views() if strong is None else strong
+        width = self.encoder.output_shape[-1]
+        self.head = keras.Sequential(
+            [keras.Input((width,)), keras.layers.Dense(self.num_clusters, activation="softmax")]
+        )
+        self.sure = keras.metrics.Mean(name="sure")
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the probabilities of the clusters, (n, C); in training those of two views."""
+        if not isinstance(inputs, dict):
+            return self.head(self.encoder(inputs, training=training))
+        if "neighbours" in inputs:
+            views = [self.weak(inputs[key], training=True) for key in ("images", "neighbours")]
+        else:
+            views = [
+                self.weak(inputs["images"], training=True),
+                self.strong(inputs["images"], training=True),
+            ]
+        return self.head(self.encoder(ops.concatenate(views), training=training))
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns SCAN's loss, or that of self-labelling for batches without neighbours."""
+        first, second = ops.split(y_pred, 2)
+        small = 1e-8
+        if "neighbours" in x:
+            agreement = ops.sum(first * second, axis=-1)
+            mean = ops.mean(first, axis=0)
+            entropy = -ops.sum(mean * ops.log(mean + small))
+            return -ops.mean(ops.log(agreement + small)) - self.entropy_weight * entropy
+        targets = ops.one_hot(ops.argmax(first, axis=-1), self.num_clusters)
+        sure = ops.cast(ops.max(first, axis=-1) > self.threshold, first.dtype)
+        # Each cluster counts the same: weights are the inverse of its share among the sure.
+        counts = ops.sum(targets * sure[:, None], axis=0)
+        weights = ops.stop_gradient(sure * ops.sum(targets / (counts + small), axis=-1))
+        wrong = keras.losses.categorical_crossentropy(ops.stop_gradient(targets), second)
+        self.sure.update_state(sure)
+        return ops.sum(weights * wrong) / ops.maximum(ops.sum(weights), 1.0)
+
+    def fit(  # type: ignore[override]
+        self,
+        x: Any,
+        *,
+        batch_size: int = 128,
+        epochs: int = 1,
+        self_label_epochs: int = 0,
+        seed: int = 0,
+        callbacks: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Finds the neighbours of all images, and trains in both stages.
+
+        Args:
+            x: floating-point numbers (n, height, width, channels) in [0, 1], more than
+                ``num_neighbours``. There is no ``y``.
+            batch_size: at least 2.
+            epochs: of the first stage.
+            self_label_epochs: of self-labelling, which follows; 0 for none.
+            seed: of the orders and of which neighbour is taken; public.
+            callbacks: as of ``keras.Model.fit``.
+            **kwargs: further arguments of ``keras.Model.fit``.
+
+        Returns:
+            The ``History`` of the last stage.
+
+        Raises:
+            ValueError: images that can't be used, or too few of them.
+        """
+        images = checked_images(x) if self._checks_images else np.asarray(x)
+        if len(images) <= self.num_neighbours:
+            raise ValueError(
+                f"there are {len(images)} images, and each needs {self.num_neighbours} neighbours. "
+                "Give more images, or a smaller num_neighbours."
+            )
+        size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
+        rows = self.encoder.predict(images, batch_size=512, verbose=0)
+        rows = rows - rows.mean(axis=0)
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        near = nearest_neighbours(rows, rows, self.num_neighbours)
+        rng = np.random.default_rng(seed)
+
+        def pairs(chosen: np.ndarray) -> Any:
+            one = rng.integers(self.num_neighbours, size=len(chosen))
+            return ({"images": images[chosen], "neighbours": images[near[chosen, one]]},)
+
+        def alone(chosen: np.ndarray) -> Any:
+            return ({"images": images[chosen]},)
+
+        history = None
+        with training_on(self, ()) as notes:
+            for make, count in ((pairs, epochs), (alone, self_label_epochs)):
+                if count:
+                    batches = Batches(make, [len(images)], [size], seed=seed)
+                    history = super().fit(
+                        batches, epochs=count, callbacks=[*notes, *(callbacks or ())], **kwargs
+                    )
+        return history
+
+    def clusters(self, images: Any) -> Clusters:
+        """Returns the likeliest cluster of each image, as ``find_clusters`` does.
+
+        New images get theirs by ``assign``: the outputs are compared with the unit vectors, the
+        nearest of which is the likeliest cluster.
+        """
+        corners = np.eye(self.num_clusters)
+        chosen = self.predict(np.asarray(images), batch_size=512, verbose=0).argmax(axis=1)
+        numbers = np.arange(self.num_clusters)
+        return Clusters(chosen.astype(np.int64), self.num_clusters, corners, numbers, self)

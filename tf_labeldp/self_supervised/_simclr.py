@@ -1,0 +1,140 @@
+"""SimCLR: an encoder from images alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tf_labeldp import _validate
+from tf_labeldp.self_supervised._training import Batches, Learner, built_network, training_on
+from tf_labeldp.self_supervised._views import checked_images, strong_views
+
+
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+class SimCLR(Learner):
+    """Trains an encoder to tell two views of the same image from views of others.
+
+    ``encoder()`` is then what makes features: for ``find_clusters``, heads, ``SCAN``, or as a warm
+    start of any model.
+
+    Guarantee:
+        No label is looked at, so nothing is charged and nothing is assumed. The images are public.
+
+    Source: Chen et al. (2020), with the NT-Xent loss; the encoder of the experiments with
+    self-supervised learning in ``ghazi2021`` (section 4), ``ghazi2024`` (section 5.3) and
+    ``tang2022``, which train ResNets for 500 to 1,000 epochs with batches of 512.
+
+    Args:
+        network: a built Keras model from images to features (n, d).
+        views: layers that make a random view; None for ``self_supervised.strong_views()``.
+        projection_dim: width of the projection that the loss is computed on.
+        temperature: of the loss, above zero.
+
+    Raises:
+        ValueError: arguments out of range, or a network of other outputs.
+
+    Example:
+        >>> images = np.random.default_rng(0).random((64, 8, 8, 1), dtype=np.float32)
+        >>> network = keras.Sequential(
+        ...     [keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()]
+        ... )
+        >>> model = SimCLR(network)
+        >>> model.compile("adam")
+        >>> history = model.fit(images, batch_size=32, verbose=0)
+        >>> model.encoder().predict(images, verbose=0).shape
+        (64, 144)
+    """
+
+    _PARTS = ("network", "views")
+    _SETTINGS = ("projection_dim", "temperature")
+
+    def __init__(
+        self,
+        network: keras.Model,
+        views: Any = None,
+        *,
+        projection_dim: int = 128,
+        temperature: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.network = built_network(network, "network")
+        self._checks_images = views is None
+        self.views = strong_views() if views is None else views
+        self.projection_dim = _validate.integer_at_least("projection_dim", projection_dim, 2)
+        self.temperature = _validate.positive_finite("temperature", temperature)
+        width = self.network.output_shape[-1]
+        self.projector = keras.Sequential(
+            [
+                keras.Input((width,)),
+                keras.layers.Dense(width, activation="relu"),
+                keras.layers.Dense(self.projection_dim),
+            ]
+        )
+        self.built = True
+
+    def encoder(self) -> keras.Model:
+        """Returns the encoder, from images to features (n, d); it shares the weights."""
+        return self.network
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns features; in training the projections of two views of each image, (2n, p)."""
+        if not training:
+            return self.network(inputs, training=False)
+        views = [self.views(inputs, training=True) for _ in range(2)]
+        return self.projector(self.network(ops.concatenate(views), training=True))
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the NT-Xent loss of the projections."""
+        made = y_pred if training else self(x, training=True)
+        rows = ops.normalize(made, axis=-1)
+        size = ops.shape(rows)[0]
+        scores = rows @ ops.transpose(rows) / self.temperature - 1e9 * ops.eye(size)
+        partner = ops.roll(ops.arange(size), size // 2)
+        return ops.mean(
+            keras.losses.sparse_categorical_crossentropy(partner, scores, from_logits=True)
+        )
+
+    def fit(  # type: ignore[override]
+        self,
+        x: Any,
+        *,
+        batch_size: int = 256,
+        epochs: int = 1,
+        seed: int = 0,
+        callbacks: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains the encoder on images.
+
+        Args:
+            x: floating-point numbers (n, height, width, channels) in [0, 1]. There is no ``y``.
+            batch_size: at least 2; larger ones give the loss more images to tell apart.
+            epochs: passes over the images.
+            seed: of the orders, public.
+            callbacks: as of ``keras.Model.fit``.
+            **kwargs: further arguments of ``keras.Model.fit``.
+
+        Returns:
+            The ``History``, as of ``keras.Model.fit``.
+
+        Raises:
+            ValueError: images that can't be used.
+        """
+        images = checked_images(x) if self._checks_images else np.asarray(x)
+        size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
+        batches = Batches(lambda rows: (images[rows],), [len(images)], [size], seed=seed)
+        with training_on(self, ()) as notes:
+            return super().fit(
+                batches, epochs=epochs, callbacks=[*notes, *(callbacks or ())], **kwargs
+            )

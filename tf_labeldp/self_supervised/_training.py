@@ -1,0 +1,128 @@
+"""What every learner here shares: how its training is noted in the ledger, and its parts saved."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_labeldp._optimizers import account_for, weight_digests
+from tf_labeldp.accounting._receipts import Receipt
+from tf_labeldp.vault._carried import carry, receipts_of, remember_weights
+
+
+@contextlib.contextmanager
+def training_on(model: Any, receipts: Iterable[Receipt]) -> Iterator[list[Any]]:
+    """Notes that what is trained inside is made of these receipts and of nothing else.
+
+    Yields callbacks, for the files that others write during the training. What the optimizer did
+    before is looked at first, so that nothing unknown is covered by it.
+    """
+    carry(model, receipts_of(model))
+    start = weight_digests(model.weights)
+    carry(model, receipts)
+
+    def note(*_: Any) -> None:
+        known = receipts_of(model, evidence=False)
+        remember_weights(model.weights, known, unless=start)
+
+    account_for(model.optimizer, math.inf)
+    try:
+        yield [keras.callbacks.LambdaCallback(on_epoch_end=note)]
+    finally:
+        account_for(model.optimizer)
+        note()
+
+
+class Learner(keras.Model):
+    """A model around parts of the user's, with a configuration that lists its arguments.
+
+    A subclass names its Keras parts in ``_PARTS`` and its other arguments in ``_SETTINGS``.
+    """
+
+    _PARTS: tuple[str, ...] = ()
+    _SETTINGS: tuple[str, ...] = ()
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        parts = {
+            key: keras.saving.serialize_keras_object(getattr(self, key)) for key in self._PARTS
+        }
+        return {"name": self.name, **parts, **{key: getattr(self, key) for key in self._SETTINGS}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Returns a model of this configuration."""
+        made = {
+            key: keras.saving.deserialize_keras_object(config[key], custom_objects)
+            for key in cls._PARTS
+        }
+        return cls(**{**config, **made})
+
+
+class Batches(keras.utils.PyDataset):
+    """Shuffled batches of the rows of arrays, all of one size.
+
+    Args:
+        make: from the rows of a batch to the batch.
+        counts: how many rows each stream has.
+        sizes: of the batch of each stream.
+        steps: batches in an epoch; None for one pass over the last stream.
+        seed: of the orders, public.
+    """
+
+    def __init__(
+        self,
+        make: Any,
+        counts: Iterable[int],
+        sizes: Iterable[int],
+        steps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._make, self._seed, self._epoch = make, seed, 0
+        self._streams = list(zip(counts, sizes, strict=True))
+        last, size = self._streams[-1]
+        self._steps = steps or max(1, last // size)
+        self._shuffle()
+
+    def __len__(self) -> int:
+        """Returns the number of batches in an epoch."""
+        return self._steps
+
+    def __getitem__(self, step: int) -> Any:
+        """Returns one batch."""
+        rows = (
+            order[step * size : (step + 1) * size]
+            for order, (_, size) in zip(self._orders, self._streams, strict=True)
+        )
+        return self._make(*rows)
+
+    def on_epoch_end(self) -> None:
+        """Shuffles anew."""
+        self._epoch += 1
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        rng = np.random.default_rng((self._seed, self._epoch))
+        self._orders = []
+        for count, size in self._streams:  # each row as often as the others, give or take one
+            wanted = self._steps * size
+            passes = [rng.permutation(count) for _ in range(-(-wanted // count))]
+            self._orders.append(np.concatenate(passes)[:wanted])
+
+
+def built_network(network: Any, what: str) -> keras.Model:
+    """Returns a built Keras model with outputs (n, width), or raises."""
+    shape = getattr(network, "output_shape", None) if getattr(network, "built", False) else None
+    if not isinstance(network, keras.Model) or not isinstance(shape, tuple) or len(shape) != 2:
+        raise ValueError(
+            f"{what} must be a built Keras model with outputs of shape (n, width), got "
+            f"{type(network).__name__} with outputs {shape}. Begin it with keras.Input; end an "
+            "encoder with a pooling or dense layer."
+        )
+    return network
