@@ -1,7 +1,7 @@
 """PATE: answers of teachers on shards of the private labels.
 
-Where privacy is decided: ``ConfidentGNMax`` sets the sensitivity and adds the noise; ``PATE.answer``
-makes one release from the vault.
+Where privacy is decided: ``ConfidentGNMax`` sets the sensitivity and adds the noise;
+``PATE.answer`` makes one release from the vault.
 """
 
 from tf_labeldp.pate._confident_gnmax import ConfidentGNMax

@@ -17,7 +17,7 @@ from tf_labeldp.mechanisms._grid_noise import gaussian_scale, noise_event, with_
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
-_STEPS = 1 << 20
+_STEPS = 1 << 28
 """Of the grid on which the noise is drawn, in one vote."""
 NO_ANSWER = -1
 
@@ -52,7 +52,9 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         check_share: in (0, 1), of the privacy that the checks use.
 
     Example:
-        >>> mechanism = ConfidentGNMax(1.0, 10, delta=1e-5, num_queries=500, max_answers=200, threshold=60)
+        >>> mechanism = ConfidentGNMax(
+        ...     1.0, 10, delta=1e-5, num_queries=500, max_answers=200, threshold=60
+        ... )
         >>> f"{mechanism.check_stddev:.0f} {mechanism.answer_stddev:.0f}"
         '187 83'
     """
@@ -87,6 +89,7 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
                 f"without a threshold every query is answered, so max_answers must be num_queries="
                 f"{queries}, got {self.max_answers}. Give a threshold, or ask fewer queries."
             )
+        self._scale(self._answer_sensitivity)  # raises where the grid is too coarse or too fine
 
     def dp_event(self) -> DpEvent:
         """Returns the event of all checks and answers: one Gaussian release."""
@@ -112,6 +115,11 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         share = 1.0 if self.threshold is None else 1.0 - self.check_share
         return math.sqrt(2.0 * self.max_answers / share)
 
+    def _scale(self, sensitivity: float) -> float:
+        """Returns the standard deviation of noise in steps of the grid."""
+        entries = self.num_queries * (self.num_classes + 1)  # all noise, for the grid's precision
+        return gaussian_scale(self.epsilon, self.delta, _STEPS * sensitivity, entries)
+
     def release(
         self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
     ) -> np.ndarray:
@@ -125,14 +133,13 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         """
         votes = np.asarray(public_input.votes(labels))
         counts = self._counts(votes)
-        size = counts.size + len(counts)  # of all noise, for the precision of the grid
         exact = counts * _STEPS
-        scale = gaussian_scale(self.epsilon, self.delta, _STEPS * self._answer_sensitivity, size)
+        scale = self._scale(self._answer_sensitivity)
         noisy = with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
         answers = noisy.argmax(axis=1)
         if self.threshold is None:
             return answers
-        scale = gaussian_scale(self.epsilon, self.delta, _STEPS * self._check_sensitivity, size)
+        scale = self._scale(self._check_sensitivity)
         largest = with_noise(exact.max(axis=1), "gaussian", scale, self.epsilon, 0.0, rng)
         passed = largest >= self.threshold * _STEPS
         answered = passed & (np.cumsum(passed) <= self.max_answers)

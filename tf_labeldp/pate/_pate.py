@@ -72,7 +72,7 @@ class PATE:
         self.num_teachers = _validate.integer_at_least("num_teachers", num_teachers, 2)
         if threshold is not None:
             threshold = _validate.number_in("threshold", threshold, "(0, 1)")
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "epsilon": epsilon,
             "delta": delta,
             "num_queries": num_queries,
@@ -105,7 +105,7 @@ class PATE:
                 "vault, which charges the answers and stores them."
             )
         size = len(labels)
-        asked = int(self._settings["num_queries"])  # type: ignore[arg-type]
+        asked = self._settings["num_queries"]
         if size < max(self.num_teachers, asked):
             raise ValueError(
                 f"there are {size} labels for {self.num_teachers} teachers and {asked} queries; a "
@@ -183,7 +183,12 @@ def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> 
 
 
 def fix_match_teacher(
-    network: Any, *, epochs: int = 1, steps_per_epoch: int = 500, batch_size: int = 32, **settings: Any
+    network: Any,
+    *,
+    epochs: int = 1,
+    steps_per_epoch: int = 500,
+    batch_size: int = 32,
+    **settings: Any,
 ) -> Teacher:
     """Returns a teacher that is a network trained by FixMatch, as PATE-FM has them.
 
@@ -200,11 +205,13 @@ def fix_match_teacher(
         >>> network = keras.Sequential(
         ...     [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)]
         ... )
-        >>> pate = PATE(1.0, 1e-5, num_teachers=5, num_queries=9, teacher=fix_match_teacher(network))
+        >>> teacher = fix_match_teacher(network)
+        >>> pate = PATE(1.0, 1e-5, num_teachers=5, num_queries=9, teacher=teacher)
     """
     import keras
 
     from tf_labeldp.semi_supervised import FixMatch
+    from tf_labeldp.semi_supervised._targets import Targets
 
     start = network.get_weights()
 
@@ -214,14 +221,11 @@ def fix_match_teacher(
         model = FixMatch(own, **settings)
         loss = keras.losses.CategoricalCrossentropy(from_logits=model.from_logits)
         model.compile(keras.optimizers.Adam(1e-3), loss)
-        model.fit(
-            features,
-            labels,
-            batch_size,
-            epochs,
-            steps_per_epoch=steps_per_epoch,
-            verbose=0,
-        )
+        # A shard may lack a class, which `fit` would refuse, and so reveal.
+        rows = np.flatnonzero(labels >= 0)
+        targets = np.eye(model.num_classes, dtype=np.float32)[labels[rows]]
+        shard = Targets(rows, targets, np.ones(len(rows), np.float32), None)
+        model.fit_targets(features, shard, batch_size, steps_per_epoch, 0, epochs=epochs, verbose=0)
         return model.predict(np.asarray(features)[queries], verbose=0).argmax(axis=1)
 
     return teacher

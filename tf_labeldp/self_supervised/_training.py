@@ -34,6 +34,9 @@ def training_on(model: Any, receipts: Iterable[Receipt]) -> Iterator[list[Any]]:
     try:
         yield [keras.callbacks.LambdaCallback(on_epoch_end=note)]
     finally:
+        if keras.backend.backend() == "jax":
+            # Keras leaves weights and their averages (`use_ema`) one buffer, which `predict` frees.
+            model.set_weights(model.get_weights())
         account_for(model.optimizer)
         note()
 

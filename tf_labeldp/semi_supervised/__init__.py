@@ -1,5 +1,6 @@
 """Learners for noisy labels and all the images; Keras on any backend."""
 
+from tf_labeldp.semi_supervised._divide_mix import DivideMix
 from tf_labeldp.semi_supervised._fix_match import FixMatch
 
-__all__ = ["FixMatch"]
+__all__ = ["DivideMix", "FixMatch"]

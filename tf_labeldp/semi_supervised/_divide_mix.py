@@ -59,7 +59,7 @@ class DivideMix(Learner):
     Example:
         >>> import tf_labeldp as ldp
         >>> images = np.random.default_rng(0).random((60, 8, 8, 1), dtype=np.float32)
-        >>> labels = ldp.PrivateLabels(np.arange(60) % 3, num_classes=3, budget=ldp.PrivacyBudget(4))
+        >>> labels = ldp.PrivateLabels(np.arange(60) % 3, 3, budget=ldp.PrivacyBudget(4.0))
         >>> noisy = labels.randomize(ldp.RandomizedResponse(4.0, 3))
         >>> network = keras.Sequential(
         ...     [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]

@@ -11,12 +11,12 @@ from keras import ops
 from tf_labeldp import _validate
 from tf_labeldp.self_supervised._training import Batches, Learner, built_network
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
-from tf_labeldp.semi_supervised._targets import read_targets
+from tf_labeldp.semi_supervised._targets import Targets, read_targets
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class FixMatch(Learner):
-    """Trains a classifier on noisy labels and on all images: pseudo-labels must survive strong views.
+    """Trains a classifier on noisy labels and, by pseudo-labels, on all images.
 
     Each step takes a batch of images with noisy labels and a larger batch of images without. On the
     first the compiled loss is computed on weak views. Of the second, an image whose weak view gets
@@ -40,7 +40,7 @@ class FixMatch(Learner):
         threshold: in (0, 1).
         unlabelled_weight: of the pseudo-labels' loss, at least 0.
         unlabelled_ratio: unlabelled images for each labelled one in a step, at least 1.
-        temperature: None for hard pseudo-labels; a number above zero for soft ones, sharpened by it.
+        temperature: None for hard pseudo-labels; above zero for soft ones, sharpened by it.
         priors: shares of the classes (K,), for example ``released.priors()`` of a histogram: the
             pseudo-labels are aligned with them (ReMixMatch). None for no alignment.
         from_logits: whether the network's outputs are logits, not probabilities.
@@ -53,7 +53,7 @@ class FixMatch(Learner):
         >>> import tf_labeldp as ldp
         >>> rng = np.random.default_rng(0)
         >>> images = rng.random((60, 8, 8, 1), dtype=np.float32)
-        >>> labels = ldp.PrivateLabels(np.arange(60) % 3, num_classes=3, budget=ldp.PrivacyBudget(4))
+        >>> labels = ldp.PrivateLabels(np.arange(60) % 3, 3, budget=ldp.PrivacyBudget(4.0))
         >>> noisy = labels.randomize(ldp.RandomizedResponse(4.0, 3))
         >>> network = keras.Sequential(
         ...     [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
@@ -194,6 +194,21 @@ class FixMatch(Learner):
         images = checked_images(x) if self._checks_images else np.asarray(x)
         labelled = read_targets(y, len(images), self.num_classes, targets, sample_weight, clusters)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
+        kwargs.update(epochs=epochs, callbacks=callbacks)
+        return self.fit_targets(images, labelled, size, steps_per_epoch, seed, **kwargs)
+
+    def fit_targets(
+        self,
+        images: np.ndarray,
+        labelled: Targets,
+        size: int,
+        steps: int | None,
+        seed: int,
+        callbacks: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains as ``fit`` does, on targets that need no check."""
+
         def batch(some: np.ndarray, free: np.ndarray) -> Any:
             inputs = {"labelled": images[labelled.rows[some]], "unlabelled": images[free]}
             return inputs, labelled.targets[some], labelled.weights[some]
@@ -202,13 +217,11 @@ class FixMatch(Learner):
             batch,
             [len(labelled.rows), len(images)],
             [size, size * self.unlabelled_ratio],
-            steps_per_epoch,
+            steps,
             seed,
         )
         with labelled.training(self) as notes:
-            return super().fit(
-                batches, epochs=epochs, callbacks=[*notes, *(callbacks or ())], **kwargs
-            )
+            return super().fit(batches, callbacks=[*notes, *(callbacks or ())], **kwargs)
 
     def _pseudo_labels(self, outputs: Any) -> tuple[Any, Any]:
         """Returns targets for the strong views, and which of them are sure enough."""

@@ -1,0 +1,55 @@
+"""The learners on the JAX backend, in a process of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax")
+
+SCRIPT = """
+import keras, numpy as np, tf_labeldp as ldp
+from _shapes import network, shapes
+from tf_labeldp.self_supervised import SCAN, SimCLR
+from tf_labeldp.semi_supervised import DivideMix, FixMatch
+assert keras.backend.backend() == "jax"
+images, classes = shapes(120)
+labels = ldp.PrivateLabels(classes, 3, budget=ldp.PrivacyBudget(4.0))
+noisy = labels.randomize(ldp.RandomizedResponse(4.0, 3))
+layers = keras.layers
+views = {"weak": layers.GaussianNoise(0.1), "strong": layers.GaussianNoise(0.2)}
+encoder = SimCLR(network(8), views=layers.GaussianNoise(0.2))
+encoder.compile("adam")
+encoder.fit(images, batch_size=60, verbose=0)
+assert ldp.guarantee(encoder.encoder()).epsilon == 0.0
+scan = SCAN(encoder.encoder(), 3, num_neighbours=5, **views)
+scan.compile(keras.optimizers.Adam(3e-3))
+scan.fit(images, batch_size=60, epochs=2, self_label_epochs=1, verbose=0)
+assert len(scan.clusters(images)) == 120
+fix = FixMatch(network(), unlabelled_ratio=2, priors=[1 / 3] * 3, threshold=0.6, **views)
+loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+fix.compile(keras.optimizers.Adam(3e-3, use_ema=True, ema_momentum=0.9), loss)
+fix.fit(images, noisy, 16, epochs=20, verbose=0)
+mix = DivideMix(network(), division="channel", **views)
+mix.compile(keras.optimizers.Adam(3e-3), metrics=["accuracy"])
+mix.fit(images, noisy, 16, epochs=6, warmup_epochs=4, verbose=0)
+for model in (fix, mix):
+    assert ldp.guarantee(model).epsilon == 4.0
+    score = (model.predict(images, verbose=0).argmax(axis=1) == classes).mean()
+    assert score > 0.9, (model.name, score)
+    model.save("model.keras")
+    loaded = keras.models.load_model("model.keras")
+    assert np.allclose(loaded(images), model(images), atol=1e-5)
+    assert ldp.guarantee(loaded).epsilon == 4.0
+"""
+
+
+@pytest.mark.slow
+def test_every_learner_trains_and_saves_on_jax(tmp_path):
+    here = os.path.dirname(__file__)
+    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

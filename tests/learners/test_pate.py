@@ -1,0 +1,196 @@
+"""PATE: what its answers cost, from both sides, and that teachers stay inside."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from _shapes import network, shapes
+from dp_accounting.rdp import RdpAccountant
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.pate import PATE, ConfidentGNMax, fix_match_teacher
+
+TRUTH = np.arange(1200) % 3
+FEATURES = 4.0 * np.eye(3)[TRUTH] + np.random.default_rng(0).normal(size=(1200, 3))
+CHECKED = ConfidentGNMax(
+    1.0, 3, delta=1e-5, num_queries=40, max_answers=25, threshold=30, check_share=0.3
+)
+PLAIN = ConfidentGNMax(1.0, 3, delta=1e-5, num_queries=40, max_answers=40)
+
+
+def vault(epsilon=2.0, **options):
+    budget = ldp.PrivacyBudget(epsilon, delta=1e-4)
+    return ldp.PrivateLabels(TRUTH, 3, budget=budget, **options)
+
+
+class Votes:
+    """Teachers whose votes are known."""
+
+    def __init__(self, votes):
+        self._votes = np.asarray(votes)
+
+    def votes(self, labels):
+        return self._votes
+
+
+@pytest.mark.parametrize("mechanism", [CHECKED, PLAIN])
+def test_the_price_is_that_of_an_independent_composition(mechanism):
+    """Each check is a Gaussian release of sensitivity 1, each answer one of sqrt(2)."""
+    share = mechanism.max_answers * 2.0 / mechanism.answer_stddev**2
+    if mechanism.threshold is not None:
+        share += mechanism.num_queries / mechanism.check_stddev**2
+    epsilon = gaussian_epsilon(1.0, 1e-5, math.sqrt(share))
+    assert epsilon == pytest.approx(1.0, abs=1e-3)
+    events = [
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.GaussianDpEvent(mechanism.answer_stddev / math.sqrt(2.0)),
+            mechanism.max_answers,
+        )
+    ]
+    if mechanism.threshold is not None:
+        check = dp_accounting.GaussianDpEvent(mechanism.check_stddev)
+        events.append(dp_accounting.SelfComposedDpEvent(check, mechanism.num_queries))
+    composed = dp_accounting.ComposedDpEvent(events)
+    by_pld = dp_accounting.pld.PLDAccountant().compose(composed).get_epsilon(1e-5)
+    assert by_pld == pytest.approx(1.0, abs=1e-3)
+    assert RdpAccountant().compose(composed).get_epsilon(1e-5) >= 1.0  # a looser bound
+
+
+@pytest.mark.parametrize("mechanism", [CHECKED, PLAIN])
+def test_the_noise_of_answers_has_the_stated_scale(mechanism):
+    """The share of wrong answers between two classes is that of the difference of two noises."""
+    ahead = 20
+    votes = [[0] * 40] * (ahead + 40) + [[1] * 40] * 40
+    drawn = np.concatenate(
+        [mechanism.release(None, Votes(votes), rng=np.random.default_rng(s)) for s in range(150)]
+    )
+    given = drawn[drawn >= 0]
+    # Of three classes the third has no vote; compare with a simulation of the same law.
+    rng = np.random.default_rng(1)
+    counts = np.array([ahead + 40, 40, 0])
+    noisy = counts + rng.normal(scale=mechanism.answer_stddev, size=(200_000, 3))
+    expected = (noisy.argmax(axis=1) == 0).mean()
+    error = 5 * math.sqrt(0.25 / len(given))
+    assert abs((given == 0).mean() - expected) < error
+
+
+def test_the_noise_of_checks_has_the_stated_scale():
+    """Of the first query, which no bound on answers hides: P[passes] = Phi((max - T) / sigma)."""
+    votes = [[0] * 40] * 60 + [[1] * 40] * 20
+    passed = np.mean(
+        [CHECKED.release(None, Votes(votes), rng=np.random.default_rng(s))[0] >= 0
+         for s in range(3000)]
+    )  # fmt: skip
+    expected = 0.5 * math.erfc(-(60 - 30) / CHECKED.check_stddev / math.sqrt(2))
+    assert abs(passed - expected) < 5 * math.sqrt(0.25 / 3000)
+
+
+def test_one_vote_moves_what_is_priced():
+    """A teacher that changes all its votes moves the largest count by 1, the counts by sqrt(2)."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(3, size=(9, 40))
+    second = first.copy()
+    second[4] = (second[4] + 1) % 3
+    one, other = (CHECKED._counts(votes) for votes in (first, second))
+    assert np.abs(one.max(axis=1) - other.max(axis=1)).max() <= 1
+    np.testing.assert_allclose(np.linalg.norm(one - other, axis=1), math.sqrt(2.0))
+
+
+def test_no_more_answers_than_paid_for():
+    votes = np.zeros((500, 40), int)
+    answers = CHECKED.release(None, Votes(votes), rng=np.random.default_rng(0))
+    assert (answers >= 0).sum() == CHECKED.max_answers
+    given = np.flatnonzero(answers >= 0)
+    assert given.max() < 40 - 5  # the rest was not looked at
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [[[0] * 39], [[3] * 40], [[-1] * 40], [[0.5] * 40], [0] * 40],
+    ids=["too few", "no class", "negative", "not whole", "not a table"],
+)
+def test_a_teacher_has_one_vote_for_each_query(votes):
+    with pytest.raises(ValueError, match="votes must be integers"):
+        CHECKED.release(None, Votes(votes))
+
+
+def test_answers_are_right_and_charged_once(tmp_path):
+    labels = vault(store=tmp_path / "labels")
+    settings = {"num_teachers": 200, "num_queries": 60, "max_answers": 30, "threshold": 0.6}
+    answers = PATE(2.0, 1e-4, **settings).answer(FEATURES, labels)
+    assert len(answers) == 30 and (answers.values == TRUTH[answers.indices]).mean() > 0.9
+    assert answers.guarantee().epsilon == labels.guarantee().epsilon == 2.0
+    again = PATE(2.0, 1e-4, **settings, teacher=None).answer(
+        FEATURES, vault(store=tmp_path / "labels")
+    )
+    assert np.array_equal(again.values, answers.values)  # read, not drawn
+    with pytest.raises(ldp.BudgetExceededError):
+        PATE(0.5, 1e-4, **settings, key="more").answer(FEATURES, labels)
+    assert labels.guarantee().epsilon == 2.0  # what was answered stays, and is stated
+
+
+def test_each_teacher_sees_its_shard_alone():
+    seen = []
+
+    def teacher(features, labels, queries):
+        seen.append(labels)
+        return np.zeros(len(queries), int)
+
+    pate = PATE(2.0, 1e-4, num_teachers=7, num_queries=5, teacher=teacher)
+    pate.answer(FEATURES, vault())
+    shown = np.stack(seen) >= 0
+    assert shown.shape == (7, 1200) and (shown.sum(axis=0) == 1).all()
+    assert np.ptp(shown.sum(axis=1)) <= 1
+    np.testing.assert_array_equal(np.stack(seen).max(axis=0), TRUTH)
+
+
+def test_what_a_teacher_says_of_its_labels_stays_inside(capfd):
+    def teacher(features, labels, queries):
+        raise ValueError(f"the labels are {labels.tolist()}")
+
+    pate = PATE(2.0, 1e-4, num_teachers=7, num_queries=5, teacher=teacher)
+    labels = vault()
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        pate.answer(FEATURES, labels)
+    for text in (str(caught.value), repr(caught.value.__context__), "".join(capfd.readouterr())):
+        assert str(TRUTH[:20].tolist())[1:-1] not in text
+
+
+def test_teachers_by_fix_match():
+    """Each shard lacks a class or two, which must not show."""
+    keras = pytest.importorskip("keras")
+    images, classes = shapes(120)
+    labels = ldp.PrivateLabels(classes, 3, budget=ldp.PrivacyBudget(50.0, delta=1e-3))
+    views = {"weak": keras.layers.GaussianNoise(0.1), "strong": keras.layers.GaussianNoise(0.2)}
+    teacher = fix_match_teacher(network(), steps_per_epoch=30, batch_size=8, threshold=0.7, **views)
+    pate = PATE(50.0, 1e-3, num_teachers=4, num_queries=20, teacher=teacher)
+    answers = pate.answer(images, labels)
+    assert (answers.values == classes[answers.indices]).mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"num_teachers": 1}, "num_teachers"),
+        ({"num_teachers": 1201}, "1200 labels for 1201 teachers"),
+        ({"num_queries": 1201}, "1201 queries"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"max_answers": 41, "threshold": 0.5}, "max_answers"),
+        ({"max_answers": 5}, "without a threshold"),
+    ],
+)
+def test_bad_settings(options, match):
+    with pytest.raises(ValueError, match=match):
+        PATE(1.0, 1e-5, **{"num_teachers": 9, "num_queries": 40, **options}).answer(
+            FEATURES, vault()
+        )
+
+
+def test_bad_labels_and_features():
+    pate = PATE(1.0, 1e-5, num_teachers=9, num_queries=40)
+    with pytest.raises(TypeError, match="PrivateLabels"):
+        pate.answer(FEATURES, TRUTH)
+    with pytest.raises(ValueError, match="5 rows of features"):
+        pate.answer(FEATURES[:5], vault())
