@@ -1,8 +1,4 @@
-"""Mechanisms with finitely many noisy numbers: randomized response on bins, and any table.
-
-Both draw for the input that is nearest to the label. Sensitivity plays no role: what protects a
-label is the ratio of two probabilities of one output.
-"""
+"""Mechanisms with finitely many noisy numbers: randomized response on bins, and any table."""
 
 from __future__ import annotations
 
@@ -17,7 +13,8 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _classes, _losses, _random
-from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism
+from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
+from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draw compares 53 random bits: a probability is a whole number of this many units."""
@@ -27,14 +24,7 @@ _RATIO_TOLERANCE = 1e-9
 
 
 def nearest_index(values: Any, labels: Any) -> np.ndarray:
-    """Returns the index of the value nearest to each label; of two equally near, the smaller.
-
-    Midpoints are rounded to doubles; a label that equals a value always goes to that value.
-
-    Example:
-        >>> nearest_index([0.0, 10.0, 20.0], [-3.0, 5.0, 5.1, 20.0]).tolist()
-        [0, 0, 1, 2]
-    """
+    """Returns the index of the value nearest to each label; of two equally near, the smaller."""
     values = np.asarray(values, dtype=np.float64)
     lower, upper = values[:-1], values[1:]
     # Halved first: the sum of two huge values overflows. Where rounding carries the midpoint of two
@@ -44,14 +34,16 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class FiniteMechanism(Frozen, RegressionMechanism):
-    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs."""
+class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
+    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs.
+
+    Sensitivity plays no role: what protects a label is the ratio of two probabilities of an output.
+    """
 
     inputs: tuple[float, ...]
     outputs: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         for name in ("inputs", "outputs"):
             numbers = _validate.increasing_numbers(name, getattr(self, name))
@@ -94,9 +86,6 @@ class RROnBins(FiniteMechanism):
         outputs: the noisy labels, strictly increasing, within the range of the inputs.
         bin_of_input: for each input the index of its output, not decreasing.
 
-    Raises:
-        ValueError: sizes or order are wrong.
-
     Example:
         >>> mechanism = RROnBins(1.0, [0, 1, 2, 3], outputs=[0.5, 2.5], bin_of_input=[0, 0, 1, 1])
         >>> mechanism.transition_matrix().round(4).tolist()[1]
@@ -108,7 +97,6 @@ class RROnBins(FiniteMechanism):
     bin_of_input: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Checks sizes and order."""
         super().__post_init__()
         inputs, outputs = np.asarray(self.inputs), np.asarray(self.outputs)
         bins = np.asarray(self.bin_of_input)
@@ -119,8 +107,7 @@ class RROnBins(FiniteMechanism):
             )
         if bins.min() < 0 or bins.max() >= outputs.size or np.any(np.diff(bins) < 0):
             raise ValueError(
-                f"bin_of_input must not decrease and lie in 0..{outputs.size - 1}, the indices of "
-                "the outputs."
+                f"bin_of_input must not decrease and lie in 0..{outputs.size - 1}, the outputs."
             )
         if outputs[0] < inputs[0] or outputs[-1] > inputs[-1]:
             raise ValueError(
@@ -145,33 +132,21 @@ class RROnBins(FiniteMechanism):
         return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
 
     def output_index(self, noisy_labels: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,).
-
-        Noisy labels may have been cast to ``float32`` on their way.
-        """
+        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,)."""
         noisy = _validate.real_vector("noisy_labels", noisy_labels)
         outputs = np.asarray(self.outputs)
         place = nearest_index(outputs, noisy)
+        # It may have been cast to float32 on its way.
         return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
-
-        Labels are numbers (n,) in the range of the inputs. ``priors`` must be None: the bins
-        contain the prior. ``rng`` is a generator for repeatable (not private) runs; None takes
-        secure random bits. Raises a ``TypeError`` for labels that are not numbers, a ``ValueError``
-        for labels out of range or of a wrong shape.
-        """
-        self._refuse_public(priors)
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         true_bin = self.bin_of(labels)
         size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
         return np.asarray(self.outputs)[_classes.draw_ranks(true_bin, size, self.epsilon, rng)]
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (inputs, outputs); ``prior`` must be None."""
-        self._refuse_prior_of_channel(prior)
+        self._refuse_public(prior)
         kept, other = self._chances
         matrix = np.full((len(self.inputs), self.num_bins), other)
         matrix[np.arange(len(self.inputs)), self.bin_of_input] = kept
@@ -196,7 +171,6 @@ class RROnBins(FiniteMechanism):
         return 1.0 / total, shrink / total
 
     def __repr__(self) -> str:
-        """Returns sizes and range, and the outputs where they are few."""
         low, high = self.label_range()
         shown = ", ".join(f"{output:.6g}" for output in self.outputs[:8])
         more = ", ..." if self.num_bins > 8 else ""
@@ -239,24 +213,13 @@ class ChannelMechanism(FiniteMechanism):
     probabilities: tuple[tuple[float, ...], ...] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Checks the table, and turns it into whole numbers of units."""
         super().__post_init__()
         table = np.asarray(self.probabilities, dtype=np.float64)
         _check_table(table, len(self.inputs), len(self.outputs))
         self._set(probabilities=tuple(map(tuple, table.tolist())))
         _ = self._units  # refuses a table that is not epsilon-DP
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
-
-        Labels are numbers (n,) in ``label_range()``. ``priors`` must be None. ``rng`` is a
-        generator for repeatable (not private) runs; None takes secure random bits. Raises a
-        ``TypeError`` for labels that are not numbers, a ``ValueError`` for labels out of range, NaN
-        or of a wrong shape.
-        """
-        self._refuse_public(priors)
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         rows = nearest_index(self.inputs, labels)
         drawn = _random.uniform_integers(labels.size, rng)
@@ -271,14 +234,11 @@ class ChannelMechanism(FiniteMechanism):
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
-        self._refuse_prior_of_channel(prior)
+        self._refuse_public(prior)
         return self._units / float(_UNITS)
 
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
-        """Returns the probability of each output (m,) under each label (k,): ``float64`` (m, k).
-
-        It is zero for a number that is not among ``outputs``.
-        """
+        """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
         wanted = _validate.real_vector("outputs", outputs)
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         own = np.array(self.outputs)
@@ -305,12 +265,11 @@ def _check_table(table: np.ndarray, num_inputs: int, num_outputs: int) -> None:
         )
     if not np.all(np.isfinite(table)) or table.min() < 0.0:
         raise ValueError("probabilities must be finite and not negative.")
-    off = np.abs(table.sum(axis=1) - 1.0)
-    if off.max() > _SUM_TOLERANCE:
+    off = np.abs(table.sum(axis=1) - 1.0).max()
+    if off > _SUM_TOLERANCE:
         raise ValueError(
-            f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but "
-            f"{int(np.count_nonzero(off > _SUM_TOLERANCE))} row(s) miss it by up to "
-            f"{off.max():.3g}. Divide each row by its sum."
+            f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but a sum "
+            f"is off by {off:.3g}. Divide each row by its sum."
         )
 
 

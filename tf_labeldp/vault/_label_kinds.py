@@ -146,8 +146,8 @@ class NumericLabels(LabelKind):
             )
             raise ValueError(
                 f"the mechanism is for {kind}, the labels are numbers in {self._interval}. Give "
-                "it the values to count at, for example values=rounding_grid(low, high, "
-                "max_values).values."
+                "it the values to count at, for example values=numpy.linspace(low, high, "
+                "64)."
             )
         self._check_range(mechanism.label_range())
 

@@ -124,8 +124,7 @@ class LabelRandomizer(Randomizer):
             size = self.max_values
             if self.prior_epsilon is None:
                 size = min(size, max(_FEWEST_VALUES, int(num_labels * most**2)))
-            grid = rounding_grid(low, high, size, whole_numbers=self.whole_numbers)
-            values = np.asarray(grid.values)
+            values = rounding_grid(low, high, size, whole_numbers=self.whole_numbers)
         if self.prior is not None:
             return values, 0.0
         if self.prior_epsilon is not None:
