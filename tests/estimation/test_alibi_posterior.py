@@ -154,7 +154,7 @@ def test_no_rows():
             "posterior of labels drawn by PeerToPeerRandomizedResponse is not known here",
         ),
         ((LAPLACE, ROWS[:, :3]), ValueError, r"must have shape \(n, 4\), got \(31, 3\)"),
-        ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, K\), one row a label, got \(4,\)"),
+        ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, 4\), got \(4,\)"),
         ((LAPLACE, ROWS.astype(str)), TypeError, "must be numbers"),
         ((LAPLACE, ROWS * np.nan), ValueError, "must be finite, but 124 of 124 entries"),
         ((LAPLACE, [[0.0, np.inf, 0.0, 1.0]]), ValueError, "must be finite, but 1 of 4"),

@@ -155,7 +155,7 @@ def _of_classes(
     if not np.all(possible):
         raise ValueError(
             f"{int(np.count_nonzero(~possible))} noisy label(s) lie outside the top-k set of their "
-            "prior. Pass the priors of the draw, in the same order."
+            "prior: these are not the priors of the draw, in the same order."
         )
     return _top_k_weights(noisy, members, k, mechanism.epsilon)
 

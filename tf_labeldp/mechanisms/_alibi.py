@@ -96,16 +96,9 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
         return self.scale * (math.sqrt(2.0) if self.noise == "laplace" else 1.0)
 
     def randomize(self, labels: Any, public: Any = None, *, rng: Rng = None) -> np.ndarray:
-        """Returns the noisy one-hot rows of the labels, ``float32`` (n, K), of either sign.
+        """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` must be None.
 
-        Args:
-            labels: integers (n,) in 0..K-1.
-            public: must be None; priors enter afterwards, in ``NoisyLabels.posterior``.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Raises:
-            TypeError: labels or ``rng`` of a wrong kind.
-            ValueError: labels out of range or of a wrong shape, or a public input.
+        Priors enter afterwards, in ``NoisyLabels.posterior``.
         """
         self._refuse_public(public)
         if rng is not None:

@@ -56,11 +56,6 @@ class Mechanism(abc.ABC):
     Attributes:
         epsilon: finite and above zero.
         delta: failure probability, in [0, 1); zero for a pure mechanism.
-
-    Example:
-        >>> from tf_labeldp.mechanisms import RandomizedResponse
-        >>> isinstance(RandomizedResponse(epsilon=1.0, num_classes=3), Mechanism)
-        True
     """
 
     epsilon: float
@@ -111,9 +106,13 @@ class LabelMechanism(Mechanism):
         """Returns noisy labels of shape (n,) or (n, ...) from labels of shape (n,).
 
         Args:
-            labels: (n,).
-            public: what ``public_input`` names; else None.
+            labels: (n,), classes as integers in 0..K-1, or numbers in ``label_range()``.
+            public: what ``public_input`` names, not made of these labels; else None.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
+
+        Raises:
+            TypeError: labels, public input or ``rng`` of a wrong kind.
+            ValueError: labels or public input out of range, NaN, missing, or of a wrong shape.
         """
 
     @abc.abstractmethod
@@ -137,7 +136,6 @@ class ClassificationMechanism(LabelMechanism):
         channel is (K, K), and ``transition_matrix`` returns it as it is drawn.
 
     Attributes:
-        epsilon: finite and above zero.
         num_classes: K, at least 2.
     """
 
@@ -214,13 +212,17 @@ class AggregateMechanism(Mechanism):
 
     @abc.abstractmethod
     def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
-        """Returns the noisy statistic of labels (n,).
+        """Returns the noisy statistic of labels.
 
         Args:
             labels: (n,), classes or numbers; (n, L) rows.
             public_input: what else the statistic is made of, in the order of the labels: group
                 numbers (n,), features (n, d). Must not depend on the labels.
-            rng: a generator for repeatable (not private) runs.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+
+        Raises:
+            TypeError: labels, public input or ``rng`` of a wrong kind.
+            ValueError: labels or public input out of range or of a wrong shape.
         """
 
 
@@ -254,17 +256,7 @@ class WithoutPriors(LabelMechanism):
     """The mechanisms of this library that see nothing beside the labels."""
 
     def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
-        """Returns noisy labels (n,): ``int64`` of classes, ``float64`` of numbers.
-
-        Args:
-            labels: (n,), classes as integers in 0..K-1, numbers in ``label_range()``.
-            priors: must be None.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Raises:
-            TypeError: labels or ``rng`` of a wrong kind.
-            ValueError: labels out of range, NaN or of a wrong shape, or priors.
-        """
+        """Returns noisy labels (n,), as ``LabelMechanism.randomize``; ``priors`` must be None."""
         self._refuse_public(priors)
         return self._noisy(labels, rng)
 

@@ -25,17 +25,13 @@ from tf_labeldp.mechanisms._base import (
 _FALSE_ALARM = 1e-9
 """The probability that draws of a sound mechanism are refused, at most."""
 _TOLERANCE = 1e-9
-_MOST_LABELS = 8
-"""Of the classes, that are drawn from."""
-_MOST_COLUMNS = 64
-"""Of a statistic, that are looked at one by one."""
+_MOST_LABELS = 8  # of the classes, that are drawn from
+_MOST_COLUMNS = 64  # of a statistic, that are looked at one by one
 _QUANTILES = np.linspace(0.01, 0.99, 50)
 _LARGEST_EPSILON = 700.0
 """Beyond, e^epsilon is no double, and any ratio that a double can show is within it."""
-_DELTAS = (0.003, 0.03, 0.3)
-"""At which an event is held against the channel."""
-_LEAST = 1e-290
-"""Likelihoods below lose digits (subnormal doubles)."""
+_DELTAS = (0.003, 0.03, 0.3)  # at which an event is held against the channel
+_LEAST = 1e-290  # likelihoods below lose digits (subnormal doubles)
 
 
 def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: Any = None) -> None:

@@ -98,14 +98,6 @@ class PriorMechanism(WithPriors):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
         label does not depend on that label.
-
-    Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
-
-    Example:
-        >>> isinstance(RRTopK(epsilon=1.0, num_classes=3, k=2), PriorMechanism)
-        True
     """
 
     @abc.abstractmethod
@@ -115,19 +107,23 @@ class PriorMechanism(WithPriors):
     def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
         """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
 
-        Args:
-            labels: integers (n,) in 0..K-1.
-            priors: probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4).
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Raises:
-            TypeError: labels that are not integers, or ``rng`` of a wrong kind.
-            ValueError: labels or priors out of range, missing or of a wrong shape.
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4).
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
         rows = self._checked_priors(priors, labels.size)
         sizes = np.broadcast_to(self.set_sizes(rows), labels.shape)
-        return randomize_in_top_k(labels, rows, sizes, self.epsilon, rng)
+        noisy = np.empty_like(labels)
+        shared = rank_classes(rows) if rows.shape[0] == 1 else None
+        for some in row_chunks((labels.size, self.num_classes)):
+            if shared is not None:  # the inverse permutation gives ranks
+                ranked = np.broadcast_to(shared, (labels[some].size, self.num_classes))
+                rank = np.argsort(shared[0])[labels[some]]
+            else:
+                ranked = rank_classes(rows[some])
+                rank = np.argmax(ranked == labels[some][:, np.newaxis], axis=1)
+            drawn = draw_ranks(rank, sizes[some], self.epsilon, rng)
+            noisy[some] = np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
+        return noisy
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K)."""
@@ -201,14 +197,7 @@ class RRWithPrior(PriorMechanism):
     """
 
     def optimal_k(self, priors: Any) -> np.ndarray:
-        """Returns k* for each prior, ``int64`` (1,) or (n,).
-
-        Args:
-            priors: probabilities of shape (K,) or (n, K); rows sum to one (tolerance 1e-4).
-
-        Raises:
-            ValueError: wrong shape or not probabilities.
-        """
+        """Returns k*, ``int64`` (1,) or (n,), for each of priors (K,) or (n, K), or raises."""
         return self.set_sizes(self._checked_priors(priors, None))
 
     def set_sizes(self, priors: np.ndarray) -> np.ndarray:
@@ -234,31 +223,6 @@ def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.
     target = _random.uniform_below(np.where(inside, np.maximum(k - 1, 1), k), rng)
     other = target + (inside & (target >= rank))  # skips the true rank
     return np.where(inside & ~flip, rank, other)
-
-
-def randomize_in_top_k(
-    labels: np.ndarray,
-    priors: np.ndarray,
-    k: np.ndarray,
-    epsilon: float,
-    rng: Rng,
-) -> np.ndarray:
-    """Returns one draw of RRTop-k (Algorithm 1, ``ghazi2021``) for each label (n,).
-
-    ``priors`` is (n, K), or (1, K) for all labels; ``k`` (n,) is the size of each set.
-    """
-    noisy = np.empty_like(labels)
-    shared = rank_classes(priors) if priors.shape[0] == 1 else None
-    for rows in row_chunks((labels.size, priors.shape[1])):
-        if shared is not None:  # the inverse permutation gives ranks
-            ranked = np.broadcast_to(shared, (labels[rows].size, shared.shape[1]))
-            rank = np.argsort(shared[0])[labels[rows]]
-        else:
-            ranked = rank_classes(priors[rows])
-            rank = np.argmax(ranked == labels[rows][:, np.newaxis], axis=1)
-        drawn = draw_ranks(rank, k[rows], epsilon, rng)
-        noisy[rows] = np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
-    return noisy
 
 
 def top_k_transition_matrix(prior: np.ndarray, k: int, epsilon: float) -> np.ndarray:

@@ -19,19 +19,14 @@ from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draws compare 53 random bits: a probability is a whole number of this many units."""
-
 _MARGIN = 2.0**-49
 """Above the rounding errors of the float operations before a threshold (6 * 2^-52)."""
-
 _TOLERANCE = 1e-6
 """A given resampling probability may be raised by this part of it, to make up for rounding."""
-
 _SLACK = 1e-12
 """A threshold this close to 1/K, relatively, leaves no room beside the uniform distribution."""
-
 _LEAST_EPSILON = 1e-12
 """Of a mechanism whose reports delta alone covers: an epsilon has to be above zero."""
-
 _ROUNDING = 1e-9
 """A stated epsilon may be this much less than the epsilon found, relatively."""
 
@@ -99,8 +94,8 @@ class PriorResampling(WithPriors):
         that label. The worst ratio is ``1 + (1 - lambda) / (lambda min q)``. Without
         ``resampling_probability`` each row takes the smallest lambda for which that is at most
         e^epsilon, ``1 / (1 + (e^epsilon - 1) min q)``, by its prior alone. The draws use whole
-        numbers of 2^-53 (``transition_matrix`` returns just these): entries of a prior below 2^-53
-        count as 2^-53, and lambda is rounded up so that the bound holds for the whole numbers.
+        numbers of 2^-53 (``transition_matrix`` returns just these), and lambda is rounded up so
+        that the bound holds for these.
 
     Source: ``esfandiari2022``, lines 22 to 25 of Algorithm 1; the ratio is that of mechanism M2 in
     the proof of Theorem 1, with the smallest entry of the row itself in place of tau.
@@ -141,19 +136,10 @@ class PriorResampling(WithPriors):
         return cls(**config)
 
     def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
-        """Returns noisy labels, ``int64`` (n,).
+        """Returns noisy labels, ``int64`` (n,); a prior that costs more than epsilon is refused.
 
-        Args:
-            labels: integers (n,) in 0..K-1.
-            priors: probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
-                ``Priors``.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Raises:
-            TypeError: labels that are not integers, or ``rng`` of a wrong kind.
-            ValueError: labels or priors out of range, missing or of a wrong shape, or a prior for
-                which ``resampling_probability`` costs more than epsilon: this depends on the priors
-                alone, and is checked before anything is drawn.
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
+        ``Priors``.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
         groups = priors.checked_groups(labels.size) if isinstance(priors, Priors) else None
@@ -231,10 +217,10 @@ def prior_units(rows: np.ndarray) -> np.ndarray:
 def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
     """Returns the most units that may keep a label at this epsilon: ``int64`` (m,), below 2^53.
 
-    With ``keep`` units of N = 2^53 that keep the label, and u of N that the prior has on an output,
-    the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is at most
-    e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, where u is the least
-    entry. The bound is rounded down, by more than the float arithmetic can have lost.
+    With ``keep`` of N = 2^53 units that keep the label, and u that the prior has on its least
+    entry, the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is
+    at most e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down
+    by more than the float arithmetic can have lost.
     """
     # e^-epsilon instead of e^epsilon, which may overflow; odds of 1e250 keep nothing anyway.
     odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
@@ -255,8 +241,8 @@ def resample(
 ) -> np.ndarray:
     """Returns each label (n,), or instead of it a draw from its prior.
 
-    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are the running sums
-    of the units of each prior, and ``groups`` (n,) says which prior is that of each label.
+    Of 2^53 units ``kept`` (m,) keep a label under each prior, of which ``ends`` (m, K) are the
+    running sums; ``groups`` (n,) says which prior is that of each label.
     """
     # Both numbers are drawn for every label, whether it is kept or not.
     keep = _random.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
@@ -328,7 +314,6 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     num_classes: int = 2
 
     def __post_init__(self) -> None:
-        """Checks the ranges, and that the stated guarantee holds."""
         super().__post_init__()
         if _validate.integer_at_least("num_classes", self.num_classes, 2) != 2:
             raise ValueError(
@@ -341,55 +326,28 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         )
         if found.epsilon > self.epsilon * (1.0 + _ROUNDING):
             raise ValueError(
-                f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: with "
-                f"flip_probability={self.flip_probability:g}, subsampling_rate="
-                f"{self.subsampling_rate:g} and clusters of {self.cluster_size} or more it is "
-                f"{found.epsilon:.9g}. State that, with for_cluster_size, or flip more labels."
+                f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: in clusters of "
+                f"{self.cluster_size} or more it is {found.epsilon:.9g}. State that, with "
+                "for_cluster_size, or flip more labels."
             )
-        self._set(
-            flip_probability=float(self.flip_probability),
-            subsampling_rate=float(self.subsampling_rate),
-            cluster_size=int(self.cluster_size),
-            delta=float(self.delta),
-            num_classes=2,
-        )
+        for name in ("flip_probability", "subsampling_rate", "delta"):
+            self._set(**{name: float(getattr(self, name))})
+        self._set(cluster_size=int(self.cluster_size), num_classes=2)
 
     @classmethod
     def for_cluster_size(
         cls, flip_probability: float, subsampling_rate: float, cluster_size: int, delta: float
     ) -> PeerToPeerRandomizedResponse:
-        """Returns the mechanism with the least epsilon that holds.
-
-        Args:
-            flip_probability: alpha, in (0, 0.5].
-            subsampling_rate: theta, in (0, 1].
-            cluster_size: the smallest number of users of a cluster, at least 2; public.
-            delta: in [0, 1).
-
-        Raises:
-            TypeError: an argument of a wrong type.
-            ValueError: an argument out of range.
-        """
+        """Returns the mechanism with the least epsilon that holds; arguments as of the class."""
         found = peer_to_peer_guarantee(flip_probability, subsampling_rate, cluster_size, delta)
         epsilon = max(found.epsilon, _LEAST_EPSILON)
         return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
 
     def randomize(self, labels: Any, clusters: Any = None, *, rng: Rng = None) -> np.ndarray:
-        """Returns what each user reports.
+        """Returns what each user reports, ``int64`` (n,): 0 or 1, or -1 for nothing.
 
-        Args:
-            labels: integers 0 and 1, (n,).
-            clusters: the cluster of each user, public integers of at least zero, (n,); None for
-                one cluster of all.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``int64`` (n,): the reported label, 0 or 1, and -1 for users who report nothing.
-
-        Raises:
-            TypeError: labels, clusters or ``rng`` of a wrong kind.
-            ValueError: labels or clusters out of range or of a wrong shape, or a cluster with fewer
-                than ``cluster_size`` users.
+        ``clusters`` are public integers of at least zero, (n,), the cluster of each user; None for
+        one cluster of all. One with fewer than ``cluster_size`` users is refused.
         """
         labels = _validate.class_indices("labels", labels, 2)
         of_user, sizes = self._checked_clusters(clusters, labels.size)
@@ -449,8 +407,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         if small:
             raise ValueError(
                 f"every cluster must have at least cluster_size={self.cluster_size} users, but "
-                f"{small} of {sizes.size} have fewer, the smallest {int(sizes.min())}. Merge small "
-                "clusters, or make the mechanism for the smallest."
+                f"{small} of {sizes.size} have fewer, the smallest {int(sizes.min())}. Merge them."
             )
         return of_user.reshape(-1), sizes
 

@@ -96,36 +96,25 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         return int(self.num_classes or 0) if self.values is None else len(self.values)
 
     def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
-        """Returns the noisy counts of the labels.
+        """Returns the noisy counts of the labels, (cells,) or (G, cells); they may be negative.
 
         Args:
             labels: (n,); integers in 0..K-1, or numbers if the mechanism has ``values``.
-            public_input: the group of each label, public integers (n,) in 0..G-1; None for one
-                histogram of all. G is the largest one plus one.
+            public_input: the group of each label, public integers (n,) in 0..G-1, where G is the
+                largest one plus one; None for one histogram of all.
             rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
-                draws from the operating system's random bits and cannot be seeded.
+                draws from the operating system's random bits.
 
         Returns:
-            ``int64`` for ``"discrete_laplace"``, else ``float64``; (cells,), or (G, cells) with
-            groups. Counts may be negative. ``PrivateLabels.release`` makes the charge.
-
-        Raises:
-            TypeError: labels, groups or ``rng`` of a wrong kind.
-            ValueError: labels or groups out of range or of a wrong shape.
+            ``int64`` for ``"discrete_laplace"``, else ``float64``.
         """
         return self.add_noise(self._count(labels, public_input), rng=rng)
 
     def add_noise(self, counts: Any, *, rng: Rng = None) -> np.ndarray:
         """Returns exact counts with noise: ``release`` for counts that were collected in chunks.
 
-        Args:
-            counts: integers of at least zero, (cells,) or (G, cells): the whole histogram, once.
-            rng: as in ``release``.
-
-        Raises:
-            TypeError: the counts are not integers, or ``rng`` of a wrong kind.
-            ValueError: negative counts, a wrong shape, or too many labels for the grid of exact
-                Gaussian noise (only their number counts).
+        ``counts`` are the whole histogram, once: integers of at least zero, (cells,) or (G, cells).
+        Too many labels for the grid of exact Gaussian noise are refused, by their number alone.
         """
         counts = np.asarray(counts)
         if counts.ndim not in (1, 2) or counts.shape[-1] != self.num_cells:

@@ -23,14 +23,12 @@ MIN_EPSILON = 1e-6
 MAX_STEPS = 1 << 32
 """Within these no integer here passes 2^63, but with probability e^-1000 (see ``geometric``)."""
 
-_RANGE = 1 << 53
-
-_MAX_DECAY = 1024
-"""More decay than this in one step is not drawn: e^-1024 is nothing, and integers stay small."""
-
 MAX_SIGMA = 1 << 26
 """Of Gaussian noise: the square has to fit the 53 bits of ``uniform_below``."""
 
+_RANGE = 1 << 53
+_MAX_DECAY = 1024
+"""More decay than this in one step is not drawn: e^-1024 is nothing, and integers stay small."""
 _FARTHEST = math.isqrt((1 << 63) - 1)
 """Its square still fits 64 bits; at least 45 sigma, where e^-1000 of the draws are."""
 

@@ -115,12 +115,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         return self._coding.columns
 
     def noise_stddev(self, num_rows: int, num_features: int) -> float:
-        """Returns the standard deviation of the noise on each entry, in the unit of the release.
-
-        Args:
-            num_rows: number of labels n, at least 1.
-            num_features: number of features d, at least 1.
-        """
+        """Returns the standard deviation of the noise on each entry, for n labels, d features."""
         grid = self._grid(num_rows, num_features)
         scale, _ = self._scale(grid, num_features)
         return scale * grid.unit * (1.0 if self.noise == "gaussian" else math.sqrt(2.0))
@@ -133,11 +128,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
             public_input: the features (n, d), finite, with rows of L2 norm at most ``max_norm``; or
                 an object whose ``blocks()`` yields them as arrays (m, d), block after block.
             rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
-                draws from the operating system's random bits and cannot be seeded.
-
-        Raises:
-            TypeError: labels or ``rng`` of a wrong kind.
-            ValueError: labels or features out of range or of a wrong shape.
+                draws from the operating system's random bits.
         """
         if public_input is None:
             raise ValueError("LabelMomentMechanism needs features: pass public_input=features.")

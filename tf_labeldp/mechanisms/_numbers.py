@@ -26,10 +26,8 @@ _MAX_CELLS = 1 << 27
 _FLOAT32 = 2.0**-23
 _NARROWEST, _WIDEST = 1e-290, 1e290
 """Ranges of which a grid step does not underflow, and no noise overflows."""
-
 _WIDTHS_TRIED = 1000
 """Stair widths tried on each side of the continuous optimum, all of them where N is small."""
-
 _UNIFORM_UP_TO = 2.0
 """Up to this epsilon the exponential mechanism has uniform proposals, accepted with a probability
 of at least 0.63. Above, Laplace ones: at least 0.31, also for a label at an end."""
@@ -191,7 +189,7 @@ class LaplaceMechanism(AdditiveMechanism):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
         epsilon. It holds for the draws as made: the noise is discrete Laplace on a public grid of
-        2^32 steps, drawn exactly from random integers. Naive noise in doubles is not private.
+        2^32 steps, drawn exactly from random integers.
 
     Source: ``ghazi2023``, Definition 23, and appendix F for the clipping.
 
@@ -363,11 +361,10 @@ class ExponentialMechanism(BoundedMechanism):
     It is Laplace noise of twice the scale, kept inside [low, high] by rejection, not by clipping.
 
     Guarantee:
-        (epsilon, 0)-DP for the replacement of one label in [low, high]. On this range the general
-        bound is loose by a factor of two: the worst log-ratio equals epsilon / 2, since the
-        normalizers of the two ends are equal, and the smallest of all. It holds for the draws as
-        made: outputs lie on a public grid of 2^32 steps and are drawn exactly, from random
-        integers.
+        (epsilon, 0)-DP for the replacement of one label in [low, high]. The worst log-ratio equals
+        epsilon / 2, since the normalizers of the two ends are equal, and the smallest of all. It
+        holds for the draws as made: outputs lie on a public grid of 2^32 steps and are drawn
+        exactly, from random integers.
 
     Source: ``ghazi2023``, Definition 26, with score ``-|out - label|``, and appendix F.
 
@@ -450,6 +447,6 @@ def _whole_range(name: str, low: float, high: float) -> tuple[int, int]:
     if high - low > _integer_noise.MAX_STEPS:
         raise ValueError(
             f"high - low must be at most 2^32 for {name}, got {high - low:g}. Use the continuous "
-            "mechanism, which has that many steps over any range."
+            "mechanism."
         )
     return int(low), int(high)
