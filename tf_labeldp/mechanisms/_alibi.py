@@ -43,18 +43,13 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
 
     Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; analytic
     calibration of the Gaussian noise: Balle and Wang 2018, Theorem 8. The ``--sigma`` of the
-    published program is ``noise_stddev`` here, of either noise (``2 sqrt(2) / epsilon`` of
-    Laplace noise); its accounting of Gaussian noise by Renyi divergences needs more of it.
+    published program is ``noise_stddev`` here, of either noise.
 
     Attributes:
         epsilon: from 1e-6 for Laplace noise, from 1e-3 for Gaussian noise, up to 1e6.
         num_classes: K, at least 2.
         delta: 0 for Laplace noise, in (0, 1) for Gaussian noise.
         noise: ``"laplace"`` or ``"gaussian"``.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or a delta that does not fit the noise.
 
     Example:
         >>> import numpy as np
@@ -130,10 +125,7 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
 
 @functools.lru_cache(maxsize=64)
 def _gaussian_grid(epsilon: float, delta: float) -> tuple[int, int]:
-    """Returns the grid steps in one unit, a power of two, and sigma in whole grid steps.
-
-    Sigma is rounded up, by less than one part in 2^25, so noise is never too small.
-    """
+    """Returns the grid steps in one unit, a power of two, and sigma in steps, rounded up."""
     # Only the two entries that move count for the privacy loss, not n K. The double sqrt(2) is
     # above the root, and its product with a power of two is exact.
     distance = math.sqrt(2.0)

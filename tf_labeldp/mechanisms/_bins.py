@@ -18,7 +18,6 @@ from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draw compares 53 random bits: a probability is a whole number of this many units."""
-
 _SUM_TOLERANCE = 1e-9
 _RATIO_TOLERANCE = 1e-9
 
@@ -215,7 +214,19 @@ class ChannelMechanism(FiniteMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         table = np.asarray(self.probabilities, dtype=np.float64)
-        _check_table(table, len(self.inputs), len(self.outputs))
+        if table.shape != (len(self.inputs), len(self.outputs)):
+            raise ValueError(
+                f"probabilities must have shape ({len(self.inputs)}, {len(self.outputs)}), a row "
+                f"for each input and a column for each output, got {table.shape}."
+            )
+        if not np.all(np.isfinite(table)) or table.min() < 0.0:
+            raise ValueError("probabilities must be finite and not negative.")
+        off = np.abs(table.sum(axis=1) - 1.0).max()
+        if off > _SUM_TOLERANCE:
+            raise ValueError(
+                f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but a "
+                f"sum is off by {off:.3g}. Divide each row by its sum."
+            )
         self._set(probabilities=tuple(map(tuple, table.tolist())))
         _ = self._units  # refuses a table that is not epsilon-DP
 
@@ -256,23 +267,6 @@ class ChannelMechanism(FiniteMechanism):
         return _whole_units(table / table.sum(axis=1, keepdims=True), self.epsilon)
 
 
-def _check_table(table: np.ndarray, num_inputs: int, num_outputs: int) -> None:
-    """Raises unless these are rows of probabilities."""
-    if table.shape != (num_inputs, num_outputs):
-        raise ValueError(
-            f"probabilities must have shape ({num_inputs}, {num_outputs}), a row for each input "
-            f"and a column for each output, got {table.shape}."
-        )
-    if not np.all(np.isfinite(table)) or table.min() < 0.0:
-        raise ValueError("probabilities must be finite and not negative.")
-    off = np.abs(table.sum(axis=1) - 1.0).max()
-    if off > _SUM_TOLERANCE:
-        raise ValueError(
-            f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but a sum "
-            f"is off by {off:.3g}. Divide each row by its sum."
-        )
-
-
 def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
     """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon."""
     with np.errstate(divide="ignore"):
@@ -280,8 +274,7 @@ def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
     worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))
     refusal = ValueError(
         f"the table is not epsilon-DP: the worst log-ratio of two probabilities of one output is "
-        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon, or mix every row "
-        "with one common row."
+        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon."
     )
     if worst > epsilon + _RATIO_TOLERANCE:
         raise refusal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -265,10 +264,10 @@ def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
     level = _FALSE_ALARM / (2 * len(outputs) ** 2)
     for first, second in itertools.permutations(outputs, 2):
         half = len(first) // 2
-        score = _best_score(first[:half], second[:half])
-        hits = [int(np.count_nonzero(score(one[half:]))) for one in (first, second)]
-        sizes = [len(one) - half for one in (first, second)]
-        least, most = _at_least(hits[0], sizes[0], level), _at_most(hits[1], sizes[1], level)
+        direction, value = _likelier_set(first[:half], second[:half])
+        mine, other = first[half:] @ direction, second[half:] @ direction
+        least = float(_at_least(np.sum(mine > value), mine.size, level))
+        most = float(_at_most(np.sum(other > value), other.size, level))
         if least > math.exp(min(mechanism.epsilon, _LARGEST_EPSILON)) * most + mechanism.delta:
             raise ValueError(
                 f"{type(mechanism).__name__} does not keep to its epsilon of "
@@ -277,8 +276,8 @@ def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
             )
 
 
-def _best_score(first: np.ndarray, second: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a test for outputs of the first label that has the largest sure ratio on these draws.
+def _likelier_set(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, float]:
+    """Returns the half-space ``outputs @ direction > value`` of the largest sure ratio.
 
     Half-lines are tried along each column, and along the difference of the means.
     """
@@ -287,26 +286,22 @@ def _best_score(first: np.ndarray, second: np.ndarray) -> Callable[[np.ndarray],
     best, chosen = -math.inf, (directions[0], math.inf)
     for direction in np.vstack([directions, -directions]):
         mine, other = first @ direction, second @ direction
-        for value in np.unique(np.quantile(np.concatenate([mine, other]), _QUANTILES)):
-            hits = int(np.count_nonzero(mine > value)), int(np.count_nonzero(other > value))
-            least = _at_least(hits[0], mine.size, 0.01)
-            if least <= 0.0:
-                continue
-            ratio = math.log(least) - math.log(_at_most(hits[1], other.size, 0.01))
-            if ratio > best:
-                best, chosen = ratio, (direction, value)
-    return lambda outputs: outputs @ chosen[0] > chosen[1]
+        values = np.unique(np.quantile(np.concatenate([mine, other]), _QUANTILES))
+        least = _at_least(np.sum(mine > values[:, np.newaxis], axis=1), mine.size, 0.01)
+        most = _at_most(np.sum(other > values[:, np.newaxis], axis=1), other.size, 0.01)
+        ratios = least / most
+        if ratios.max() > best:
+            best, chosen = ratios.max(), (direction, values[np.argmax(ratios)])
+    return chosen
 
 
-def _at_least(hits: int, size: int, level: float) -> float:
-    """Returns a lower confidence bound on a probability (Clopper and Pearson 1934)."""
+def _at_least(hits: np.ndarray, size: int, level: float) -> np.ndarray:
+    """Returns lower confidence bounds on probabilities (Clopper and Pearson 1934)."""
     from scipy import special
 
-    return float(special.betaincinv(hits, size - hits + 1, level)) if hits else 0.0
+    return np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), size - hits + 1, level), 0.0)
 
 
-def _at_most(hits: int, size: int, level: float) -> float:
-    """Returns an upper confidence bound on a probability."""
-    from scipy import special
-
-    return float(special.betaincinv(hits + 1, size - hits, 1.0 - level)) if hits < size else 1.0
+def _at_most(hits: np.ndarray, size: int, level: float) -> np.ndarray:
+    """Returns upper confidence bounds on probabilities."""
+    return 1.0 - _at_least(size - hits, size, level)

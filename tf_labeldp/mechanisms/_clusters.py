@@ -178,7 +178,7 @@ class PriorResampling(WithPriors):
         if low:
             raise ValueError(
                 f"priors must be at least threshold={self.threshold:g}, but {low} row(s) have a "
-                "smaller entry. Mix them with the uniform distribution, or lower the threshold."
+                "smaller entry. Mix them with the uniform distribution."
             )
         return rows
 
@@ -288,10 +288,6 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         delta: in [0, 1); at zero epsilon is that of the flips, ``log((1 - alpha) / alpha)``.
         num_classes: 2.
 
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or an epsilon that is too small.
-
     Example:
         >>> import numpy as np
         >>> mechanism = PeerToPeerRandomizedResponse.for_cluster_size(
@@ -317,8 +313,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         super().__post_init__()
         if _validate.integer_at_least("num_classes", self.num_classes, 2) != 2:
             raise ValueError(
-                f"num_classes must be 2, got {self.num_classes}: peer-to-peer randomized response "
-                "is for labels 0 and 1. Use RandomizedResponse for more classes."
+                f"num_classes must be 2, got {self.num_classes}. Use RandomizedResponse for more."
             )
         _validate.integer_at_least("cluster_size", self.cluster_size, 1)  # one, not several
         found = peer_to_peer_guarantee(
@@ -373,10 +368,9 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
         """Returns what one peer, who sees one message, learns of another user's label.
 
-        Args:
-            pure: whether to state ``log((1 - alpha) / alpha)`` at delta zero; otherwise epsilon
-                zero at delta ``(1 - 2 alpha) / cluster_size``: a user is asked by one given peer
-                with probability 1 / cluster_size at most. Both hold.
+        ``log((1 - alpha) / alpha)`` at delta zero if ``pure``, else epsilon zero at delta
+        ``(1 - 2 alpha) / cluster_size``: a given peer asks a user with probability
+        1 / cluster_size at most. Both hold.
         """
         alpha, size = self.flip_probability, self.cluster_size
         alone = peer_to_peer_guarantee(alpha, self.subsampling_rate, size, delta=0.0)

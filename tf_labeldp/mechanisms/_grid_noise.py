@@ -141,8 +141,8 @@ def certified_laplace(
             return measurement, scale
         scale = math.nextafter(scale, math.inf)
     raise RuntimeError(
-        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}; it gives "
-        f"{measurement.map(moved)}. Please report this with your version of opendp."
+        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}. Please "
+        "report this with your version of opendp."
     )
 
 

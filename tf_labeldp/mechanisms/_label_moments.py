@@ -39,8 +39,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         Laplace noise. The features, their number and the number of labels are public. The sum is
         exact: features (and labels that are numbers) are rounded to a public grid so fine that the
         sums are integers below 2^53, the rounding is in the sensitivity (at most ``sqrt(d) / 2``
-        steps a row), and the noise is drawn by OpenDP's exact samplers on the integers. The
-        centre's part of the sum is public and is subtracted afterwards.
+        steps a row), and the noise is drawn by OpenDP's exact samplers on the integers.
 
     Source: analytic calibration, Balle and Wang 2018, Theorem 8; releasing the moments of a
     regression ("sufficient statistics perturbation"): Vu and Slavkovic 2009.
@@ -48,19 +47,14 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     Attributes:
         epsilon: finite and above zero.
         delta: in (0, 1) for Gaussian noise, 0 for Laplace noise.
-        num_classes: K, at least 2, for classes 0..K-1.
-        low: the smallest label of a regression task, public.
-        high: the largest label of a regression task, public.
+        num_classes: K, at least 2, for classes 0..K-1; or
+        low, high: the smallest and the largest label of a regression task, public; or
         num_labels: L, for labels that are rows (n, L) of zeros and ones.
         max_norm: a public bound on the L2 norm of every row of features; rows beyond are refused.
         max_l1: a public bound on the L1 norm of every row; only Laplace noise uses it. None stands
             for ``sqrt(d) * max_norm``.
         noise: ``"gaussian"`` or ``"laplace"``, which is far more noise for more than a handful of
             features.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or not exactly one kind of labels.
 
     Example:
         >>> import numpy as np
@@ -96,10 +90,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         if has_range:
             low, high = _validate.number_range(self.low, self.high)
             if not 0.0 < 0.5 * (high - low) < math.inf:  # else codes are NaN at some labels
-                raise ValueError(
-                    f"the range from low={low:g} to high={high:g} is beyond the doubles. Use "
-                    "labels of another unit."
-                )
+                raise ValueError(f"the range from {low:g} to {high:g} is beyond the doubles.")
             self._set(low=low, high=high)
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
@@ -150,7 +141,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         return _Coding(self.num_classes, 1.0 / self.num_classes, math.sqrt(2.0), 2.0)
 
     def _grid(self, num_rows: int, num_features: int) -> _Grid:
-        """Returns the public grid: n rows of it, of either sign, sum to less than 2^53."""
+        """Returns the public grid, on which sums over n rows stay below 2^53."""
         num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         _validate.integer_at_least("num_features", num_features, 1)
         bits = min(52 - num_rows.bit_length(), 40)
@@ -207,8 +198,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     def _moments(self, codes: np.ndarray, features: Any) -> tuple[np.ndarray, np.ndarray, _Grid]:
         """Returns the exact moments in grid steps, which are not private, and public column sums.
 
-        Every product and every sum on the way is an integer below 2^53 in size, so doubles hold it
-        exactly, in whatever order a matrix product adds.
+        Every product and sum on the way is an integer below 2^53, which doubles hold exactly.
         """
         n = codes.shape[0]
         grid: _Grid | None = None
@@ -241,10 +231,9 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
             over |= ~(np.abs(block).sum(axis=1) <= self.max_l1 * (1.0 + _TOLERANCE))
         if np.any(over):
             raise ValueError(
-                f"rows of features must be finite, with an L2 norm of at most max_norm="
-                f"{self.max_norm:g}{'' if self.max_l1 is None else ' and an L1 norm of max_l1'}, "
-                f"but {int(over.sum())} are not, the first at row {start + int(over.argmax())}. "
-                "Scale the rows by a public rule, or raise the bound."
+                f"rows of features must be finite, with norms of at most max_norm="
+                f"{self.max_norm:g} and max_l1={self.max_l1}, but {int(over.sum())} are not, the "
+                f"first at row {start + int(over.argmax())}. Scale them by a public rule."
             )
 
 

@@ -24,10 +24,9 @@ def checked_loss(loss: Any) -> Loss:
 
 
 def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
-    """Returns the loss of outputs ``y_hat`` for labels ``y``, broadcast against each other.
+    """Returns the loss of outputs ``y_hat`` for labels ``y`` (``ghazi2023``, section 2).
 
-    ``(y_hat - y)^2``, ``|y_hat - y|``, or ``y_hat - y log(y_hat)`` (``ghazi2023``, section 2; the
-    squared error without its factor 1/2).
+    The squared error is without its factor 1/2.
     """
     y_hat, y = np.asarray(y_hat, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if loss == "squared_error":
@@ -41,7 +40,7 @@ def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
     if values.shape != shape:
         raise ValueError(
             f"loss(y_hat, y) must broadcast: for shapes {y_hat.shape} and {y.shape} it gave "
-            f"{values.shape}, expected {shape}. Write it with NumPy functions."
+            f"{values.shape}. Write it with NumPy functions."
         )
     return values
 
@@ -89,10 +88,8 @@ class SegmentCosts(abc.ABC):
     """
 
     def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
-        self.values = values
-        self.prior = prior
-        self.shrink = math.exp(-epsilon)
-        self.gain = -math.expm1(-epsilon)
+        self.values, self.prior = values, prior
+        self.shrink, self.gain = math.exp(-epsilon), -math.expm1(-epsilon)
 
     @abc.abstractmethod
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -136,8 +133,7 @@ class SquaredErrorCosts(SegmentCosts):
         super().__init__(values, prior, epsilon)
         middle, half = centre(values)
         x = (values - middle) / half
-        self._mean = float(np.dot(prior, x))
-        self._x = x - self._mean  # around the mean, where less cancels
+        self._x = x - float(np.dot(prior, x))  # around the mean, where less cancels
         self._mass = _Sums(prior)
         self._first = _Sums(prior * self._x)
         self._second = _Sums(prior * self._x * self._x)

@@ -15,10 +15,8 @@ from tf_labeldp.mechanisms._priors import Priors
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Costs of the segments [start, end), for arrays of starts and ends, as ``float64``."""
-
 _MOST_ROUNDS = 100
 """Dinkelbach's method needs three to six; each round strictly lowers the loss, or is the last."""
-
 _LEAF = 48
 """Below this many ends all pairs are evaluated at once."""
 
@@ -107,10 +105,7 @@ def _ratio(costs: SegmentCosts, cuts: np.ndarray) -> float:
 
 
 def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns increasing outputs and the bin of each value; bins with one output are merged.
-
-    In exact arithmetic an optimal mechanism has no two equal outputs.
-    """
+    """Returns increasing outputs and the bin of each value; bins with equal outputs are merged."""
     while True:
         outputs = costs.outputs(cuts)
         keep = np.concatenate(([True], outputs[1:] > outputs[:-1], [True]))
