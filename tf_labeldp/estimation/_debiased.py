@@ -12,25 +12,16 @@ from tf_labeldp.estimation._posterior import number_priors, priors_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
-    DiscreteLaplaceMechanism,
-    DiscreteStaircaseMechanism,
-    LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
     RandomizedResponse,
     RROnBins,
-    StaircaseMechanism,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.mechanisms._clusters import PriorResampling, checked_bias_correction
+from tf_labeldp.mechanisms._numbers import AdditiveMechanism
 
-_ADDITIVE = (
-    LaplaceMechanism,
-    DiscreteLaplaceMechanism,
-    StaircaseMechanism,
-    DiscreteStaircaseMechanism,
-)
 _MAX_CONDITION = 1e12
 
 
@@ -113,7 +104,7 @@ def debiased(
         return _of_classes(mechanism, noisy_labels, priors, bias_correction)
     if isinstance(mechanism, RROnBins):
         return _of_bins(mechanism, noisy_labels, priors)
-    if isinstance(mechanism, _ADDITIVE):
+    if isinstance(mechanism, AdditiveMechanism):
         if mechanism.clip:
             raise ValueError(
                 f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "

@@ -106,13 +106,6 @@ class PriorResampling(WithPriors):
         resampling_probability: lambda for every row, in (0, 1]; rows for which it would cost more
             than epsilon are refused. None for the smallest of each row.
         threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
-
-    Example:
-        >>> mechanism = PriorResampling(epsilon=1.0, num_classes=3)
-        >>> mechanism.resampling_probabilities([0.6, 0.3, 0.1]).round(4).tolist()
-        [0.8534]
-        >>> mechanism.transition_matrix([0.6, 0.3, 0.1])[2].round(4).tolist()
-        [0.512, 0.256, 0.232]
     """
 
     resampling_probability: float | None = None
@@ -233,16 +226,12 @@ def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
 
 
 def resample(
-    labels: np.ndarray,
-    kept: np.ndarray,
-    ends: np.ndarray,
-    groups: np.ndarray,
-    rng: Rng,
+    labels: np.ndarray, kept: np.ndarray, ends: np.ndarray, groups: np.ndarray, rng: Rng
 ) -> np.ndarray:
     """Returns each label (n,), or instead of it a draw from its prior.
 
-    Of 2^53 units ``kept`` (m,) keep a label under each prior, of which ``ends`` (m, K) are the
-    running sums; ``groups`` (n,) says which prior is that of each label.
+    ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are the running sums
+    of the units of each prior, and ``groups`` (n,) says which prior is that of each label.
     """
     # Both numbers are drawn for every label, whether it is kept or not.
     keep = _random.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]

@@ -91,12 +91,7 @@ def _checked(scale: float, epsilon: float) -> float:
 
 
 def with_noise(
-    exact: np.ndarray,
-    kind: str,
-    scale: float,
-    epsilon: float,
-    l1_sensitivity: float,
-    rng: Rng,
+    exact: np.ndarray, kind: str, scale: float, epsilon: float, l1_sensitivity: float, rng: Rng
 ) -> np.ndarray:
     """Returns integers (``int64``, any shape) with noise on every entry.
 

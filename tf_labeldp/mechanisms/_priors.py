@@ -75,6 +75,7 @@ class Priors:
             )
         if size and not 0 <= int(groups.min()) <= int(groups.max()) < count:
             raise ValueError(
-                f"the groups of priors must lie in 0..{count - 1}, a row of the priors for each."
+                f"the groups of priors must lie in 0..{count - 1}, a row of the priors for each, "
+                f"got values from {int(groups.min())} to {int(groups.max())}."
             )
         return groups.astype(np.int64)
