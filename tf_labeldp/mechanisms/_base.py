@@ -98,9 +98,6 @@ class LabelMechanism(Mechanism):
     public_input: ClassVar[str | None] = None
     """What ``randomize`` takes beside the labels: ``"priors"``, ``"clusters"`` or None."""
 
-    _takes_priors: ClassVar[str] = "RRWithPrior"
-    """What to use if there are priors."""
-
     @abc.abstractmethod
     def randomize(self, labels: Any, public: Any = None, *, rng: Rng = None) -> np.ndarray:
         """Returns noisy labels of shape (n,) or (n, ...) from labels of shape (n,).
@@ -124,7 +121,7 @@ class LabelMechanism(Mechanism):
         if given is not None:
             raise ValueError(
                 f"{type(self).__name__} takes no priors and no clusters; leave them out, it has "
-                f"one channel for every prior. {self._takes_priors} makes use of priors."
+                "one channel for every prior. RRWithPrior and optimal_bins make use of priors."
             )
 
 
@@ -166,8 +163,6 @@ class RegressionMechanism(LabelMechanism):
         are refused, not clipped: clip them to their public range first (``PrivateLabels`` does so
         with ``clip=True``).
     """
-
-    _takes_priors = "optimal_bins(values, probabilities, epsilon)"
 
     @abc.abstractmethod
     def label_range(self) -> tuple[float, float]:

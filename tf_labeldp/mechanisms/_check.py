@@ -41,10 +41,9 @@ def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: 
     * the channel: rows of probabilities, no two of which differ by more than ``epsilon`` and
       ``delta`` allow; for numbers the worst log-ratio of ``likelihood``;
     * the draws: shape, dtype and range, and that they come as the channel says (binomial tests of
-      each output for each label), or, where there is no channel, that no set of outputs that was
-      found on one half of the draws is more than ``e^epsilon`` times as likely on the other half
-      for one label, or for one of two data sets that differ in one label, as for the other
-      (Clopper-Pearson bounds; Jagielski et al. 2020);
+      each output for each label), or, where there is no channel, that no set of outputs is surely
+      more than ``e^epsilon`` times as likely for one label, or for one of two data sets that differ
+      in one label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
     * an event of its own (``dp_event``): it must not promise more than the channel keeps.
 
     A sound mechanism is refused with probability 1e-9 at most. It is a check and no proof: a
@@ -54,7 +53,7 @@ def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: 
         mechanism: any mechanism.
         draws: labels that are drawn for, at least 1,000.
         public_input: for a noisy statistic, what it is made of beside the labels, a row for each. A
-            statistic that can't do without is not drawn from without; a vault gives its own.
+            statistic that can't do without is not drawn from without.
 
     Raises:
         TypeError: not a mechanism.

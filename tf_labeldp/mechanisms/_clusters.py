@@ -335,9 +335,6 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         """
         labels = _validate.class_indices("labels", labels, 2)
         of_user, sizes = self._checked_clusters(clusters, labels.size)
-        if rng is not None:
-            _random.checked_generator(rng)
-
         flipped = _random.uniform_integers(labels.size, rng) < _flip_units(self.flip_probability)
         noisy = labels ^ flipped
         # Users in the order of their clusters: a peer is a place between a cluster's ends.

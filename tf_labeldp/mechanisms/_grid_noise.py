@@ -107,26 +107,26 @@ def with_noise(
     return np.array(measurement(exact.ravel().tolist()), dtype=np.int64).reshape(exact.shape)
 
 
+@functools.lru_cache(maxsize=64)
 def _opendp_measurement(kind: str, scale: float, epsilon: float, l1_sensitivity: float) -> Any:
     if kind == "laplace":
-        return certified_laplace(np.int64, scale, math.ceil(l1_sensitivity), epsilon)[0]
+        return certified_laplace(True, scale, math.ceil(l1_sensitivity), epsilon)[0]
     dp = _opendp()
     atoms = dp.vector_domain(dp.atom_domain(T="i64"))
     return (atoms, dp.l2_distance(T="f64")) >> dp.m.then_gaussian(scale)
 
 
-def certified_laplace(
-    kind: type[np.int64] | type[np.float64], scale: float, moved: float, epsilon: float
-) -> tuple[Any, float]:
+@functools.lru_cache(maxsize=64)
+def certified_laplace(whole: bool, scale: float, moved: float, epsilon: float) -> tuple[Any, float]:
     """Returns OpenDP's Laplace measurement of a vector, certified for epsilon, and its scale.
 
-    ``kind`` is that of the numbers and of the noise, ``moved`` the L1 sensitivity. The scale rounds
-    to a double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first
-    at which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
+    ``whole`` is whether numbers and noise are, ``moved`` the L1 sensitivity. The scale rounds to a
+    double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first at
+    which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
     """
     dp = _opendp()
     # Types are given in full: T=int would be 32 bits, at which counts saturate.
-    if kind is np.int64:
+    if whole:
         atoms, distance, moved = dp.atom_domain(T="i64"), dp.l1_distance(T="i64"), int(moved)
     else:
         atoms, distance = dp.atom_domain(T="f64", nan=False), dp.l1_distance(T="f64")

@@ -144,7 +144,9 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     def _certified_laplace(self) -> tuple[Any, float]:
         """Returns OpenDP's measurement for Laplace noise, and the scale of the noise."""
         scale = _SENSITIVITY / self.epsilon
-        return _grid_noise.certified_laplace(self._kind, scale, _SENSITIVITY, self.epsilon)
+        return _grid_noise.certified_laplace(
+            self.noise != "laplace", scale, _SENSITIVITY, self.epsilon
+        )
 
     def _seeded_laplace(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
         """Returns Laplace noise of the same law: repeatable, and so not private."""

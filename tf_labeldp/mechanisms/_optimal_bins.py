@@ -10,7 +10,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
 from tf_labeldp.mechanisms._bins import RROnBins
-from tf_labeldp.mechanisms._losses import SegmentCosts, segment_costs
+from tf_labeldp.mechanisms._losses import Loss, SegmentCosts, segment_costs
 from tf_labeldp.mechanisms._priors import Priors
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -22,7 +22,7 @@ _LEAF = 48
 
 
 def optimal_bins(
-    values: Any, probabilities: Any, epsilon: float, loss: _losses.Loss = "squared_error"
+    values: Any, probabilities: Any, epsilon: float, loss: Loss = "squared_error"
 ) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
@@ -115,11 +115,7 @@ def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _all_bins(
-    values: np.ndarray,
-    points: np.ndarray,
-    outputs: np.ndarray,
-    bins: np.ndarray,
-    loss: _losses.Loss,
+    values: np.ndarray, points: np.ndarray, outputs: np.ndarray, bins: np.ndarray, loss: Loss
 ) -> tuple[int, ...]:
     """Returns the bin of every value, those of probability zero included.
 
