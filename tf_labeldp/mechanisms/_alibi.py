@@ -1,8 +1,4 @@
-"""ALIBI: additive noise on one-hot labels, Laplace or Gaussian, drawn exactly on a public grid.
-
-One unit of a one-hot entry is ``m`` grid steps, and all noise is added to integers. The division by
-m and the rounding to ``float32`` come after the noise: they are post-processing.
-"""
+"""ALIBI: additive noise on one-hot labels, Laplace or Gaussian, drawn exactly on a public grid."""
 
 from __future__ import annotations
 
@@ -31,9 +27,8 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
     """Adds independent noise to every entry of every one-hot label.
 
     The noisy rows are neither probabilities nor one-hot. Train on them with
-    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``.
-    Their largest entry alone is a poor label: at K = 10 and epsilon 1 it is the true class with
-    probability 0.164, and that of ``RandomizedResponse`` with probability 0.232.
+    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``. Their largest
+    entry alone is a poorer label than that of ``RandomizedResponse``.
 
     Guarantee:
         Each noisy row is (epsilon, delta)-DP for the replacement of its label; delta is zero for

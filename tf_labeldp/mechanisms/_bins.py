@@ -74,7 +74,7 @@ class RROnBins(FiniteMechanism):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label by any other in the range, if the bins were
         made without the labels, or paid for (``LabelRandomizer``). With two or more outputs in use
-        the worst log-ratio equals epsilon; with one, the output reveals nothing of the label.
+        the worst log-ratio equals epsilon.
 
     Source: ``ghazi2023``, Algorithm 1. A label between two inputs counts as the nearest input
     (appendix A.1, proof of Lemma 16), the smaller of two equally near.
@@ -188,9 +188,8 @@ class ChannelMechanism(FiniteMechanism):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label; the table's own worst log-ratio is checked
         against epsilon at construction. The draws follow the table rounded to multiples of 2^-53
-        (``transition_matrix`` returns just that), of which the ratio of any two entries of a column
-        is at most e^epsilon, checked on whole numbers: where rounding alone, of at most 1e-9, would
-        break it, single units move within a row.
+        (``transition_matrix`` returns just that) such that the ratio of any two entries of a column
+        is at most e^epsilon.
 
     Source: the channels of the linear program (2) in appendix A of ``ghazi2023``.
 

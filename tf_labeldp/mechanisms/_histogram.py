@@ -29,9 +29,7 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     Laplace noise has the scale 2/epsilon and comes from OpenDP, whose own privacy map certifies
     ``epsilon`` for L1 sensitivity 2; its samplers are exact (``"discrete_laplace"``) or safe in
     floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration, and is
-    drawn by OpenDP's exact sampler on a fine grid of fractions of a count. For one release it is
-    less than Laplace noise only where epsilon is below some 200 delta; it pays off where many
-    releases compose.
+    drawn by OpenDP's exact sampler on a fine grid. It pays off where many releases compose.
 
     Guarantee:
         All the noisy counts together, of all groups, are (epsilon, delta)-DP for the replacement of

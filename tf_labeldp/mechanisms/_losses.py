@@ -358,7 +358,7 @@ def _meeting_assumption_4(
     raise ValueError(
         "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
         "finite, and fall as y_hat and y come nearer to each other. Check the order of the "
-        "arguments, loss(y_hat, y), and its domain."
+        "arguments, loss(y_hat, y)."
     )
 
 

@@ -317,11 +317,9 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
 
 def staircase_variance(epsilon: float, steps: int, first: np.ndarray) -> np.ndarray:
-    """Returns E[noise^2] of staircase noise for each width r of the upper part, (m,).
-
-    With b = e^-epsilon and ``W_j`` the sum of ``u^j w(u)`` over one stair, it is
-    ``2 (W_2 + 2 N W_1 b/(1-b) + N^2 W_0 b(1+b)/(1-b)^2) / (2 W_0 - (1-b))``.
-    """
+    """Returns E[noise^2] of staircase noise for each width r of the upper part, (m,)."""
+    # With b = e^-epsilon and W_j the sum of u^j w(u) over one stair, it is
+    # 2 (W_2 + 2 N W_1 b/(1-b) + N^2 W_0 b(1+b)/(1-b)^2) / (2 W_0 - (1-b)).
     shrink, loss = math.exp(-epsilon), -math.expm1(-epsilon)
     r, n = np.asarray(first, dtype=np.float64), float(steps)
     w_0 = loss * r + shrink * n
@@ -445,8 +443,5 @@ def _whole_range(name: str, low: float, high: float) -> tuple[int, int]:
                 "continuous mechanism for other ranges."
             )
     if high - low > _integer_noise.MAX_STEPS:
-        raise ValueError(
-            f"high - low must be at most 2^32 for {name}, got {high - low:g}. Use the continuous "
-            "mechanism."
-        )
+        raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
     return int(low), int(high)
