@@ -154,10 +154,8 @@ def _of_classes(
 def _resampling_weights(
     mechanism: PriorResampling, noisy: np.ndarray, rows: np.ndarray, beta: float | None
 ) -> np.ndarray:
-    """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``.
-
-    As ``q^T 1 = 1``, the formula of Sherman and Morrison gives ``(I - beta 1 q^T) / (1 - beta)``.
-    """
+    """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``."""
+    # As q^T 1 = 1, the formula of Sherman and Morrison gives (I - beta 1 q^T) / (1 - beta).
     if beta is not None:
         betas = np.array([checked_bias_correction(beta)])
     else:

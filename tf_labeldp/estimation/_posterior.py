@@ -31,8 +31,7 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
       the priors are right. Where they are wrong, a model that is trained on them learns part of the
       error; ``debiased`` targets are free of that, and far noisier. A label that no class of
       positive prior can have produced carries no information: there the posterior is the prior.
-    * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``. (Published code divides by
-      sigma where Bayes' rule for Gaussian noise has sigma^2.)
+    * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``.
     * Numbers: ``E[true label | noisy label]``, the guess of least expected squared error if the
       prior is right. It is the best guess of the *label*, not the best *target*: guesses are shrunk
       towards the mean of the prior, and so are the predictions of a model that is trained on them.
@@ -235,6 +234,7 @@ def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> n
     if mechanism.noise == "laplace":
         # |x| - |x - 1|, without the difference of two large numbers.
         return (2.0 * np.clip(noisy, 0.0, 1.0) - 1.0) / mechanism.scale
+    # exp(x_i / sigma^2); published code divides by sigma, which is Bayes' rule at sigma 1 only.
     largest = np.where(prior > 0.0, noisy, -np.inf).max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
         return np.minimum(noisy - largest, 0.0) / mechanism.scale**2

@@ -34,7 +34,7 @@ def prior_from_logits(logits: Any, temperature: float = 1.0) -> np.ndarray:
         temperature: above zero; below one sharpens the prior, above one flattens it.
 
     Returns:
-        ``float64`` array of the same shape whose last axis sums to one.
+        ``float64`` of the same shape; the last axis sums to one.
 
     Raises:
         ValueError: the temperature is out of range or a logit is not finite.

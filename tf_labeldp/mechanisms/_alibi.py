@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.mechanisms import _grid_noise, _integer_noise
+from tf_labeldp.mechanisms import _grid_noise, _integer_noise, _random
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_output
 from tf_labeldp.mechanisms._classes import row_chunks
 from tf_labeldp.mechanisms._random import Rng
@@ -91,6 +91,8 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
         Priors enter afterwards, in ``NoisyLabels.posterior``.
         """
         self._refuse_public(public)
+        if rng is not None:  # also where there is nothing to draw
+            _random.checked_generator(rng)
         classes = _validate.class_indices("labels", labels, self.num_classes)
         noisy = np.empty((classes.size, self.num_classes), dtype=np.float32)
         for rows in row_chunks(noisy.shape):
