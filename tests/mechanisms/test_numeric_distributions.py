@@ -260,7 +260,7 @@ def test_unclipped_draws_follow_the_cdf(name, seeded):
 
 
 @pytest.mark.parametrize("name", DISCRETE)
-@pytest.mark.parametrize("epsilon", [0.05, 0.5, 3.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(0.05, marks=pytest.mark.slow), 0.5, 3.0])
 def test_unclipped_whole_draws_follow_the_cdf(name, epsilon, seeded):
     mechanism, edges = MECHANISMS[name](epsilon, 0, 4, clip=False), np.arange(-6.0, 9.0)
     counts = noisy_counts(mechanism, 1, seeded(), edges, draws=5 * DRAWS)
