@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -27,8 +28,7 @@ _LINES = re.compile(rb"[^\r\n]*[\r\n]")
 def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
     """Raises a ``ValueError`` if labels are class codes that the model has no output for.
 
-    The kernel of sparse cross-entropy would write the labels of the batch into its message and into
-    TensorFlow's log. The message here shows no label.
+    The kernel of sparse cross-entropy would write the labels of the batch into TensorFlow's log.
     """
     shape = getattr(model, "output_shape", None)
     if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(shape[-1], int):
@@ -38,15 +38,14 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
         labels = plan.known_labels() if _is_sparse_cross_entropy(loss) else None
         if labels is not None and not np.all((labels >= 0) & (labels < outputs)):
             raise ValueError(
-                f"labels must lie in 0..{outputs - 1}, as the model has {outputs} outputs, but "
-                "some do not. Give its last layer one unit for each class, or renumber the "
-                "classes from zero."
+                f"labels must lie in 0..{outputs - 1}, as the model has {outputs} outputs. Give "
+                "its last layer one unit for each class, or renumber the classes from zero."
             )
     elif vault.num_labels is not None:
         if vault.num_labels != outputs:
             raise ValueError(
                 f"the labels are rows of {vault.num_labels}, but the model has {outputs} "
-                "outputs. Give its last layer one unit for each label of a row."
+                "outputs. Give its last layer one unit for each."
             )
     elif vault.label_range is None and vault.num_classes > outputs:
         # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
@@ -74,16 +73,19 @@ def _is_sparse_cross_entropy(loss: Any) -> bool:
 def withheld_log() -> Iterator[None]:
     """Withholds warnings and errors that TensorFlow's kernels write to the standard error stream.
 
-    Such an entry may quote values of tensors, and so labels: an index that is out of range in a
-    custom loss, say. It may have several lines, and ends with the next line of information. What
-    Python writes goes through; the number of lines withheld is printed at the end. Trainings in
-    several threads share one diversion.
+    Such an entry may quote values of tensors, and so labels. It may have several lines, and ends
+    with the next line of information. What Python writes goes through; the number of lines withheld
+    is printed at the end. Trainings in several threads share one diversion.
     """
     _DIVERSION.enter()
     try:
         yield
     finally:
         _DIVERSION.leave()
+
+
+# What sys.stderr raises that is None, closed, or no file.
+_no_stream = functools.partial(contextlib.suppress, OSError, ValueError, AttributeError)
 
 
 class _Diversion:
@@ -100,7 +102,7 @@ class _Diversion:
             self._users += 1
             if self._users > 1:
                 return
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # None, or closed
+            with _no_stream():
                 sys.stderr.flush()
             try:
                 original = os.dup(2)
@@ -112,7 +114,7 @@ class _Diversion:
             self._pump = _Pump(read_end, original)
             self._pump.start()
             self._python, self._own = sys.stderr, None
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with _no_stream():
                 if self._python.fileno() == 2:  # and no notebook's
                     sys.stderr = self._own = io.TextIOWrapper(
                         open(os.dup(original), "wb", buffering=0),
@@ -130,7 +132,7 @@ class _Diversion:
             pump, self._pump = self._pump, None
             if self._own is not None and sys.stderr is self._own:
                 sys.stderr = self._python
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with _no_stream():
                 self._python.flush()
             os.dup2(self._original, 2)
             os.close(self._original)
@@ -138,12 +140,12 @@ class _Diversion:
             os.close(self._write_end)
             pump.has_seen_mark.wait(timeout=5.0)
             if pump.withheld:
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    print(
-                        f"tf_labeldp: {pump.withheld} line(s) of TensorFlow's log were withheld "
-                        "while training privately, since they may quote labels.",
-                        file=sys.stderr,
-                    )
+                text = (
+                    f"tf_labeldp: {pump.withheld} line(s) of TensorFlow's log were withheld while "
+                    "training privately, since they may quote labels."
+                )
+                with _no_stream():
+                    print(text, file=sys.stderr)
 
 
 _DIVERSION = _Diversion()
@@ -152,7 +154,7 @@ _DIVERSION = _Diversion()
 class _Pump(threading.Thread):
     """Copies all lines except TensorFlow's warnings and errors, until the source ends.
 
-    A process that a callback started may keep the source open: the thread then goes on.
+    The thread outlives training while a process that a callback started holds the source open.
     """
 
     def __init__(self, source: int, target: int) -> None:
