@@ -45,7 +45,7 @@ class FixedLayer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        arguments = set(inspect.signature(type(self).__init__).parameters) - {"self", "kwargs"}
+        _, *arguments, _ = inspect.signature(type(self).__init__).parameters  # self and kwargs
         return {**super().get_config(), **{name: getattr(self, name) for name in arguments}}
 
 

@@ -390,10 +390,12 @@ def test_arguments_out_of_range(make: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("denoiser", "task"),
     [
-        (SelfSpan(max_products=20), "classes"),
+        pytest.param(SelfSpan(max_products=20), "classes", marks=pytest.mark.slow),
         (SelfConv(max_products=10), "one-hot arrays"),
         (SelfConv(max_products=10), "numbers"),
-        (AltConv(16, smoothing=0.75, max_products=10), "classes"),
+        pytest.param(
+            AltConv(16, smoothing=0.75, max_products=10), "classes", marks=pytest.mark.slow
+        ),
         (AltConv(16, hull="joint", max_products=10), "one logit"),
     ],
     ids=["span", "self", "self of numbers", "alt", "alt of one logit"],

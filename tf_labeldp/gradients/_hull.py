@@ -69,15 +69,21 @@ class CoefficientSet(NamedTuple):
         column = mask_column(mask, num_rows, dtype)
         return cls(hull, column, 1.0 / tf.maximum(tf.reduce_sum(column), 1.0))
 
+    @property
+    def total(self) -> Any:
+        """What the entries that are projected together sum to."""
+        return 1.0 if self.hull == "joint" else self.row_total
+
+    def grouped(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns values (n, K) in one row for each fixed sum."""
+        return tf.reshape(values, [1, -1]) if self.hull == "joint" else values
+
     def project(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the nearest coefficients (n, K) to ``values``."""
-        if self.hull == "per_example":
-            return self.mask * project_onto_simplex(values, self.row_total)
         # Padding goes where no entry of the answer can be: more than the total below the largest.
         largest = tf.reduce_max(tf.where(self.mask > 0, values, values.dtype.min))
-        values = tf.where(self.mask > 0, values, largest - 2.0)
-        flat = project_onto_simplex(tf.reshape(values, [-1]))
-        return self.mask * tf.reshape(flat, tf.shape(values))
+        rows = self.grouped(tf.where(self.mask > 0, values, largest - 2.0))
+        return self.mask * tf.reshape(project_onto_simplex(rows, self.total), tf.shape(values))
 
     def fill(self, probabilities: tf.Tensor) -> tf.Tensor:
         """Returns coefficients with each example's row proportional to its probabilities."""
@@ -85,22 +91,17 @@ class CoefficientSet(NamedTuple):
 
     def lowest_vertex(self, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the vertex (n, K) of the set whose inner product with ``gradient`` is least."""
-        best = tf.one_hot(tf.argmin(gradient, axis=1), gradient.shape[1], dtype=gradient.dtype)
-        if self.hull == "per_example":
-            return self.fill(best)
-        lowest = tf.where(self.mask[:, 0] > 0, tf.reduce_min(gradient, axis=1), gradient.dtype.max)
-        row = tf.one_hot(tf.argmin(lowest), gradient.shape[0], dtype=gradient.dtype)
-        return row[:, tf.newaxis] * best
+        rows = self.grouped(tf.where(self.mask > 0, gradient, gradient.dtype.max))
+        best = tf.one_hot(tf.argmin(rows, axis=1), rows.shape[1], dtype=gradient.dtype)
+        return self.mask * self.total * tf.reshape(best, gradient.shape)
 
     def centred(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the gradient less its mean over the coefficients, for each fixed sum.
 
         Moves within the set do not see the mean, which would swamp small slopes by its rounding.
         """
-        if self.hull == "joint":
-            return gradient - tf.reduce_sum(coefficients * gradient)
-        means = tf.reduce_sum(coefficients * gradient, axis=1, keepdims=True) / self.row_total
-        return gradient - means
+        products = self.grouped(coefficients * gradient)
+        return gradient - tf.reduce_sum(products, axis=1, keepdims=True) / self.total
 
     def gap(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the Frank-Wolfe gap: the most that ``<gradient, .>`` can fall within the set."""

@@ -108,11 +108,6 @@ class MultiStageTraining(keras.callbacks.Callback):
             labels' random bits come from the vault.
         verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
 
-    Attributes:
-        epochs: total number of epochs, for ``model.fit``.
-        steps_per_epoch: batches per epoch, in every stage.
-        reports: one ``StageReport`` for each stage entered so far.
-
     Raises:
         TypeError: ``labels`` is not a ``PrivateLabels``.
         ValueError: an argument is out of range, or sizes differ.
@@ -155,17 +150,13 @@ class MultiStageTraining(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not isinstance(labels, PrivateLabels):
-            raise TypeError(
-                f"labels must be a PrivateLabels, got {type(labels).__name__}. Write labels="
-                "PrivateLabels(y, num_classes=10, budget=PrivacyBudget(epsilon=2.0))."
-            )
+            raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
         self._features = Features(features)
         if self._features.num_examples != len(labels):
             raise ValueError(
-                f"features have {self._features.num_examples} rows, labels have {len(labels)}. "
-                "Give one label per row, in the same order."
+                f"features have {self._features.num_examples} rows, labels have {len(labels)}."
             )
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
@@ -181,8 +172,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:
             raise ValueError(
-                "mixup_alpha > 0 needs floating-point features, to average them. Cast them, for "
-                "example x.astype('float32') / 255, or set mixup_alpha=0."
+                "mixup_alpha > 0 needs floating-point features. Cast them, for example "
+                "x.astype('float32') / 255."
             )
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
@@ -223,7 +214,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def epochs(self) -> int:
-        """Total number of epochs over all stages."""
+        """Total number of epochs over all stages, for ``model.fit``."""
         return sum(self._plan.epochs)
 
     @property
@@ -233,7 +224,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def reports(self) -> tuple[StageReport, ...]:
-        """What each stage entered so far trains on."""
+        """What each stage entered so far trains on: a ``StageReport`` for each."""
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
     def noisy_labels(self) -> NoisyLabels:
@@ -343,28 +334,26 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _check_model(self) -> None:
         """Raises where the model cannot be trained on one-hot noisy labels."""
-        loss = self.model.loss
+        loss, k = self.model.loss, self._labels.num_classes
         name = str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
         if "sparse" in name:
             raise ValueError(
-                f"the model was compiled with loss {name!r}, but the dataset has one-hot labels. "
+                f"the dataset has one-hot labels, but the model was compiled with loss {name!r}. "
                 "Use keras.losses.CategoricalCrossentropy."
             )
-        num_classes = self._labels.num_classes
         outputs = self.model(self._features.take(np.arange(1)), training=False)
         shape = getattr(outputs, "shape", None)
-        if shape is None or tuple(shape) != (1, num_classes):
+        if shape is None or tuple(shape) != (1, k):
+            came = type(outputs).__name__ if shape is None else tuple(shape)
             raise ValueError(
-                f"the model must return one tensor of shape (batch, {num_classes}), but for one "
-                f"example it returned {type(outputs).__name__ if shape is None else tuple(shape)}. "
-                f"End it with keras.layers.Dense({num_classes})."
+                f"the model must return one tensor of shape (batch, {k}), but for one example it "
+                f"returned {came}. End it with keras.layers.Dense({k})."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(
                 "the model's output is not a probability distribution, and its loss does not say "
-                "from_logits=True. Compile it with keras.losses.CategoricalCrossentropy("
-                "from_logits=True), end it with a softmax, or pass from_logits=True here."
+                "from_logits=True. Say so there or here, or end the model with a softmax."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -403,9 +392,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._set_back([*self._start_weights, *self._start_optimizer])
         self.model.reset_metrics()
         raise RuntimeError(
-            "model.fit does not read the noisy labels of this stage: it was given other data, or "
-            "the dataset was cached, repeated or read ahead. The weights were set back to those "
-            f"before training. Call {_FIT} without .cache(), .repeat() or steps_per_epoch."
+            "model.fit does not read the noisy labels of this stage, so the weights were set back "
+            f"to those before training. Call {_FIT} without .cache(), .repeat() or steps_per_epoch."
         )
 
     def _begin(self, stage: int) -> None:
@@ -465,9 +453,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         """Returns the noisy labels of a stage that has been drawn."""
         if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
-                f"training goes on in a later stage, but the labels of stage {stage + 1} were not "
-                "drawn by this vault. To resume a run, give the vault its store: "
-                "PrivateLabels(..., store=path)."
+                f"this vault did not draw the labels of stage {stage + 1}, which training has left "
+                "behind. Give it the store of that run: PrivateLabels(..., store=path)."
             )
         return self._draw(stage, None)
 
@@ -517,20 +504,17 @@ class MultiStageTraining(keras.callbacks.Callback):
             path = self._state_path(stage)
             if path is None or not path.exists():
                 raise RuntimeError(
-                    f"training goes on in a later epoch, but there is no record of how stage "
-                    f"{stage + 1} began: its labels would be drawn, and spent, a second time. Give "
-                    "the vault the store of that run, PrivateLabels(..., store=path), or start "
-                    "from epoch 0 with a new model."
+                    f"there is no record of how stage {stage + 1} began: its labels would be "
+                    "drawn, and spent, a second time. Give the vault the store of that run, "
+                    "PrivateLabels(..., store=path), or start from epoch 0 with a new model."
                 )
             with np.load(path, allow_pickle=False) as state:
-                self._kept[stage] = state["kept"]
-                self._reports[stage] = StageReport(
-                    stage + 1,
-                    self._plan.parts[stage].size,
-                    float(state["mean_k"]),
-                    int(state["kept"].size),
-                    int(state["num_dropped"]),
-                )
+                kept, mean_k, dropped = (state[name] for name in ("kept", "mean_k", "num_dropped"))
+            new = self._plan.parts[stage].size
+            self._kept[stage] = kept
+            self._reports[stage] = StageReport(
+                stage + 1, new, float(mean_k), kept.size, int(dropped)
+            )
 
     def _say(self, text: str) -> None:
         if self._verbose:

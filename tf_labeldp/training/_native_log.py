@@ -41,10 +41,12 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
     elif vault.num_labels is not None:
         came = f"the labels are rows of {vault.num_labels}"
         fits = vault.num_labels == outputs
+    elif vault.label_range is not None:
+        return
     else:
         # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
         came = f"the labels have {vault.num_classes} classes"
-        fits = vault.label_range is not None or vault.num_classes <= outputs
+        fits = vault.num_classes <= outputs
         fits = fits or (outputs == 1 and not _is_sparse_cross_entropy(loss))
     if not fits:
         raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import Any
 
@@ -13,50 +12,9 @@ from tf_labeldp import _validate
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 
-class Preconditioner(abc.ABC):
-    """Scales of the weights, in which gradients are clipped and noised.
-
-    Guarantee:
-        The same as without scales: they are made of public features and of weights that are private
-        already, without a label, and the scaled gradients are clipped to ``l2_norm_clip`` and
-        noised as unscaled ones. The public examples are drawn independently of the batch.
-
-    Attributes:
-        num_examples: number of public examples that it needs in each step.
-
-    Example:
-        >>> GaussNewton(num_examples=64).num_examples
-        64
-    """
-
-    num_examples: int
-
-    @abc.abstractmethod
-    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns what is carried from step to step: a nest of tensors."""
-
-    @abc.abstractmethod
-    def scales(self, vertices: VertexLosses, state: Any) -> tuple[list[tf.Tensor], Any]:
-        """Returns a positive factor for each weight, like the variables, and the next state.
-
-        Args:
-            vertices: the public examples of this step.
-            state: from ``initial_state`` or the last step.
-        """
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {"num_examples": self.num_examples}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Preconditioner:
-        """Returns the preconditioner that ``get_config`` described."""
-        return cls(**config)
-
-
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 @dataclasses.dataclass(eq=False)
-class GaussNewton(Preconditioner):
+class GaussNewton:
     """Scales by a power of the diagonal of the Gauss-Newton matrix, which needs no label.
 
     Noise hurts most in directions of high curvature. In the coordinates ``w / s`` with
@@ -68,6 +26,11 @@ class GaussNewton(Preconditioner):
     The diagonal is that of cross-entropy, averaged over steps, by the Gauss-Newton-Bartlett
     estimator: ``n`` times the square of the mean gradient for labels drawn from the model's own
     predictions (Liu et al. 2023, "Sophia", section 2.3). The method is not in the papers.
+
+    Guarantee:
+        The same as without scales: they are made of public features and of weights that are private
+        already, without a label, and the scaled gradients are clipped to ``l2_norm_clip`` and
+        noised as unscaled ones. The public examples are drawn independently of the batch.
 
     Args:
         num_examples: public examples in each step, at least 2.
@@ -99,7 +62,12 @@ class GaussNewton(Preconditioner):
         return [tf.zeros(shape) for shape in shapes]
 
     def scales(self, vertices: VertexLosses, state: Any) -> tuple[list[tf.Tensor], Any]:
-        """Returns the scales, whose mean is one, and the next average."""
+        """Returns a positive factor for each weight, of mean one, and the next state.
+
+        Args:
+            vertices: the public examples of this step.
+            state: from ``initial_state`` or the last step.
+        """
         average = [
             self.momentum * old + (1.0 - self.momentum) * new
             for old, new in zip(state, self._curvature(vertices), strict=True)
@@ -131,3 +99,11 @@ class GaussNewton(Preconditioner):
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> GaussNewton:
+        """Returns the preconditioner that ``get_config`` described."""
+        return cls(**config)
+
+
+Preconditioner = GaussNewton  # what LabelDPOptimizer takes; there is one kind
