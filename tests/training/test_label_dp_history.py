@@ -141,6 +141,6 @@ def test_wrapped_losses_of_too_few_outputs_are_refused_before_tensorflow_sees_a_
         return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
     model.compile(LabelDPOptimizer("sgd", 1.0, 8.0), loss=loss)
-    with pytest.raises(ValueError, match="4 classes, but the model 3 outputs"):
+    with pytest.raises(ValueError, match="4 classes, but the model has 3 outputs"):
         model.fit(poisson_batches(x, labels, sampling_probability=0.3, steps=2), verbose=0)
     assert labels.guarantee().epsilon == 0.0
