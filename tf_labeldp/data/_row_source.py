@@ -11,18 +11,7 @@ from tf_labeldp.features._reader import as_rows, check_lengths, check_numbers, m
 
 
 class RowSource:
-    """Features of n examples, of which rows are read into buffers of a fixed size.
-
-    Args:
-        features: an array (n, ...), a list of rows, a data frame, a sparse matrix, a source of
-            rows, or a dict or tuple of these, nested as wanted. A source of rows is an object with
-            ``__len__`` and ``__getitem__`` of increasing row numbers, ``int64`` (m,), to an array
-            (m, ...) or a dict or tuple of arrays.
-
-    Raises:
-        TypeError: features that can't be read by row, or are not numbers.
-        ValueError: no examples, or parts of different lengths.
-    """
+    """Features of n examples, as for ``poisson_batches``, read into buffers of a fixed size."""
 
     def __init__(self, features: Any) -> None:
         parts = map_parts(as_rows, features)
@@ -86,8 +75,8 @@ def _arrays(part: Any, rows: np.ndarray) -> Any:
         array = np.asarray(found)
         if array.shape[:1] != rows.shape:
             raise ValueError(
-                f"features gave an array of shape {array.shape} for {rows.size} row numbers, "
-                f"expected ({rows.size}, ...). source[rows] must give one row for each number."
+                f"features gave an array of shape {array.shape} for {rows.size} row numbers. "
+                "source[rows] must give one row for each number."
             )
         return array
 
