@@ -139,27 +139,21 @@ class Charge:
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
-    """Returns what a sequence of charges on the *same* unit adds up to.
-
-    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas; it holds for
-    mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
-    0`` privacy loss distributions are composed too, and stated where that saves at least 1 % of
-    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which no more
-    than epsilon and delta is known are added to it.
-
-    Example:
-        >>> from tf_labeldp.accounting._events import pure_dp_event
-        >>> one = Charge(0.5, 0.0, pure_dp_event(0.5))
-        >>> compose_charges([one] * 4).epsilon
-        2.0
-    """
+    """Returns ``compose_counted`` of a sequence of charges."""
     delta = _validate.number_in("delta", delta, "[0, 1)")
     return compose_counted(tuple(Counter(charges).items()), delta)
 
 
 @functools.lru_cache(maxsize=4096)
 def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
-    """Returns ``compose_charges`` of charges that are counted: each with its number of uses."""
+    """Returns what charges on the *same* unit, each with its number of uses, add up to.
+
+    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas; it holds for
+    mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
+    0`` privacy loss distributions are composed too, and stated where that saves at least 1 % of
+    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which no more
+    than epsilon and delta is known are added to it.
+    """
     if not charges:
         return PrivacyGuarantee(epsilon=0.0, delta=0.0)
     rests_on = tuple(dict.fromkeys(text for charge, _ in charges for text in charge.assumptions))

@@ -91,10 +91,6 @@ def dp_sgd_assumptions(
     """Returns the sentences on noise, sampling and steps that a guarantee of DP-SGD rests on.
 
     ``steps=None`` leaves their number out.
-
-    Example:
-        >>> dp_sgd_assumptions(sampling_probability=1.0, steps=300)[-1]
-        'the number of steps was not chosen after seeing what earlier steps gave'
     """
     one = "user" if privacy_unit == "user" else "example"
     notes = [

@@ -50,10 +50,6 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
 
     Its ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of answering with a
     uniform value (``ghazi2024``, appendix D.1).
-
-    Example:
-        >>> randomized_response_event(1.0, 10).num_buckets
-        10
     """
     import dp_accounting
 
@@ -65,12 +61,7 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
-    """Returns the event of binary randomized response, which dominates every epsilon-DP mechanism.
-
-    Example:
-        >>> pure_dp_event(0.5).num_buckets
-        2
-    """
+    """Returns the event of binary randomized response, which dominates every epsilon-DP one."""
     return randomized_response_event(epsilon, 2)
 
 
@@ -79,10 +70,6 @@ def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
 
     At ``delta=0`` it is ``pure_dp_event(epsilon)``. Above, ``dp_accounting`` has no event for this:
     it is ``NonPrivateDpEvent``, for which ``compose_charges`` adds up epsilons and deltas.
-
-    Example:
-        >>> approximate_dp_event(0.5, 1e-6)
-        NonPrivateDpEvent()
     """
     import dp_accounting
 
@@ -92,12 +79,7 @@ def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
 
 
 def gaussian_event(noise_ratio: float) -> DpEvent:
-    """Returns the event of one release with Gaussian noise.
-
-    Example:
-        >>> gaussian_event(3.0).noise_multiplier
-        6.0
-    """
+    """Returns the event of one release with Gaussian noise."""
     import dp_accounting
 
     noise_ratio = _validate.positive_finite("noise_ratio", noise_ratio)
@@ -109,10 +91,6 @@ def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: in
 
     An accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
     ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (docs/accounting.md).
-
-    Example:
-        >>> dp_sgd_event(noise_multiplier=10.0, sampling_probability=0.01, steps=300).count
-        300
     """
     import dp_accounting
 
@@ -136,10 +114,6 @@ def composed_epsilon(
     """Returns an upper bound on the epsilon of events that are used one after another.
 
     It is the bound of the PLD accountant's pessimistic discretisation (Doroshenko et al. 2022).
-
-    Example:
-        >>> round(composed_epsilon([pure_dp_event(0.5)] * 50, delta=1e-5), 1)
-        18.9
     """
     import dp_accounting
     from dp_accounting import pld

@@ -25,10 +25,6 @@ def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float
 
     It is never below the exact root, and above it by less than one part in 1e9. The relation is
     that in which the L2 sensitivity was measured: here, replacement of one label.
-
-    Example:
-        >>> round(gaussian_sigma(epsilon=1.0, delta=1e-5, l2_sensitivity=1.0), 6)
-        3.730632
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     target = math.log(_checked_delta(delta))
@@ -48,10 +44,6 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 
     The inverse of ``gaussian_sigma``: never below the exact root, zero where the noise is
     (0, delta)-DP already.
-
-    Example:
-        >>> round(gaussian_epsilon(sigma=3.730632, delta=1e-5, l2_sensitivity=1.0), 5)
-        1.0
     """
     u = _ratio(sigma, l2_sensitivity)
     target = math.log(_checked_delta(delta))
@@ -67,12 +59,7 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 
 
 def gaussian_delta(sigma: float, epsilon: float, l2_sensitivity: float) -> float:
-    """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP.
-
-    Example:
-        >>> f"{gaussian_delta(sigma=3.730632, epsilon=1.0, l2_sensitivity=1.0):.3e}"
-        '1.000e-05'
-    """
+    """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP."""
     epsilon = _validate.positive_finite("epsilon", epsilon)
     return math.exp(_log_delta(epsilon, _ratio(sigma, l2_sensitivity)))
 

@@ -109,10 +109,6 @@ def peer_to_peer_assumptions(
     """Returns what a guarantee of the reports rests on, in clusters of that size or more.
 
     ``users`` says it in words where the sizes are known exactly.
-
-    Example:
-        >>> peer_to_peer_assumptions(0.1, 0.5, 100)[1]
-        'every cluster has at least 100 users'
     """
     return (
         "the features are public, and the clusters were made from them without labels",

@@ -63,23 +63,12 @@ class ReceiptError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class LabelSet:
-    """Which labels a receipt is about; it says nothing of them.
+    """Which labels a receipt is about; it says nothing of them."""
 
-    Attributes:
-        name: random, so that no two label sets share it.
-        size: number of labels n.
-        people: the name of the population that they are of; None if it was not declared.
-        stored: whether the name outlives the process, in a store.
-
-    Example:
-        >>> LabelSet.new(100) == LabelSet.new(100)
-        False
-    """
-
-    name: str
-    size: int
-    people: str | None = None
-    stored: bool = False
+    name: str  # random, so that no two label sets share it
+    size: int  # number of labels n
+    people: str | None = None  # the population that they are of; None if it was not declared
+    stored: bool = False  # whether the name outlives the process, in a store
 
     @classmethod
     def new(cls, size: int, people: str | None = None, *, stored: bool = False) -> LabelSet:
@@ -115,59 +104,34 @@ def _now() -> str:
 class Receipt:
     """What one use of a label set was.
 
-    Attributes:
-        labels: the label set.
-        charge: epsilon, delta, event and assumptions of this use.
-        what: the use in words.
-        kind: ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
-            gradients), ``"failed"`` (a mechanism that looked and handed nothing out),
-            ``"unknown"`` (labels were used, and how is not known) or ``"declared"``.
-        key: the name it was asked for by.
-        examples: which examples, ``int64`` (m,) rising; None for all.
-        delta: of the vault's budget, at which statements are made.
-        output_digest: of what was handed out; None for steps.
-        unit: a key of ``UNITS``.
-        num_units: how many of these there are, where that is not the number of labels.
-        relation: ``"replace_label"``.
-        seeded: whether the noise can be repeated.
-        metrics_reported: whether loss or metrics on true labels were shown.
-        sample_weights: whether examples were weighted.
-        answers: of a declaration, the receipts of kind ``"unknown"`` in place of which it stands.
-        time: when, in UTC.
-        actor: who, as given or from the environment.
-        version: of this library.
-        id: random; a receipt that is met twice counts once.
-
-    Example:
-        >>> from tf_labeldp.accounting._events import pure_dp_event
-        >>> receipt = Receipt(LabelSet.new(100), Charge(1.0, 0.0, pure_dp_event(1.0)), "a draw")
-        >>> compose_receipts([receipt, receipt]).epsilon
-        1.0
+    Its kind is ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
+    gradients), ``"failed"`` (a mechanism that looked and handed nothing out), ``"unknown"`` (labels
+    were used, and how is not known) or ``"declared"``.
     """
 
     labels: LabelSet
     charge: Charge
-    what: str
+    what: str  # the use in words
     kind: str = "draw"
-    key: str = ""
-    examples: np.ndarray | None = None
-    delta: float = 0.0
-    output_digest: str | None = None
-    unit: str = "label"
-    num_units: int | None = None
+    key: str = ""  # the name it was asked for by
+    examples: np.ndarray | None = None  # which examples, int64 (m,) rising; None for all
+    delta: float = 0.0  # of the vault's budget, at which statements are made
+    output_digest: str | None = None  # of what was handed out; None for steps
+    unit: str = "label"  # a key of UNITS
+    num_units: int | None = None  # where that is not the number of labels
     relation: str = RELATION_REPLACE
-    seeded: bool = False
-    metrics_reported: bool = False
-    sample_weights: bool = False
-    answers: tuple[str, ...] = ()
+    seeded: bool = False  # whether the noise can be repeated
+    metrics_reported: bool = False  # whether loss or metrics on true labels were shown
+    sample_weights: bool = False  # whether examples were weighted
+    answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration stands for
     time: str = dataclasses.field(default_factory=_now)
     actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
-    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
+    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counts once
 
     @property
     def num_examples(self) -> int:
-        """The number of examples."""
+        """The number of examples that it is about."""
         return self.labels.size if self.examples is None else int(self.examples.size)
 
     def to_json(self) -> dict[str, Any]:
@@ -305,14 +269,6 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
         (``ghazi2021``, Observation 4). Two label sets may hold labels of the same people, in any
         order, so the worst example of one is added to the worst of the other, unless they are
         declared to be of different populations (``people``).
-
-    Example:
-        >>> from tf_labeldp.accounting._events import pure_dp_event
-        >>> labels, one = LabelSet.new(4), Charge(1.0, 0.0, pure_dp_event(1.0))
-        >>> first = Receipt(labels, one, "a draw", examples=np.array([0, 1]))
-        >>> second = Receipt(labels, one, "a draw", examples=np.array([2, 3]))
-        >>> compose_receipts([first, second]).epsilon
-        1.0
     """
     known = standing(merge_receipts(receipts))
     if not known:

@@ -289,20 +289,16 @@ def replace_by_id(
         with tf.control_dependencies([known]):
             return tf.gather(noisy, found)
 
-    def replace(*parts: Any) -> Any:
-        element = slot.element(parts)
-        return slot.replace(element, look_up(id_of(slot.features(element))))
+    block = block_size(source.element_spec)
 
-    def replace_block(*parts: Any) -> Any:
+    def replace(*parts: Any) -> Any:
         elements = slot.element(parts)
-        wanted = tf.vectorized_map(id_of, slot.features(elements))
+        features = slot.features(elements)
+        wanted = id_of(features) if block == 1 else tf.vectorized_map(id_of, features)
         return slot.replace(elements, look_up(wanted))
 
-    block = block_size(source.element_spec)
-    if block == 1:
-        replaced = source.map(replace, **_SYNCHRONOUS)
-    else:
-        replaced = source.batch(block).map(replace_block, **_SYNCHRONOUS).unbatch()
+    replaced = (source if block == 1 else source.batch(block)).map(replace, **_SYNCHRONOUS)
+    replaced = replaced if block == 1 else replaced.unbatch()
     if source.cardinality() == len(labels):  # a size that is known stays known
         replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
     return replaced
