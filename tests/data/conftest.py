@@ -31,6 +31,8 @@ def mechanism() -> RandomizedResponse:
 
 
 def examples(dataset: tf.data.Dataset) -> Iterator[tuple[Any, int]]:
+    if dataset.element_spec[0].shape.rank == 0:  # quicker than one by one
+        dataset = dataset.batch(50)
     for example_id, label, *_ in dataset.as_numpy_iterator():
         yield from zip(np.ravel(example_id).tolist(), np.ravel(label).tolist(), strict=True)
 
