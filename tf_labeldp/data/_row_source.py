@@ -36,30 +36,28 @@ class RowSource:
     def read(self, rows: np.ndarray, buffer_rows: int) -> list[np.ndarray]:
         """Returns buffers (buffer_rows, ...) that hold these rows and then copies of row 0."""
         # Lazy sources are read once a row and in order, as files on disk want it.
-        ordered = bool(np.all(rows[1:] > rows[:-1]))
-        once, repeats = (rows, None) if ordered else np.unique(rows, return_inverse=True)
+        once, places = np.unique(rows, return_inverse=True)
         found: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():
             if isinstance(part, np.ndarray):
                 found.append((part, rows))
             else:
-                places = np.arange(rows.size) if repeats is None else repeats
                 found += [(array, places) for array in tf.nest.flatten(_arrays(part, once))]
         buffers = []
         for first in self._first:
             buffer = np.empty((buffer_rows, *first.shape[1:]), kept_dtype(first.dtype))
             buffer[rows.size :] = first
             buffers.append(buffer)
-        for buffer, (array, places) in zip(buffers, found, strict=bool(found)):
+        for buffer, (array, taken) in zip(buffers, found, strict=bool(found)):
             if array.shape[1:] != buffer.shape[1:]:
                 raise ValueError(
                     f"features gave rows of shape {array.shape[1:]}, and {buffer.shape[1:]} for "
                     "row 0. All rows need the same shape: pad or crop them."
                 )
             if array.dtype == buffer.dtype:
-                np.take(array, places, axis=0, out=buffer[: rows.size], mode="clip")
+                np.take(array, taken, axis=0, out=buffer[: rows.size], mode="clip")
             else:
-                buffer[: rows.size] = array[places]
+                buffer[: rows.size] = array[taken]
         return buffers
 
 
