@@ -46,16 +46,6 @@ def positive_finite(name: str, value: Any) -> float:
     return number
 
 
-def probability_below_one(name: str, value: Any) -> float:
-    """Returns ``value`` as a float, or raises if it is not in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number in [0, 1), got {type(value).__name__}.")
-    number = float(value)
-    if not 0.0 <= number < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {number}.")
-    return number
-
-
 def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
     """Returns ``value`` as a float, or raises if it is not in an interval such as ``"(0, 1]"``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -66,6 +56,11 @@ def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
     if not (low < number < high or ends):
         raise ValueError(f"{name} must be in {interval}, got {number:.6g}{hint}.")
     return number
+
+
+def probability_below_one(name: str, value: Any) -> float:
+    """Returns ``value`` as a float, or raises if it is not in [0, 1)."""
+    return number_in(name, value, "[0, 1)")
 
 
 def integer_at_least(name: str, value: Any, minimum: int) -> int:
