@@ -484,4 +484,4 @@ def denoise_labels(
 
 def _checked_accuracy(value: Any) -> float:
     """Returns a share in [0, 1], or raises."""
-    return 1.0 if value == 1 else _validate.probability_below_one("cluster_accuracy", value)
+    return 1.0 if value == 1 else _validate.number_in("cluster_accuracy", value, "[0, 1)")

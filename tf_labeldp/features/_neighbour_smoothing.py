@@ -122,7 +122,7 @@ class NeighbourSmoothing(FeatureMap):
         del labels
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
-        strength = _validate.probability_below_one("strength", self.strength)
+        strength = _validate.number_in("strength", self.strength, "[0, 1)")
         self.receipts_ = receipts_of(self.encoder)
         rows = Rows(inputs, self.encoder)
         if len(rows) <= k:

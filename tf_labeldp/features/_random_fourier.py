@@ -216,7 +216,7 @@ class RandomFourierFeatures(FeatureMap):
             raise TypeError("categorical must be a list of names, got a single text.")
         if self.hash_buckets is not None:
             _validate.integer_at_least("hash_buckets", self.hash_buckets, 2)
-        _validate.probability_below_one("linear_weight", self.linear_weight)
+        _validate.number_in("linear_weight", self.linear_weight, "[0, 1)")
 
 
 def _median_distance(rows: np.ndarray) -> float:

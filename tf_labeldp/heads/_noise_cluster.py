@@ -248,7 +248,7 @@ class NoiseCluster(Head):
                 "NoiseCluster is for classes, and these labels are numbers or rows of labels. Use "
                 "PrivateRidge."
             )
-        delta = _validate.probability_below_one("delta", self.delta)
+        delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
         return HistogramMechanism(self.epsilon, kind["num_classes"], noise=noise, delta=delta)
 

@@ -411,8 +411,8 @@ def teacher_labels(
         >>> made.indices.tolist(), made.targets.argmax(axis=1).tolist(), round(made.share, 2)
         ([0, 2], [0, 1], 0.67)
     """
-    confidence = _validate.probability_below_one("confidence", confidence)
-    least_share = _validate.probability_below_one("least_share", least_share)
+    confidence = _validate.number_in("confidence", confidence, "[0, 1)")
+    least_share = _validate.number_in("least_share", least_share, "[0, 1)")
     hard = _validate.boolean("hard", hard)
     if np.ndim(probabilities) != 2 or np.shape(probabilities)[1] < 2:
         raise ValueError(

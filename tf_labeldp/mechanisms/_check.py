@@ -73,7 +73,7 @@ def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: 
     checked_mechanism(mechanism, Mechanism)
     draws = _validate.integer_at_least("draws", draws, 1000)
     _validate.positive_finite(f"{type(mechanism).__name__}.epsilon", mechanism.epsilon)
-    _validate.probability_below_one(f"{type(mechanism).__name__}.delta", mechanism.delta)
+    _validate.number_in(f"{type(mechanism).__name__}.delta", mechanism.delta, "[0, 1)")
     if isinstance(mechanism, ClassificationMechanism):
         _check_classes(mechanism, draws)
     elif isinstance(mechanism, RegressionMechanism):

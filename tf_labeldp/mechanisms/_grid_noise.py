@@ -36,7 +36,7 @@ class FrozenWithNoise(Frozen):
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.one_of("noise", self.noise, self._noises)
-        delta = _validate.probability_below_one("delta", self.delta)
+        delta = _validate.number_in("delta", self.delta, "[0, 1)")
         if (self.noise == "gaussian") != (delta > 0.0):
             raise ValueError(
                 f"{self.noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, "

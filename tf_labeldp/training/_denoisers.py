@@ -157,7 +157,7 @@ class _Hull(Denoiser):
     def __post_init__(self) -> None:
         self.smoothing = _validate.number_in("smoothing", self.smoothing, "(0, 1]")
         _validate.one_of("smooth_towards", self.smooth_towards, STARTS)
-        self.residual = _validate.probability_below_one("residual", self.residual)
+        self.residual = _validate.number_in("residual", self.residual, "[0, 1)")
         _validate.one_of("hull", self.hull, HULLS)
         _validate.one_of("start", self.start, STARTS)
         self.relative_gap = _validate.positive_finite("relative_gap", self.relative_gap)

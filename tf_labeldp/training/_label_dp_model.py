@@ -475,7 +475,7 @@ class PrivacySpent(keras.callbacks.Callback):
         verbose: int = 1,
     ) -> None:
         super().__init__()
-        self.delta = None if delta is None else _validate.probability_below_one("delta", delta)
+        self.delta = None if delta is None else _validate.number_in("delta", delta, "[0, 1)")
         if self.delta == 0.0:
             raise ValueError(
                 "delta must be above zero, got 0: Gaussian noise has no pure guarantee. Use a "

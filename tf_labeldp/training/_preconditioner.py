@@ -55,7 +55,7 @@ class GaussNewton:
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 2)
         self.power = _validate.number_in("power", self.power, "(0, 1]")
         self.damping = _validate.positive_finite("damping", self.damping)
-        self.momentum = _validate.probability_below_one("momentum", self.momentum)
+        self.momentum = _validate.number_in("momentum", self.momentum, "[0, 1)")
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns the average so far: zeros (scales do not depend on its size)."""
