@@ -18,12 +18,7 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import (
-    _console,
-    _randomize,
-    _tables,
-    main,
-)
+from tf_labeldp.cli import _randomize, _tables, main
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import Priors, RROnBins
 from tf_labeldp.mechanisms._base import deserialize
@@ -308,7 +303,7 @@ def test_clipping_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether a label had to be clipped depends on the labels, so nothing says that any was."""
-    monkeypatch.setattr(_console, "_PATIENCE", 1e9)  # however slow the machine is
+    monkeypatch.setattr(_randomize, "_PATIENCE", 1e9)  # however slow the machine is
     told = []
     for top, options in ((400.0, ()), (9e9, ("--clip",))):
         folder = tmp_path / str(top)
