@@ -6,8 +6,6 @@ import datetime
 import gzip
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import Priors, RROnBins
 from tf_labeldp.mechanisms._base import deserialize
 
-ROOT = Path(__file__).parents[2]
 N = 3000
 RNG = np.random.default_rng(5)
 AMOUNTS = np.round(np.minimum(RNG.exponential(60.0, N), 400.0), 3)  # nearly all distinct
@@ -452,7 +449,7 @@ def test_parquet_ids_in_dictionaries(
     assert noisy["id"].to_pylist() == ids.to_pylist()
 
 
-def test_loads_no_tensorflow(tmp_path: Path) -> None:
+def test_loads_no_tensorflow(tmp_path: Path, in_process: Callable[..., tuple[int, str]]) -> None:
     source = write(tmp_path / "t.csv", table())
     program = (
         "import json, sys\n"
@@ -465,13 +462,8 @@ def test_loads_no_tensorflow(tmp_path: Path) -> None:
         ["randomize", str(source), *task, "--epsilon", "1", "--output", str(tmp_path / output)]
         for task, output in ((REGRESSION, "r.csv"), (CLASSES, "c.csv"))
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(commands)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    code, told = in_process(program, json.dumps(commands))
+    assert code == 0, told
+    loaded = set(json.loads(told.splitlines()[-1]))
     assert "pyarrow" in loaded
     assert not loaded & {"tensorflow", "keras"}

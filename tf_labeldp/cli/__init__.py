@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 from tf_labeldp._version import __version__
 from tf_labeldp.cli import _console
-from tf_labeldp.cli._console import CommandError
 
 __all__ = ["main"]
 
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(importlib.import_module(f"tf_labeldp.cli._{args.verb}").run(args))
     except _console.UsageError as error:
         reason = f"{error}. See {name} --help."
-    except CommandError as error:
+    except _console.CommandError as error:
         reason = str(error)
     except _console.Terminated:
         _console.say(f"\n{name}: ended by SIGTERM", error=True)
@@ -299,26 +298,26 @@ def _check_regression(args: argparse.Namespace) -> None:
     _refuse(args, _CLASSIFICATION_ONLY, "is for --task classification")
     for name in ("low", "high"):
         if getattr(args, name) is None:
-            raise CommandError(
+            raise _console.CommandError(
                 f"--task regression needs --{name}, an end of the public range of the labels; it "
                 "is not taken from the labels, since that would show whose is at the end"
             )
     if args.low >= args.high:
-        raise CommandError(
+        raise _console.CommandError(
             f"--low must be below --high, got --low {args.low:g} --high {args.high:g}; they are "
             "the smallest and the largest label"
         )
     if args.mechanism not in (None, _RR_ON_BINS):
         _refuse(args, _BINS_ONLY, f"is for --mechanism {_RR_ON_BINS}")
     if args.loss == "poisson" and args.low < 0.0:
-        raise CommandError(
+        raise _console.CommandError(
             f"--loss poisson needs labels of zero or more, got --low {args.low:g}; take another "
             "loss or range"
         )
     if args.prior is not None:
         _refuse(args, _GRID_ONLY, "is for runs without --prior")
     if args.prior_epsilon is not None and args.prior_epsilon >= args.epsilon:
-        raise CommandError(
+        raise _console.CommandError(
             f"--prior-epsilon must be below --epsilon, of which it is a part, got "
             f"{args.prior_epsilon:g} of {args.epsilon:g}; half of it is a fair start"
         )
@@ -327,19 +326,19 @@ def _check_regression(args: argparse.Namespace) -> None:
 def _check_classification(args: argparse.Namespace) -> None:
     _refuse(args, _REGRESSION_ONLY, "is for --task regression")
     if (args.classes is None) == (args.num_classes is None):
-        raise CommandError(
+        raise _console.CommandError(
             "--task classification needs either --num-classes K, for labels 0..K-1, or --classes, "
             f"the names of all classes; got {'neither' if args.classes is None else 'both'}"
         )
     if args.num_classes is not None and args.num_classes > _MOST_CLASSES:
-        raise CommandError(
+        raise _console.CommandError(
             f"--num-classes must be at most {_MOST_CLASSES:,}, got {args.num_classes:,}; are these "
             "labels numbers, for --task regression?"
         )
     names = args.classes or ()
     different = len(set(names))
     if names and (different < 2 or different < len(names)):
-        raise CommandError(
+        raise _console.CommandError(
             f"--classes must name at least two classes, each once, got {len(names)} names of "
             f"which {different} differ"
         )
@@ -348,4 +347,4 @@ def _check_classification(args: argparse.Namespace) -> None:
 def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
+            raise _console.CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
