@@ -385,7 +385,7 @@ def _names_of(table: Any) -> Any:
     if isinstance(table, Mapping):
         return table
     if _is_frame(table):
-        return table.columns
+        return list(table.columns)
     return table.dtype.names if _is_structured(table) else None
 
 
