@@ -84,7 +84,7 @@ class Clusters:
         most = int(array.max()) + 1
         if most > _MOST_CLUSTERS:
             raise ValueError(
-                f"assignments must be numbered 0..C-1, got {most - 1}. Number them with "
+                f"assignments must be numbered 0..C-1, got {most - 1}: too many. Number them with "
                 "np.unique(assignments, return_inverse=True)[1]."
             )
         if num_clusters is None:
