@@ -136,6 +136,7 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
     n, exact = len(rows), rows.T @ codes
     rng = np.random.default_rng(3)
     gaps, without, twice = [], [], []
+    _, vectors = np.linalg.eigh(rows.T @ rows)
     for seed in range(500):
         released = exact + rng.normal(0.0, SIGMA, exact.shape)
         if softmax:
@@ -143,7 +144,6 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
         one = problem(softmax, released, rows)
         fit = one.assess(2.0, np.zeros_like(released), n, probe_seed=seed)
         u = fit.coefficients
-        _, vectors = np.linalg.eigh(rows.T @ rows)
         columns = 1 if softmax else codes.shape[1]
         true = log_likelihood(rows, codes, vectors @ u, softmax) / n / columns
         naive = true + float((u * (vectors.T @ exact - one.moments)).sum()) / n / columns

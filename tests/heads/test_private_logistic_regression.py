@@ -162,7 +162,7 @@ def test_labels_that_are_numbers_are_refused_before_anything_is_charged(examples
         with pytest.raises(ValueError, match="are numbers, and PrivateLogisticRegression is for"):
             PrivateLogisticRegression(1.0, 1e-6).fit(features, vault)
     assert vault.guarantee().epsilon == 0.0
-    with pytest.raises(ValueError, match="is for classes, but low or high was given"):
+    with pytest.raises(ValueError, match="are numbers, and PrivateLogisticRegression is for"):
         PrivateLogisticRegression(1.0, 1e-6, low=0.0, high=50.0).fit(
             examples.features, examples.numbers
         )
