@@ -115,11 +115,11 @@ def test_a_head_on_a_trained_model_needs_a_budget_for_both() -> None:
 
 
 def test_padding_of_arrays_has_no_label() -> None:
-    from tf_labeldp.training._training_plan import _padded_batches
+    from tf_labeldp.training._training_plan import padded_batches
 
     x, y = data()
     arrays = (x, y + 5, np.ones(N, "f"))
-    *_, (_, labels, weights) = _padded_batches(arrays, 16, shuffle=False)
+    *_, (_, labels, weights) = padded_batches(arrays, 16, shuffle=False)
     np.testing.assert_array_equal(weights.numpy(), [1.0] * 8 + [0.0] * 8)
     np.testing.assert_array_equal(labels.numpy()[8:], 0)
     np.testing.assert_array_equal(labels.numpy()[:8], y[32:] + 5)

@@ -12,6 +12,14 @@ from tf_labeldp import _validate
 from tf_labeldp.tf_privacy._query_noise import load
 from tf_labeldp.training import Denoiser, VertexLosses
 
+_OF_THE_INNER_QUERY = (
+    "initial_sample_state",
+    "preprocess_record",
+    "accumulate_preprocessed_record",
+    "accumulate_record",
+    "merge_sample_states",
+)
+
 
 class _GlobalState(NamedTuple):
     """The state of the inner query, and what the denoiser carries from step to step."""
@@ -87,20 +95,18 @@ class DenoisedQuery:
             )
         if not isinstance(denoiser, Denoiser):
             raise TypeError(
-                f"denoiser must be a tf_labeldp denoiser, got {type(denoiser).__name__}, for "
-                "example tf_labeldp.training.AltConv(num_examples=256)."
+                f"denoiser must be a tf_labeldp denoiser such as AltConv(num_examples=256), got "
+                f"{type(denoiser).__name__}."
             )
         if denoiser.reveals_batch:
             raise ValueError(
                 f"{type(denoiser).__name__} uses the features of the sampled batch, which a query "
-                "does not see, and which takes amplification by sampling away. Use AltConv, or "
-                "LabelDPModel, which accounts for it."
+                "does not see. Use AltConv, or LabelDPModel, which accounts for it."
             )
         for name, value in (("losses", losses), ("predictions", predictions)):
             if not callable(value):
                 raise TypeError(
-                    f"{name} must be a callable without arguments, got {type(value).__name__}. It "
-                    "is called in every step, as the variables change."
+                    f"{name} must be a callable without arguments, got {type(value).__name__}."
                 )
         if not variables:
             raise ValueError("variables is empty: give the weights that are trained.")
@@ -122,25 +128,14 @@ class DenoisedQuery:
         """Returns the sample parameters of the inner query, such as its clip."""
         return self._query.derive_sample_params(global_state.inner)
 
-    def initial_sample_state(self, template: Any = None) -> Any:
-        """Returns the sample state of the inner query: zeros like ``template``."""
-        return self._query.initial_sample_state(template)
+    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, Any]:
+        """Returns the metrics of the inner query."""
+        return self._query.derive_metrics(global_state.inner)
 
-    def preprocess_record(self, params: Any, record: Any) -> Any:
-        """Returns the record as the inner query prepares it: clipped."""
-        return self._query.preprocess_record(params, record)
-
-    def accumulate_preprocessed_record(self, sample_state: Any, preprocessed_record: Any) -> Any:
-        """Returns the sample state with one more record."""
-        return self._query.accumulate_preprocessed_record(sample_state, preprocessed_record)
-
-    def accumulate_record(self, params: Any, sample_state: Any, record: Any) -> Any:
-        """Returns the sample state with one more record, which is prepared first."""
-        return self._query.accumulate_record(params, sample_state, record)
-
-    def merge_sample_states(self, sample_state_1: Any, sample_state_2: Any) -> Any:
-        """Returns the sample state of the records of both."""
-        return self._query.merge_sample_states(sample_state_1, sample_state_2)
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_THE_INNER_QUERY:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._query, name)
 
     def get_noised_result(
         self, sample_state: Any, global_state: _GlobalState
@@ -172,7 +167,3 @@ class DenoisedQuery:
             for part, like in zip(denoised, parts, strict=True)
         ]
         return tf.nest.pack_sequence_as(noisy, result), _GlobalState(inner, after), event
-
-    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, Any]:
-        """Returns the metrics of the inner query."""
-        return self._query.derive_metrics(global_state.inner)

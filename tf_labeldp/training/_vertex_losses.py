@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.training._model_checks import parts_of
-from tf_labeldp.training._per_example_clipping import _row_seeds, _Trace
+from tf_labeldp.gradients._model_checks import parts_of
+from tf_labeldp.gradients._vectorized_clipping import Trace as _Trace
+from tf_labeldp.gradients._vectorized_clipping import row_seeds as _row_seeds
 
 _ONE_LOGIT = (
     keras.losses.BinaryCrossentropy,
