@@ -160,6 +160,7 @@ def test_a_folder_of_other_files_is_left_alone(
     }
 
 
+@pytest.mark.slow
 def test_a_second_demo_on_adult_replaces_its_own_files_alone(
     adult_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

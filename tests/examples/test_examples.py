@@ -32,6 +32,7 @@ def run_again(script: Path, epochs: str, fewer: str) -> None:
     exec(code, {"__name__": "__main__"})
 
 
+@pytest.mark.slow
 def test_multi_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +59,7 @@ def test_multi_stage(
     assert after == draws
 
 
+@pytest.mark.slow
 def test_clusters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +85,7 @@ def test_clusters(
     assert {path: path.read_bytes() for path in stored.iterdir()} == draws
 
 
+@pytest.mark.slow
 def test_one_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +141,7 @@ def command_of_the_docstring(folder: Path, low: int, high: int) -> list[str]:
     return shlex.split(text.replace("\\\n", " "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "command line"])
 def test_two_party_regression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
@@ -292,6 +296,7 @@ def test_data_are_taken_from_the_variable_alone(
     assert json.loads((tmp_path / "out" / "labels-party" / "range.json").read_text()) == [25, 346]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_two_party_regression_reads_the_insurance_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_dir: Path

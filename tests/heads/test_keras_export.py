@@ -91,6 +91,7 @@ def test_damaged_receipts_in_a_file_are_refused(examples, tmp_path):
         guarantee(saved_and_loaded(model, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_saved_model_runs_without_this_package(examples, tmp_path):
     one = PrivateRidge(5.0, 1e-5, num_classes=3).fit(examples.features, examples.classes)
     one.to_keras().export(tmp_path / "served", verbose=False)

@@ -75,6 +75,7 @@ def test_three_classes(examples):
     np.testing.assert_allclose(one.coef_.sum(axis=0), 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_chosen_multiple_is_a_local_minimum_of_what_was_tried(examples):
     for epsilon in (0.3, 3.0):
         one = head(epsilon).fit(examples.features, examples.classes)
@@ -135,6 +136,7 @@ def test_its_log_loss_is_below_that_of_ridge():
     assert loss[PrivateLogisticRegression] < loss[PrivateRidge] - 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classes", "binary"])
 def test_the_standard_errors_are_those_of_many_fits(kind, examples):
     """In total within 30 %, to first order; for single coefficients within a factor of five.

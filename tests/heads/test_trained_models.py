@@ -154,6 +154,7 @@ def test_a_vault_that_is_gone_is_not_forgotten():
     assert_states(head(PrivateRidge, body(model)).fit(X, vault()), receipts)
 
 
+@pytest.mark.slow
 def test_a_model_trained_on_two_vaults_counts_both():
     model, labels, more = network(), vault(), vault()
     receipts = (*train(model, labels), *train(model, more, 3.0))
@@ -277,6 +278,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_function_around_a_trained_model_is_that_model(name):
     model, fresh, labels = network(), network(), vault()

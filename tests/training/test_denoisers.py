@@ -392,11 +392,13 @@ def test_arguments_out_of_range(make: Any, expected: str) -> None:
     [
         pytest.param(SelfSpan(max_products=20), "classes", marks=pytest.mark.slow),
         (SelfConv(max_products=10), "one-hot arrays"),
-        (SelfConv(max_products=10), "numbers"),
+        pytest.param(SelfConv(max_products=10), "numbers", marks=pytest.mark.slow),
         pytest.param(
             AltConv(16, smoothing=0.75, max_products=10), "classes", marks=pytest.mark.slow
         ),
-        (AltConv(16, hull="joint", max_products=10), "one logit"),
+        pytest.param(
+            AltConv(16, hull="joint", max_products=10), "one logit", marks=pytest.mark.slow
+        ),
     ],
     ids=["span", "self", "self of numbers", "alt", "alt of one logit"],
 )
@@ -462,7 +464,9 @@ def one_step(denoiser: Denoiser | None, method: str) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+@pytest.mark.parametrize(
+    "method", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)]
+)
 def test_with_dropout_the_clean_gradient_is_its_own_projection(method: str) -> None:
     """Hull and span are of the function that the gradient is of: same mode, same masks."""
     clean = one_step(None, method)

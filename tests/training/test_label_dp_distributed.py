@@ -119,6 +119,7 @@ def found() -> dict[str, Any]:
     return json.loads(result.stdout.split("RESULT")[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["arrays", "users", "poisson"])
 def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> None:
     """By microbatches, by users, and with noise of one seed."""

@@ -119,6 +119,7 @@ def test_reuse_and_filter_can_be_switched_off(kit, problem, options, reused, dro
     assert (stages.reports[1].num_reused, stages.reports[1].num_dropped) == (reused, dropped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [True, False])
 def test_warm_start_keeps_weights_and_restarts_the_optimizer(kit, problem, warm):
     x, y = problem
@@ -201,6 +202,7 @@ def _exact(values):
     return values.astype(np.int64)
 
 
+@pytest.mark.slow
 def test_features_as_dict_and_mixup(kit, problem):
     x, y = problem
     inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")}
@@ -281,6 +283,7 @@ def test_a_model_compiled_anew_starts_anew(kit, problem):
     assert len(stages.reports) == 2
 
 
+@pytest.mark.slow
 def test_features_as_tuple(kit, problem):
     x, y = problem
     left, right = keras.Input((1,)), keras.Input((1,))

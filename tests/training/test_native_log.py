@@ -140,6 +140,7 @@ SCRIPT = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own(tmp_path: Path) -> None:
     """Two threads, a process that outlives the training, and a loss that quotes labels."""
     result = subprocess.run(

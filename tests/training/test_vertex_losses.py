@@ -196,6 +196,7 @@ def test_a_training_pass_repeats_itself_and_leaves_the_model_alone(alone: bool) 
     assert np.abs(TrainingPass(net, alone=alone)(x) - first).max() > 0.1  # the next step's masks
 
 
+@pytest.mark.slow
 def test_both_kinds_of_products_see_the_same_masks() -> None:
     net, x = dropping()
     rng = np.random.default_rng(0)
