@@ -12,14 +12,6 @@ from tf_labeldp import _validate
 from tf_labeldp.tf_privacy._query_noise import load
 from tf_labeldp.training import Denoiser, VertexLosses
 
-_OF_THE_INNER_QUERY = (
-    "initial_sample_state",
-    "preprocess_record",
-    "accumulate_preprocessed_record",
-    "accumulate_record",
-    "merge_sample_states",
-)
-
 
 class _GlobalState(NamedTuple):
     """The state of the inner query, and what the denoiser carries from step to step."""
@@ -132,10 +124,25 @@ class DenoisedQuery:
         """Returns the metrics of the inner query."""
         return self._query.derive_metrics(global_state.inner)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OF_THE_INNER_QUERY:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._query, name)
+    def initial_sample_state(self, template: Any = None) -> Any:
+        """Returns the sample state of the inner query: zeros like ``template``."""
+        return self._query.initial_sample_state(template)
+
+    def preprocess_record(self, params: Any, record: Any) -> Any:
+        """Returns the record as the inner query prepares it: clipped."""
+        return self._query.preprocess_record(params, record)
+
+    def accumulate_preprocessed_record(self, sample_state: Any, preprocessed_record: Any) -> Any:
+        """Returns the sample state with one more record."""
+        return self._query.accumulate_preprocessed_record(sample_state, preprocessed_record)
+
+    def accumulate_record(self, params: Any, sample_state: Any, record: Any) -> Any:
+        """Returns the sample state with one more record, which is prepared first."""
+        return self._query.accumulate_record(params, sample_state, record)
+
+    def merge_sample_states(self, sample_state_1: Any, sample_state_2: Any) -> Any:
+        """Returns the sample state of the records of both."""
+        return self._query.merge_sample_states(sample_state_1, sample_state_2)
 
     def get_noised_result(
         self, sample_state: Any, global_state: _GlobalState
