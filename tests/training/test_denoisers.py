@@ -106,6 +106,25 @@ def test_configs_come_back(denoiser: Denoiser) -> None:
     assert set(denoiser.get_config()) == arguments  # every one is kept, and in sight of help()
 
 
+class HalfSpan(SelfSpan):
+    def __init__(self, tolerance: float = 1e-2, share: float = 0.5) -> None:
+        super().__init__(tolerance)
+        self.share = share
+
+
+class HullOfFew(AltConv):
+    def __init__(self, residual: float = 0.3, share: float = 0.5) -> None:
+        super().__init__(4, residual=residual)
+        self.share = share
+
+
+@pytest.mark.parametrize("denoiser", [HalfSpan(share=0.2), HullOfFew(share=0.2)])
+def test_a_subclass_keeps_the_arguments_of_its_own_constructor(denoiser):
+    again = type(denoiser).from_config(denoiser.get_config())
+    assert again.share == 0.2
+    assert again.get_config() == denoiser.get_config()
+
+
 def test_the_same_inputs_give_the_same_gradient(denoiser: Denoiser) -> None:
     w = weights()
     first, second = (denoised(denoiser, noisy(), vertices_of(w))[0][0].numpy() for _ in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from typing import Any
 
 import keras
@@ -135,7 +136,7 @@ class SelfSpan(Denoiser):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return dataclasses.asdict(self)
+        return _arguments_of(self)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -206,7 +207,7 @@ class _Hull(Denoiser):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init}
+        return _arguments_of(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Denoiser:
@@ -297,6 +298,11 @@ class AltConv(_Hull):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 1)
+
+
+def _arguments_of(denoiser: Denoiser) -> dict[str, Any]:
+    """Returns the constructor's arguments, attributes of the same names; a subclass has its own."""
+    return {name: getattr(denoiser, name) for name in inspect.signature(type(denoiser)).parameters}
 
 
 def _report(found: Any) -> dict[str, tf.Tensor]:

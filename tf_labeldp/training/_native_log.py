@@ -51,7 +51,7 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
     if not fits:
         raise ValueError(
             f"{came}, but the model has {outputs} outputs. Give its last layer one unit for each "
-            "class, or for each label of a row."
+            "class (these are numbered from zero), or for each label of a row."
         )
 
 

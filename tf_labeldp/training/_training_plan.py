@@ -112,7 +112,7 @@ class PoissonPlan(TrainingPlan):
         cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
     ) -> PoissonPlan:
         """Returns the plan, or raises for settings that would contradict it."""
-        given = [name for name in _NOT_WITH_BATCHES if settings.get(name)]
+        given = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
         given = given if y is None else ["y", *given]
         if given:
             raise ValueError(
@@ -203,7 +203,7 @@ class ArrayPlan(TrainingPlan):
                 "labels, sampling_probability=..., steps=...)."
             )
         for name, instead in _NOT_WITH_ARRAYS.items():
-            if settings.pop(name, None):
+            if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
         if isinstance(y, PrivateLabels):
             raise TypeError(
@@ -265,6 +265,11 @@ _NOT_WITH_ARRAYS = {
     "steps_per_epoch": ", of which an epoch uses every example once. Leave it out, or fit on "
     "data.poisson_batches",
 }
+
+
+def _is_given(value: Any) -> bool:
+    """Returns whether a setting is neither None nor zero; arrays and containers always are."""
+    return value is not None and not (np.isscalar(value) and not value)
 
 
 def padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf.data.Dataset:
