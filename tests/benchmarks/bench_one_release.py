@@ -98,6 +98,7 @@ def head_results(
         copied = copy.copy(rows)  # a fit overwrites its matrices
         copied.gram, copied.sample = rows.gram.copy(order="F"), rows.sample.copy()
         head._finish(copied, moments, mechanism, source)
+        head.receipts_ = ()  # the noise is seeded: nothing is stated
         yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
 
 
