@@ -303,3 +303,26 @@ def test_rows_are_known_across_the_kinds_of_raw_inputs():
     np.testing.assert_array_equal(*texts)
     for nothing in (None, 3, "text", ({"a": X}, X[1:])):
         assert _label_source.raw_digests(nothing) is None
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "csc_array", "coo_matrix"])
+def test_digests_of_a_sparse_matrix_are_those_of_its_rows(kind):
+    held = sparse.random(50, 5000, 0.01, random_state=0).tocoo()
+    twice = [np.concatenate([one, one]) for one in (held.data, held.row, held.col)]
+    for data, row, column in ((held.data, held.row, held.col), twice):
+        made = getattr(sparse, kind)((data, (row, column)), shape=held.shape)
+        expected = _label_source.row_digests(made.toarray())
+        np.testing.assert_array_equal(_label_source.raw_digests(made), expected)
+
+
+def test_a_sparse_matrix_before_an_encoder_is_never_made_dense(monkeypatch):
+    """What an encoder makes of it may be small where the dense matrix would fit no memory."""
+
+    def refuse(part):
+        raise TypeError("made dense")
+
+    monkeypatch.setattr(_label_source, "all_rows", refuse)
+    wide = sparse.random_array((N, 5000), density=0.01, format="csr", rng=RNG)
+    first = head(encoder=lambda rows: X).fit(wide, Y)
+    again(2, head(encoder=lambda rows: X[::-1] + 1), wide, Y)
+    assert len(first.receipts_) == 1

@@ -230,18 +230,38 @@ def row_digests(block: np.ndarray) -> np.ndarray:
     """
     bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
     width = bits.shape[1]
-    keys = np.resize(_KEY[1:], width)
+    return _mixed((bits * _factors(np.arange(width))).sum(axis=1, dtype=np.uint64), width)
+
+
+def _factors(places: np.ndarray) -> np.ndarray:
+    """Returns the random factors of columns (m,), ``uint64`` (m,)."""
     # Places beyond the key's length are told apart by a second factor.
-    turn = (np.arange(width, dtype=np.uint64) // np.uint64(_KEY.size - 1)) * np.uint64(2)
-    found = (bits * (keys + turn * _KEY[0])).sum(axis=1, dtype=np.uint64)
-    found ^= found >> np.uint64(32)
-    return found * _KEY[0] ^ np.uint64(width)
+    turn, place = np.divmod(places, _KEY.size - 1)
+    return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]
+
+
+def _mixed(sums: np.ndarray, width: int) -> np.ndarray:
+    return (sums ^ (sums >> np.uint64(32))) * _KEY[0] ^ np.uint64(width)
+
+
+def _sparse_digests(rows: Any) -> np.ndarray:
+    """Returns what ``row_digests`` would of a CSR matrix, without its zeros: they add nothing."""
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    bits = (rows.data.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # no -0, as if dense
+    sums = np.zeros(bits.size + 1, np.uint64)
+    np.cumsum(bits.astype(np.uint64) * _factors(rows.indices), out=sums[1:])
+    return _mixed(sums[rows.indptr[1:]] - sums[rows.indptr[:-1]], rows.shape[1])
 
 
 def raw_digests(inputs: Any) -> np.ndarray | None:
     """Returns digests of the rows of inputs of any kind but data sets; None of what has no rows."""
     try:
-        parts = [_as_numbers(part) for part in parts_of(inputs)]
+        given = parts_of(inputs)
+        if len(given) == 1 and hasattr(given[0], "tocsr") and given[0].dtype.kind in "biuf":
+            return _sparse_digests(as_rows(given[0]))
+        parts = [_as_numbers(part) for part in given]
     except (TypeError, ValueError):
         return None
     if not parts or len({len(part) for part in parts}) > 1:
