@@ -17,7 +17,7 @@ PARTS = {
     "features": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
     "data": ["numpy", "tensorflow"],
-    "gradients": ["numpy", "tensorflow"],
+    "gradients": ["numpy", "keras", "tensorflow"],
     "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     "cli": ["*"],

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from ._noisy_label_loss import NoisyLabelLoss, log_probabilities, upcast
+from ._noisy_label_loss import NoisyLabelLoss, check_rows, log_probabilities, upcast
 
 _NOISES = ("laplace", "gaussian")
 
@@ -23,19 +23,13 @@ class ALIBILoss(NoisyLabelLoss):
     - Gaussian noise: ``q_ik ~ p_ik exp(x_ik / sigma^2)``.
 
     The posterior is recomputed at each step and treated as a constant: with logits the gradient is
-    ``softmax(y_pred) - q``. This equals the gradient of ``-log sum_k p_ik f(x_i - e_k)``, where f
-    is the density of the noise, so training maximises the likelihood of the noisy rows.
+    ``softmax(y_pred) - q``, that of the negative log-likelihood of the noisy row.
 
     Do not stop early or select models by the value of the loss: it is near zero for any confident
-    prediction, right or wrong.
-
-    The model is its own prior, so a confident model outweighs a noisy label and then learns from
-    itself: where ``|log p_ij - log p_ik|`` is above ``2 / b``, no Laplace row can make the less
-    likely of the classes j and k the more likely one. Start from small weights with a small or
-    warmed-up learning rate. For a fixed prior, train on ``tf_labeldp.estimation.posterior`` with
-    categorical cross-entropy.
-
-    The loss is computed in at least float32 under any dtype policy.
+    prediction, right or wrong. As the model is its own prior, a confident one outweighs a noisy
+    label and then learns from itself (with Laplace noise where log-probabilities of two classes
+    differ by more than ``2 / b``). Start from small weights with a small or warmed-up learning
+    rate. For a fixed prior, train on ``tf_labeldp.estimation.posterior`` with cross-entropy.
 
     Guarantee:
         Post-processing of rows that are already private, drawn once and fixed over all epochs.
@@ -51,7 +45,7 @@ class ALIBILoss(NoisyLabelLoss):
 
     Call arguments:
         y_true: noisy one-hot labels (batch, K), of either sign, finite.
-        y_pred: scores (batch, K); probabilities are normalised and clipped as in Keras.
+        y_pred: scores (batch, K), K at least 2; probabilities are normalised and clipped.
         sample_weight: optional, (batch,) or (batch, 1).
 
     Raises:
@@ -81,10 +75,9 @@ class ALIBILoss(NoisyLabelLoss):
         name: str | None = "alibi_loss",
         dtype: Any = None,
     ) -> None:
-        """See the class."""
         super().__init__(from_logits, reduction, name, dtype)
         if noise not in _NOISES:
-            raise ValueError(f"`noise` must be one of {_NOISES}. Received: noise={noise!r}.")
+            raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {noise!r}.")
         self.noise = noise
         self.scale = _checked_scale(scale)
 
@@ -98,14 +91,16 @@ class ALIBILoss(NoisyLabelLoss):
         """
         if not (hasattr(mechanism, "noise") and hasattr(mechanism, "scale")):
             raise TypeError(
-                "`mechanism` must have `noise` and `scale`, as tf_labeldp.mechanisms.ALIBI has. "
-                f"Received: {type(mechanism).__name__}."
+                "mechanism must have noise and scale, as tf_labeldp.mechanisms.ALIBI has, got "
+                f"{type(mechanism).__name__}."
             )
         return cls(mechanism.noise, mechanism.scale, **options)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the unreduced loss (batch,)."""
-        _check_shapes(y_true, y_pred)
+        check_rows(y_true, y_pred, "Train on the rows that tf_labeldp.mechanisms.ALIBI releases.")
+        if y_pred.shape[1] < 2:
+            raise ValueError("y_pred must hold scores of at least two classes, got one.")
         log_prior = log_probabilities(upcast(y_pred), self.from_logits)
         y_true = ops.cast(y_true, log_prior.dtype)
         if self.noise == "laplace":
@@ -125,27 +120,8 @@ class ALIBILoss(NoisyLabelLoss):
 
 def _checked_scale(scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(
-            f"`scale` must be a number, such as mechanism.scale. Received: {type(scale).__name__}."
-        )
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
     number = float(scale)
     if not (math.isfinite(number) and number > 0.0):
-        raise ValueError(
-            f"`scale` must be finite and above zero, such as mechanism.scale. Received: {number}."
-        )
+        raise ValueError(f"scale must be finite and above zero, got {number}.")
     return number
-
-
-def _check_shapes(y_true: Any, y_pred: Any) -> None:
-    true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
-    if len(pred_shape) != 2 or pred_shape[-1] in (None, 1):
-        raise ValueError(
-            "`y_pred` must hold scores of shape (batch, num_classes), with one score for each of "
-            f"at least two classes. Received: y_pred.shape={pred_shape}."
-        )
-    if len(true_shape) != 2 or true_shape[-1] not in (None, pred_shape[-1]):
-        raise ValueError(
-            f"`y_true` must hold noisy one-hot labels of shape (batch, {pred_shape[-1]}), as "
-            f"tf_labeldp.mechanisms.ALIBI releases them. Received: y_true.shape={true_shape}, "
-            f"y_pred.shape={pred_shape}."
-        )

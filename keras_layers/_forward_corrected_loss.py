@@ -18,14 +18,12 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
     """Cross-entropy between noisy labels and the prediction passed through the channel.
 
     ``loss_i = -log (p_i^T Q)[noisy_i]``, where ``Q[true, noisy]`` is the probability that the
-    mechanism answers ``noisy``. The model predicts the true label, and its implied prediction of
-    the noisy label is scored: for an invertible Q the expected loss is smallest exactly where ``p``
-    is the true posterior. Unlike ``LabelWeightedLoss`` it is never negative; it agrees with the
-    loss on true labels in its minimiser, not in its value.
+    mechanism answers ``noisy``. For an invertible Q the expected loss is smallest exactly where the
+    prediction ``p`` of the true label is the true posterior. Unlike ``LabelWeightedLoss`` it is
+    never negative; it agrees with the loss on true labels in its minimiser, not in its value.
 
-    The loss is computed in at least float32 under any dtype policy. From logits, the logarithm of
-    ``p^T Q`` does not underflow; it takes O(batch * num_inputs) memory for label ids and
-    O(batch * num_inputs * num_outputs) for one-hot or soft labels.
+    From logits, ``log p^T Q`` does not underflow; it takes O(batch * num_inputs) memory for label
+    ids and O(batch * num_inputs * num_outputs) for one-hot or soft labels.
 
     Args:
         transition_matrix: ``P[noisy | true]`` (num_inputs, num_outputs), finite, not negative, with
@@ -65,14 +63,13 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
         name: str | None = "forward_corrected_loss",
         dtype: Any = None,
     ) -> None:
-        """See the class."""
         super().__init__(from_logits, reduction, name, dtype)
         self.transition_matrix = _checked_matrix(transition_matrix)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the unreduced loss (batch,)."""
         matrix = self.transition_matrix
-        _check_shapes(y_true, y_pred, matrix.shape)
+        _check_shapes(y_true, y_pred, *matrix.shape)
         y_pred = upcast(y_pred)
         num_outputs = matrix.shape[1]
         label_ids = len(y_true.shape) == 1 or y_true.shape[-1] == 1
@@ -111,52 +108,40 @@ def _log_of(matrix: np.ndarray) -> np.ndarray:
 
 
 def _checked_matrix(matrix: Any) -> np.ndarray:
-    expected = (
-        "Expected P[noisy | true] of shape (num_inputs, num_outputs), such as a mechanism's "
-        "transition_matrix()."
-    )
     try:
         matrix = np.array(matrix, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`transition_matrix` is not a matrix of numbers. {expected} Received: {matrix!r}."
-        ) from error
+        raise ValueError(f"transition_matrix is not a matrix of numbers: {matrix!r}.") from error
     if matrix.ndim != 2 or matrix.shape[0] < 1 or matrix.shape[1] < 2:
         raise ValueError(
-            "`transition_matrix` must be 2-D with at least two columns. "
-            f"{expected} Received shape: {matrix.shape}."
+            f"transition_matrix must be 2-D with at least two columns, got shape {matrix.shape}."
         )
-    if not np.all(np.isfinite(matrix)) or np.any(matrix < 0):
-        row = int(np.argmax(np.any(~np.isfinite(matrix) | (matrix < 0), axis=1)))
+    bad = np.any(~np.isfinite(matrix) | (matrix < 0), axis=1)
+    if np.any(bad):
+        row = int(np.argmax(bad))
         raise ValueError(
-            "`transition_matrix` must hold finite nonnegative probabilities. "
-            f"{expected} Received row {row}: {matrix[row].tolist()}. A channel's inverse has "
-            "negative entries: use it with LabelWeightedLoss."
+            f"transition_matrix must hold finite nonnegative probabilities, got row {row}: "
+            f"{matrix[row].tolist()}. A channel's inverse is for LabelWeightedLoss."
         )
     sums = matrix.sum(axis=1)
     row = int(np.argmax(np.abs(sums - 1.0)))
     if abs(sums[row] - 1.0) > 1e-6:
         raise ValueError(
-            "Each row of `transition_matrix` must sum to one within 1e-6. "
-            f"{expected} Received: row {row} sums to {sums[row]:.9g}. If the columns sum to one, "
-            "transpose it."
+            f"each row of transition_matrix must sum to one, but row {row} sums to "
+            f"{sums[row]:.9g}. If the columns sum to one, transpose it."
         )
     return matrix
 
 
-def _check_shapes(y_true: Any, y_pred: Any, matrix_shape: tuple[int, int]) -> None:
+def _check_shapes(y_true: Any, y_pred: Any, num_inputs: int, num_outputs: int) -> None:
     true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
-    num_inputs, num_outputs = matrix_shape
-    if len(pred_shape) != 2 or pred_shape[-1] != num_inputs:
+    if len(pred_shape) != 2 or pred_shape[1] != num_inputs:
         raise ValueError(
-            f"`y_pred` must have shape (batch, {num_inputs}), one score for each row of "
-            f"`transition_matrix` (shape {matrix_shape}). Received: y_pred.shape={pred_shape}. "
-            f"Give the model's last layer {num_inputs} units."
+            f"y_pred must have shape (batch, {num_inputs}), one score for each row of "
+            f"transition_matrix, got {pred_shape}. Give the model's last layer {num_inputs} units."
         )
-    if len(true_shape) == 1 or (len(true_shape) == 2 and true_shape[-1] in (1, num_outputs)):
-        return
-    raise ValueError(
-        "`y_true` must hold noisy labels, as ids of shape (batch,) or (batch, 1) or one-hot of "
-        f"shape (batch, {num_outputs}), one for each column of `transition_matrix` (shape "
-        f"{matrix_shape}). Received: y_true.shape={true_shape}."
-    )
+    if len(true_shape) not in (1, 2) or true_shape[1:] not in ((), (1,), (num_outputs,)):
+        raise ValueError(
+            "y_true must hold noisy labels, as ids (batch,) or (batch, 1) or one-hot "
+            f"(batch, {num_outputs}), one for each column of transition_matrix, got {true_shape}."
+        )

@@ -2,14 +2,13 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
-from ._noisy_label_loss import NoisyLabelLoss, log_probabilities, upcast
+from ._noisy_label_loss import NoisyLabelLoss, check_rows, log_probabilities, upcast
 
 _CROSS_ENTROPIES = (
     "categorical_crossentropy",
@@ -34,8 +33,6 @@ class LabelWeightedLoss(NoisyLabelLoss):
     k labels enlarges the Lipschitz constant by up to ``1 + 2 k / (e^epsilon - 1)``. Stop early,
     regularise, take a bounded ``base`` (such as ``"mse"`` on probabilities), or use
     ``ForwardCorrectedLoss``, which is never negative.
-
-    The loss is computed in at least float32 under any dtype policy.
 
     Args:
         base: the loss to debias. ``"categorical_crossentropy"`` and
@@ -82,14 +79,14 @@ class LabelWeightedLoss(NoisyLabelLoss):
         name: str | None = "label_weighted_loss",
         dtype: Any = None,
     ) -> None:
-        """See the class."""
         super().__init__(from_logits, reduction, name, dtype)
         self.base = base
         self._base_function = _base_function(base, from_logits)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the unreduced loss (batch,)."""
-        _check_shapes(y_true, y_pred)
+        hint = "Turn noisy labels into weights first, with tf_labeldp.estimation.debiased."
+        check_rows(y_true, y_pred, hint)
         y_pred = upcast(y_pred)
         if self._base_function is not None:
             return _loss_of_every_class(y_true, y_pred, self._base_function)
@@ -101,34 +98,17 @@ class LabelWeightedLoss(NoisyLabelLoss):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor; a ``base`` that is no name is serialized."""
         base = self.base
-        return {
-            "base": base if isinstance(base, str) else keras.saving.serialize_keras_object(base),
-            **super().get_config(),
-        }
+        if not isinstance(base, str):
+            base = keras.saving.serialize_keras_object(base)
+        return {"base": base, **super().get_config()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LabelWeightedLoss":
         """Returns the loss of a config."""
-        config = dict(config)
-        if isinstance(config.get("base"), dict):
-            config["base"] = keras.saving.deserialize_keras_object(config["base"])
+        base = config.get("base")
+        if isinstance(base, dict):
+            config = {**config, "base": keras.saving.deserialize_keras_object(base)}
         return cls(**config)
-
-
-def lipschitz_factor(epsilon: float, k: int) -> float:
-    """Returns the bound of ``ghazi2021``, Lemma 19, on how much debiasing enlarges a loss's slope.
-
-    For RRTop-k with ``p = 1 / (e^epsilon + k - 1)`` it is
-    ``(1 + k p) / (1 - k p) = 1 + 2 k / (e^epsilon - 1)``.
-    """
-    if not epsilon > 0:
-        raise ValueError(
-            f"`epsilon` must be positive. Received: epsilon={epsilon}. "
-            "At epsilon 0 the labels carry no information and the loss can't be debiased."
-        )
-    if k < 1:
-        raise ValueError(f"`k` counts labels and must be at least 1. Received: k={k}.")
-    return 1.0 + 2.0 * k * math.exp(-epsilon) / -math.expm1(-epsilon)
 
 
 def _loss_of_every_class(weights: Any, y_pred: Any, base: Callable[[Any, Any], Any]) -> Any:
@@ -139,9 +119,8 @@ def _loss_of_every_class(weights: Any, y_pred: Any, base: Callable[[Any, Any], A
     values = base(one_hot, ops.repeat(y_pred, num_classes, axis=0))
     if len(values.shape) != 1:
         raise ValueError(
-            "`base` must return one loss per example, of shape (batch,). Received shape: "
-            f"{tuple(values.shape)} for inputs of shape (batch, {num_classes}). "
-            "Reduce over the last axis alone."
+            f"base must return one loss per example, got shape {tuple(values.shape)} for inputs "
+            f"(batch, {num_classes}). Reduce over the last axis alone."
         )
     values = ops.reshape(values, (-1, num_classes))
     return ops.sum(ops.cast(weights, values.dtype) * values, axis=-1)
@@ -152,74 +131,48 @@ def _base_function(base: Any, from_logits: bool) -> Callable[[Any, Any], Any] | 
     if isinstance(base, str):
         if base in _CROSS_ENTROPIES:
             return None
-        function = _loss_by_name(base)
-        target: Any = type(function) if isinstance(function, keras.losses.Loss) else function
-        if from_logits:
-            if "from_logits" not in inspect.signature(target).parameters:
-                raise ValueError(
-                    f'from_logits=True, but the base loss "{base}" takes no `from_logits`. Set '
-                    "from_logits=False and give it the scores it expects, or pass a callable "
-                    "base(y_true, y_pred) that converts the logits itself."
-                )
-            if not isinstance(target, type):
-                return functools.partial(function, from_logits=True)
-            function = target(from_logits=True)
+        base = _loss_by_name(base, from_logits)
     else:
-        function = base
-        if not callable(base):
-            raise ValueError(
-                "`base` must be the name of a Keras loss, a keras.losses.Loss instance or a "
-                f"callable base(y_true, y_pred). Received: {base!r} of type {type(base).__name__}."
-            )
-        if (
-            isinstance(base, keras.losses.SparseCategoricalCrossentropy)
-            or base is keras.losses.sparse_categorical_crossentropy
-        ):
-            raise ValueError(
-                f"`base` gets one-hot targets, and {base!r} expects integer ones. Pass "
-                'base="sparse_categorical_crossentropy" (with from_logits) instead.'
-            )
-        if from_logits:
-            raise ValueError(
-                "from_logits=True is passed on to a base given by name alone. Received: "
-                f"base={base!r}. Set from_logits on the instance, or convert inside the callable, "
-                "and leave from_logits=False here."
-            )
+        _check_base(base, from_logits)
     # A Loss instance is taken unreduced: `call`, not `__call__`.
-    return function.call if isinstance(function, keras.losses.Loss) else function
+    return base.call if isinstance(base, keras.losses.Loss) else base
 
 
-def _loss_by_name(name: str) -> Any:
-    function = keras.saving.get_registered_object(name)
-    if function is not None:
-        return function() if isinstance(function, type) else function
-    try:
-        return keras.losses.get(name)
-    except ValueError as error:
+def _check_base(base: Any, from_logits: bool) -> None:
+    if not callable(base):
         raise ValueError(
-            f'Unknown base loss "{name}". Expected the name of a function or class in '
-            'keras.losses (such as "categorical_crossentropy" or "mse"), or of one registered '
-            "with keras.saving.register_keras_serializable; for any other, pass the callable."
-        ) from error
-
-
-def _check_shapes(y_true: Any, y_pred: Any) -> None:
-    true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
-    if len(pred_shape) != 2 or pred_shape[-1] is None:
-        raise ValueError(
-            "`y_pred` must hold scores of shape (batch, num_classes) with num_classes known when "
-            f"the model is built. Received: y_pred.shape={pred_shape}. Flatten other axes into "
-            "the batch."
+            "base must be the name of a Keras loss, a keras.losses.Loss or a callable "
+            f"base(y_true, y_pred), got {base!r} of type {type(base).__name__}."
         )
-    if len(true_shape) != 2:
+    is_sparse = isinstance(base, keras.losses.SparseCategoricalCrossentropy)
+    if is_sparse or base is keras.losses.sparse_categorical_crossentropy:
         raise ValueError(
-            "`y_true` must hold label weights of shape (batch, num_classes). Received: "
-            f"y_true.shape={true_shape}. Turn noisy labels into weights first, with "
-            "tf_labeldp.estimation.debiased or rows of the channel's inverse."
+            f"base gets one-hot targets, and {base!r} expects integer ones. Pass "
+            'base="sparse_categorical_crossentropy" (with from_logits) instead.'
         )
-    if true_shape[-1] is not None and true_shape[-1] != pred_shape[-1]:
+    if from_logits:
         raise ValueError(
-            "`y_true` and `y_pred` must have the same number of classes. Received: "
-            f"y_true.shape={true_shape}, y_pred.shape={pred_shape}. Give the model's last layer "
-            f"{true_shape[-1]} units, or build the weights for {pred_shape[-1]} classes."
+            f"from_logits=True is passed on to a base given by name alone, got {base!r}. Set "
+            "from_logits on the instance, or convert inside the callable."
         )
+
+
+def _loss_by_name(name: str, from_logits: bool) -> Any:
+    """Returns the function or the ``keras.losses.Loss`` of a name."""
+    loss = keras.saving.get_registered_object(name)
+    if loss is None:
+        try:
+            loss = keras.losses.get(name)
+        except ValueError as error:
+            raise ValueError(
+                f'unknown base loss "{name}". Give the name of a function or class in '
+                "keras.losses, or of one registered with Keras, or pass the callable."
+            ) from error
+    kind = type(loss) if isinstance(loss, keras.losses.Loss) else loss
+    if from_logits and "from_logits" not in inspect.signature(kind).parameters:
+        raise ValueError(
+            f'from_logits=True, but the base loss "{name}" takes no from_logits. Give it the '
+            "scores that it expects, or pass a callable base(y_true, y_pred) that converts them."
+        )
+    options = {"from_logits": True} if from_logits else {}
+    return kind(**options) if isinstance(kind, type) else functools.partial(loss, **options)

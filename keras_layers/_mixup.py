@@ -52,13 +52,9 @@ class Mixup(keras.layers.Layer):
     """
 
     def __init__(self, alpha: float, seed: int | None = None, **kwargs: Any) -> None:
-        """See the class."""
         super().__init__(autocast=False, **kwargs)
         if not 0.0 <= alpha < float("inf"):
-            raise ValueError(
-                "`alpha` must be a finite number >= 0 (0 turns mixing off). "
-                f"Received: alpha={alpha}."
-            )
+            raise ValueError(f"alpha must be a finite number >= 0, got {alpha}.")
         self.alpha = float(alpha)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -66,7 +62,6 @@ class Mixup(keras.layers.Layer):
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> tuple[Any, Any]:
         """Returns the pair ``(x, y)``, mixed in training."""
         x, y = _checked_pair(inputs)
-        _check_tensors(x, y)
         if not training or self.alpha == 0.0:
             return x, y
         return mixup(x, y, symmetric_beta(self.alpha, seed=self.seed_generator))
@@ -81,10 +76,7 @@ class Mixup(keras.layers.Layer):
 
 
 def mixup(x: Any, y: Any, lam: Any) -> tuple[Any, Any]:
-    """Returns ``lam * batch + (1 - lam) * reversed batch`` of the inputs and of the targets."""
-    x = keras.tree.map_structure(ops.convert_to_tensor, x)
-    y = ops.convert_to_tensor(y)
-    _check_tensors(x, y)
+    """Returns ``lam * batch + (1 - lam) * reversed batch`` of float inputs and targets."""
 
     def mix(tensor: Any) -> Any:
         dtype = keras.backend.standardize_dtype(tensor.dtype)
@@ -100,11 +92,9 @@ def mixup(x: Any, y: Any, lam: Any) -> tuple[Any, Any]:
 def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) -> Any:
     """Returns float32 draws from Beta(alpha, alpha), exact and without rejection.
 
-    With ``u``, ``v`` uniform and ``t = sqrt(u^(-1 / alpha) - 1) * cos(2 pi v)`` (a Student variable
-    with ``2 alpha`` degrees of freedom over ``sqrt(2 alpha)``), ``(1 + t / sqrt(1 + t^2)) / 2`` is
-    Beta(alpha, alpha): Bailey, "Polar Generation of Random Variates with the t-Distribution"
-    (1994). It compiles under XLA, which has no kernel for the gamma variables of
-    ``keras.random.beta``.
+    With ``u``, ``v`` uniform and ``t = sqrt(u^(-1 / alpha) - 1) * cos(2 pi v)``,
+    ``(1 + t / sqrt(1 + t^2)) / 2`` is Beta(alpha, alpha): Bailey, "Polar Generation of Random
+    Variates with the t-Distribution" (1994). XLA has no kernel for ``keras.random.beta``.
     """
     uniforms = keras.random.uniform((2, *shape), dtype="float32", seed=seed)
     exponential = -ops.log1p(-uniforms[0])
@@ -119,41 +109,29 @@ def symmetric_beta(alpha: float, shape: tuple[int, ...] = (), seed: Any = None) 
 
 
 def _checked_pair(inputs: Any) -> tuple[Any, Any]:
+    """Returns the inputs and the targets, or raises if they cannot be mixed."""
     if not isinstance(inputs, tuple | list) or len(inputs) != 2:
-        got = f"a {type(inputs).__name__}"
-        if isinstance(inputs, tuple | list):
-            got += f" of length {len(inputs)}"
         raise ValueError(
-            f"Mixup takes one pair (x, y) of inputs and targets. Received: {got}. Call "
-            "layer((x, y), training=True); in a tf.data map, lambda x, y: layer((x, y), ...)."
+            f"Mixup takes one pair (x, y) of inputs and targets, got a {type(inputs).__name__}. "
+            "Call layer((x, y), training=True), also in a tf.data map."
         )
     x, y = inputs
-    return x, y
-
-
-def _check_tensors(x: Any, y: Any) -> None:
-    for tensor in keras.tree.flatten(x):
-        if not keras.backend.is_float_dtype(tensor.dtype):
-            raise ValueError(
-                "Mixup needs float inputs. Received: x of dtype "
-                f"{keras.backend.standardize_dtype(tensor.dtype)}. Cast it first, as with "
-                'keras.ops.cast(x, "float32").'
-            )
-        if len(tensor.shape) == 0:
-            raise ValueError("Mixup needs inputs with a batch axis. Received: a scalar in x.")
-    if not keras.backend.is_float_dtype(y.dtype):
-        raise ValueError(
-            "Mixup needs float targets. Received: y of dtype "
-            f"{keras.backend.standardize_dtype(y.dtype)}. Class ids can't be averaged: one-hot "
-            "them first, as with keras.ops.one_hot(y, num_classes)."
-        )
+    for name, tensors in (("x", keras.tree.flatten(x)), ("y", [y])):
+        for tensor in tensors:
+            if not keras.backend.is_float_dtype(tensor.dtype) or len(tensor.shape) == 0:
+                dtype = keras.backend.standardize_dtype(tensor.dtype)
+                raise ValueError(
+                    f"Mixup needs float tensors with a batch axis, got {name} of dtype {dtype} and "
+                    f"shape {tuple(tensor.shape)}. Cast inputs to float, and one-hot class ids."
+                )
     if len(y.shape) != 2:
         raise ValueError(
-            f"Mixup needs targets of shape (batch, K). Received: y.shape={tuple(y.shape)}. "
-            "One-hot class ids first; give a single regression target a last axis."
+            f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. One-hot "
+            "class ids first; give a single regression target a last axis."
         )
     sizes = {tensor.shape[0] for tensor in [*keras.tree.flatten(x), y]} - {None}
     if len(sizes) > 1:
         raise ValueError(
-            f"Mixup needs the same batch size in all inputs and targets. Received: {sorted(sizes)}."
+            f"Mixup needs the same batch size in all inputs and targets, got {sorted(sizes)}."
         )
+    return x, y

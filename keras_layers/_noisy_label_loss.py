@@ -1,4 +1,4 @@
-"""What the losses on noisy labels share: precision, logarithms and configuration."""
+"""What the losses on noisy labels share: precision, logarithms, shapes and configuration."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ class NoisyLabelLoss(keras.losses.Loss):
     """A loss on logits or probabilities that computes in at least float32."""
 
     def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: Any):
-        """See the class of the loss."""
         super().__init__(name=name, reduction=reduction, dtype=_at_least_float32(dtype))
         self.from_logits = from_logits
         self._dtype_argument = None if dtype is None else self.dtype
@@ -23,6 +22,20 @@ class NoisyLabelLoss(keras.losses.Loss):
             "name": self.name,
             "dtype": self._dtype_argument,
         }
+
+
+def check_rows(y_true: Any, y_pred: Any, hint: str) -> None:
+    """Raises a ``ValueError`` unless both are (batch, K), with a K that is known."""
+    true_shape, pred_shape = tuple(y_true.shape), tuple(y_pred.shape)
+    if len(pred_shape) != 2 or pred_shape[1] is None:
+        raise ValueError(
+            f"y_pred must have shape (batch, K), with K known when the model is built, got "
+            f"{pred_shape}. Flatten other axes into the batch."
+        )
+    if len(true_shape) != 2 or true_shape[1] not in (None, pred_shape[1]):
+        raise ValueError(
+            f"y_true must have shape (batch, {pred_shape[1]}), got {true_shape}. {hint}"
+        )
 
 
 def upcast(tensor: Any) -> Any:

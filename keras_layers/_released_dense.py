@@ -21,7 +21,6 @@ class CarriesReceipts:
     label_dp_receipts: bytes = b""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """See the class of the layer."""
         super().__init__(*args, **kwargs)
         if keras.backend.backend() == "tensorflow":
             self._receipts_in_checkpoints = _in_checkpoints(self)
@@ -77,23 +76,7 @@ def _in_checkpoints(layer: CarriesReceipts) -> Any:
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class ReleasedDense(CarriesReceipts, keras.layers.Dense):
-    """A dense layer with the weights of a released head, and the receipts of its release.
+    """A ``keras.layers.Dense`` with the weights of a released head, and receipts in its files.
 
-    It is ``keras.layers.Dense`` with receipts in its files: a model that is built on it in another
-    program still accounts for what its labels have spent.
-
-    Args:
-        *args: as in ``keras.layers.Dense``.
-        **kwargs: likewise.
-
-    Call arguments:
-        inputs: (batch, d).
-
-    Returns:
-        (batch, units).
-
-    Example:
-        >>> layer = ReleasedDense(3)
-        >>> tuple(layer(np.zeros((2, 5))).shape)
-        (2, 3)
+    A model that is built on it in another program still accounts for what its labels have spent.
     """

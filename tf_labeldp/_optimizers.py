@@ -1,9 +1,8 @@
 """Watches the Keras optimizers of this process: which weights they trained, and how often.
 
-A model that was trained in the clear says so only through its optimizer, and that is gone as soon
-as the model is compiled anew. So every optimizer is noted when it is built, and what it trained
-when it ends. This changes nothing in how it trains. Keras is watched from the moment that it and
-this library are both loaded; optimizers that exist by then are looked up.
+A model that was trained in the clear says so only through its optimizer, which is gone as soon as
+the model is compiled anew. So each is noted when it is built, and what it trained when it ends.
+Keras is watched once it and this library are loaded; optimizers that exist by then are looked up.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class Watched:
         was_applied: whether it took steps; one that was only read from a checkpoint did not.
         noted: digests of the values that were noted as trained in the clear; None before any were.
             Values change without a step too, where a user averages or scales them.
-        receipt: what was noted then, by who asked (``trained_in_the_clear``).
-        receipt_steps: how many steps that receipt is about.
+        receipt: what was noted then; ``receipt_steps`` is how many steps it is about.
         trained: the variables.
         start: digests of their values before the first step.
     """
@@ -53,8 +51,10 @@ class Watched:
         """Notes what the optimizer trains."""
         self._iterations = optimizer.iterations
         self.trained = list(getattr(optimizer, "_trainable_variables", None) or [])
-        with contextlib.suppress(Exception), _eagerly():  # within fit, a graph is being built
-            self.start = [] if self.steps else weight_digests(self.trained)
+        tensorflow: Any = sys.modules.get("tensorflow")
+        with contextlib.suppress(Exception):  # within fit, a graph is being built
+            with contextlib.nullcontext() if tensorflow is None else tensorflow.init_scope():
+                self.start = [] if self.steps else weight_digests(self.trained)
 
     @property
     def steps(self) -> int:
@@ -69,12 +69,7 @@ class Watched:
 
 
 class Trained:
-    """What an optimizer has trained without a receipt, at the moment that this is made.
-
-    Args:
-        watched: the optimizer.
-        among: identities of the variables whose values are looked at; None for all.
-    """
+    """What an optimizer has trained without a receipt by now, ``among`` variables of these ids."""
 
     def __init__(self, watched: Watched, among: set[int] | None = None) -> None:
         self.watched = weakref.ref(watched)  # it holds variables, and may be gone by then
@@ -104,16 +99,17 @@ def watch() -> None:
     @functools.wraps(build)
     def watched_build(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = build(self, *args, **kwargs)
-        _of(self).build(self)
+        known = _of(self)
+        known.build(self)
         for one in type(self).__mro__:
             if "apply" in vars(one) and not hasattr(vars(one)["apply"], "_is_watched"):
                 _watch_apply(one)
-                _of(self).was_applied = True  # it may be within its own `apply` at this moment
+                known.was_applied = True  # it may be within its own `apply` at this moment
         return result
 
     @functools.wraps(load)
     def watched_load(self: Any, store: Any) -> Any:
-        known = _of(getattr(self, "inner_optimizer", self))
+        known = _of_inner(self)
         _note(known)  # its steps are about to be set to those of the file
         unlimited = known.accounted == math.inf
         result = load(self, store)
@@ -124,8 +120,8 @@ def watch() -> None:
     watched_build._is_watched = True  # type: ignore[attr-defined]
     base.build, base.load_own_variables = watched_build, watched_load
     _watch_apply(base)
-    for owner, name in ((keras.Model, "save"), (keras.Model, "save_weights")):
-        _watch_copies(owner, name)
+    _watch_copies(keras.Model, "save")
+    _watch_copies(keras.Model, "save_weights")
     _watch_copies(keras.layers.Layer, "get_weights")
     kinds, models = _subclasses(kind), _subclasses(keras.Model)
     alive = [one for one in gc.get_objects() if type(one) in kinds or type(one) in models]
@@ -137,7 +133,7 @@ def watch() -> None:
 
 def account_for(optimizer: Any, steps: float | None = None) -> None:
     """Notes that an optimizer's first so many steps have receipts; None for those so far."""
-    known = _of(getattr(optimizer, "inner_optimizer", optimizer))
+    known = _of_inner(optimizer)
     known.accounted = known.steps if steps is None else steps
 
 
@@ -159,20 +155,14 @@ def trained_in_the_clear() -> list[Trained]:
 
 
 def note_in_the_clear(among: set[int] | None = None) -> None:
-    """Notes what all optimizers have trained in the clear since it was last noted.
-
-    Only of the variables of these identities, where they are given.
-    """
+    """Notes what is trained in the clear and not noted yet, ``among`` variables of these ids."""
     watch()
     for known in list(_WATCHED.values()):
         _note(known, among)
 
 
 def weight_digests(variables: Iterable[Any]) -> list[bytes]:
-    """Returns a digest of the values of each variable that is no constant.
-
-    Zeros and ones are those of any fresh layer, and tell nothing of where they come from.
-    """
+    """Returns a digest of the values of each variable, but for constants, as fresh layers have."""
     import numpy as np
 
     digests = []
@@ -188,12 +178,6 @@ def weight_digests(variables: Iterable[Any]) -> list[bytes]:
     return digests
 
 
-def _eagerly() -> Any:
-    """Returns a context in which TensorFlow's variables have values."""
-    tensorflow: Any = sys.modules.get("tensorflow")
-    return contextlib.nullcontext() if tensorflow is None else tensorflow.init_scope()
-
-
 def _of(optimizer: Any) -> Watched:
     """Returns what is known of an optimizer."""
     if id(optimizer) not in _WATCHED:
@@ -202,6 +186,11 @@ def _of(optimizer: Any) -> Watched:
         if getattr(optimizer, "built", False):
             known.build(optimizer)
     return _WATCHED[id(optimizer)]
+
+
+def _of_inner(optimizer: Any) -> Watched:
+    """Returns what is known of an optimizer, or of the one that it is around."""
+    return _of(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 def _forget(number: int) -> None:
@@ -238,7 +227,6 @@ class _AtImport(importlib.abc.MetaPathFinder):
     """Begins to watch as soon as Keras has been imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Finds Keras as it would be found, and nothing else."""
         if name != "keras":
             return None
         with contextlib.suppress(ValueError):  # another thread was faster
@@ -275,12 +263,7 @@ def _was_never_fitted(model: Any) -> bool:
 
 def _subclasses(kind: type) -> set[type]:
     """Returns a class with all that derive from it."""
-    found, waiting = {kind}, [kind]
-    while waiting:
-        new: set[type] = set(waiting.pop().__subclasses__()) - found
-        found |= new
-        waiting += new
-    return found
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
 
 
 if "keras" in sys.modules:

@@ -7,23 +7,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-_DELAY = 5.0
-"""Seconds until the first word; a pass that is done by then says nothing."""
 _EVERY_TERMINAL = 1.0
 _EVERY_FILE = 10.0
 """Seconds between words, where a line can be rewritten and where it cannot."""
 
 
 class Progress(tqdm):
-    """Says how far a long pass is: nothing in the first seconds, then now and then.
+    """Says how far a long pass over ``total`` rows is, after ``delay`` seconds of silence.
 
     A terminal gets one line that changes, a file a new line each time.
-
-    Args:
-        what: the pass.
-        total: its number of rows; None if that is not known.
-        delay: seconds until the first word.
-        quiet: says nothing at all.
 
     Example:
         >>> with Progress("Reading", total=200) as progress:
@@ -33,7 +25,7 @@ class Progress(tqdm):
     monitor_interval = 0  # no thread beside the pass
 
     def __init__(
-        self, what: str, total: int | None = None, *, delay: float = _DELAY, quiet: bool = False
+        self, what: str, total: int | None = None, *, delay: float = 5.0, quiet: bool = False
     ) -> None:
         try:
             self._is_terminal = bool(sys.stderr.isatty())

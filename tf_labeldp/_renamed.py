@@ -117,6 +117,10 @@ _INSTEAD = {
 
 # By part: modules that saved models and pickles of earlier versions name, and what they are in now.
 _MODULES = {
+    "tf_labeldp.estimation": {
+        "_histogram": "tf_labeldp.mechanisms._histogram",
+        "_label_moments": "tf_labeldp.mechanisms._label_moments",
+    },
     "tf_labeldp.heads": {
         "_estimator": "tf_labeldp.features._estimator",
         "_neighbour_smoothing": "tf_labeldp.features._neighbour_smoothing",
@@ -133,6 +137,18 @@ _MODULES = {
         "_nearest_centre": "tf_labeldp.keras_layers._fixed_features",
         "_neighbour_features": "tf_labeldp.keras_layers._fixed_features",
         "_patch_features": "tf_labeldp.keras_layers._fixed_features",
+    },
+    "tf_labeldp.mechanisms": {
+        "_channel_mechanism": "tf_labeldp.mechanisms._bins",
+        "_exponential": "tf_labeldp.mechanisms._numbers",
+        "_laplace": "tf_labeldp.mechanisms._numbers",
+        "_peer_to_peer": "tf_labeldp.mechanisms._clusters",
+        "_prior_resampling": "tf_labeldp.mechanisms._clusters",
+        "_randomized_response": "tf_labeldp.mechanisms._classes",
+        "_rr_on_bins": "tf_labeldp.mechanisms._bins",
+        "_rr_top_k": "tf_labeldp.mechanisms._classes",
+        "_rr_with_prior": "tf_labeldp.mechanisms._classes",
+        "_staircase": "tf_labeldp.mechanisms._numbers",
     },
     "tf_labeldp.training": {
         "_noise": "tf_labeldp.training._label_dp_optimizer",

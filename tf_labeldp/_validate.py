@@ -21,6 +21,7 @@ PRIOR_SUM_TOLERANCE = 1e-4
 """A prior may miss a sum of one by this much (a float32 softmax of many classes does not)."""
 
 _LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_BY_A_RULE = "Leave these examples out, or fill them in, by a rule that does not look at labels."
 
 
 def warn(message: str) -> None:
@@ -31,36 +32,26 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
+def real_number(name: str, value: Any, what: str = "a number") -> float:
+    """Returns ``value`` as a float, or raises if it is no number."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}.")
+    return float(value)
+
+
 def positive_finite(name: str, value: Any) -> float:
     """Returns ``value`` as a float, or raises if it is not a finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number above zero, got {type(value).__name__}.")
-    number = float(value)
+    number = real_number(name, value, "a number above zero")
     if not math.isfinite(number) or number <= 0.0:
-        raise ValueError(
-            f"{name} must be finite and above zero, got {number}. For training without privacy "
-            "use plain labels instead of a mechanism."
-            if name == "epsilon"
-            else f"{name} must be finite and above zero, got {number}."
-        )
-    return number
-
-
-def probability_below_one(name: str, value: Any) -> float:
-    """Returns ``value`` as a float, or raises if it is not in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number in [0, 1), got {type(value).__name__}.")
-    number = float(value)
-    if not 0.0 <= number < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {number}.")
+        plain = " For training without privacy use plain labels instead of a mechanism."
+        hint = plain if name == "epsilon" else ""
+        raise ValueError(f"{name} must be finite and above zero, got {number}.{hint}")
     return number
 
 
 def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
     """Returns ``value`` as a float, or raises if it is not in an interval such as ``"(0, 1]"``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number in {interval}, got {type(value).__name__}.")
-    number = float(value)
+    number = real_number(name, value, f"a number in {interval}")
     low, high = (float(end) for end in interval[1:-1].split(","))
     ends = (interval[0] == "[" and number == low) or (interval[-1] == "]" and number == high)
     if not (low < number < high or ends):
@@ -94,17 +85,16 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
 
 def number_range(low: Any, high: Any) -> tuple[float, float]:
     """Returns the ends of a range as floats, or raises if they are not finite and in order."""
-    for name, value in (("low", low), ("high", high)):
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
-        if not math.isfinite(float(value)):
-            raise ValueError(f"{name} must be finite, got {float(value)}.")
-    if not float(low) < float(high):
+    ends = real_number("low", low), real_number("high", high)
+    for name, number in zip(("low", "high"), ends, strict=True):
+        if not math.isfinite(number):
+            raise ValueError(f"{name} must be finite, got {number}.")
+    if not ends[0] < ends[1]:
         raise ValueError(
-            f"low must be below high, got low={float(low):g}, high={float(high):g}. Both are "
-            "public knowledge, not taken from the labels."
+            f"low must be below high, got low={ends[0]:g}, high={ends[1]:g}. Both are public "
+            "knowledge, not taken from the labels."
         )
-    return float(low), float(high)
+    return ends
 
 
 def real_vector(name: str, values: Any) -> np.ndarray:
@@ -122,11 +112,10 @@ def real_vector(name: str, values: Any) -> np.ndarray:
             f"{name} must have shape (n,), got shape {array.shape}. Turn a column into a vector "
             "with .ravel()."
         )
-    if array.dtype == object and any(value is None for value in array):
-        missing = sum(value is None for value in array)
+    missing = sum(value is None for value in array) if array.dtype == object else 0
+    if missing:
         raise TypeError(
-            f"{name} must be numbers, but {missing} of {array.size} are None. Leave these examples "
-            "out, or fill them in, by a rule that does not look at labels."
+            f"{name} must be numbers, but {missing} of {array.size} are None. {_BY_A_RULE}"
         )
     if array.dtype.kind not in "iuf":
         raise TypeError(
@@ -136,8 +125,7 @@ def real_vector(name: str, values: Any) -> np.ndarray:
     missing = int(np.count_nonzero(np.isnan(array)))
     if missing:
         raise ValueError(
-            f"{name} must be numbers, but {missing} of {array.size} are NaN. Leave these examples "
-            "out, or fill them in, by a rule that does not look at labels."
+            f"{name} must be numbers, but {missing} of {array.size} are NaN. {_BY_A_RULE}"
         )
     return array
 
@@ -163,7 +151,7 @@ def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndar
 def increasing_numbers(name: str, values: Any) -> np.ndarray:
     """Returns public numbers as ``float64`` (k,), or raises if not finite and strictly increasing.
 
-    For values that are public knowledge, such as the cells of a histogram: messages may show them.
+    Messages show them: they are public, such as the cells of a histogram.
     """
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
@@ -171,11 +159,12 @@ def increasing_numbers(name: str, values: Any) -> np.ndarray:
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} must be numbers, got dtype {array.dtype}.")
     array = array.astype(np.float64)
-    if not np.all(np.isfinite(array)):
-        bad = int(np.count_nonzero(~np.isfinite(array)))
+    bad = int(np.count_nonzero(~np.isfinite(array)))
+    if bad:
         raise ValueError(f"{name} must be finite, but {bad} of {array.size} are NaN or infinite.")
-    if np.any(array[1:] <= array[:-1]):
-        first = int(np.argmax(array[1:] <= array[:-1]))
+    falls = array[1:] <= array[:-1]
+    if np.any(falls):
+        first = int(np.argmax(falls))
         raise ValueError(
             f"{name} must be strictly increasing, but {array[first]:g} at place {first} is "
             f"followed by {array[first + 1]:g}. Sort them and drop repeats: np.unique(values)."
@@ -196,7 +185,7 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
             f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
             "indices with np.argmax(labels, axis=1), and columns into vectors with .ravel()."
         )
-    if array.dtype == bool or not np.issubdtype(array.dtype, np.integer):
+    if array.dtype.kind not in "iu":
         raise TypeError(
             f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast them "
             "with .astype('int64') if they are whole numbers, or give PrivateLabels the list "
@@ -214,13 +203,9 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
 def group_numbers(
     name: str, values: np.ndarray, letter: str = "C", hint: str = "Number them from zero."
 ) -> np.ndarray:
-    """Returns public numbers of groups as ``int64``, or raises if they are no integers from zero.
+    """Returns public numbers of ``letter`` groups as ``int64``, or raises if not from zero on.
 
-    Args:
-        name: what the message calls them.
-        values: an array of any shape.
-        letter: what the message calls the number of groups.
-        hint: what to do about negative ones.
+    ``hint`` says what to do about negative ones.
     """
     if values.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers 0..{letter}-1, got dtype {values.dtype}.")
@@ -238,13 +223,9 @@ def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.nda
 
 
 def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:
-    """Returns priors as ``float64`` of shape (1, K) or (n, K), or raises.
+    """Returns priors (K,), one for all, or (n, K), one a label, as ``float64`` (1, K) or (n, K).
 
-    Args:
-        name: how the caller calls the argument.
-        priors: array of shape (K,) (one prior for all) or (n, K) (one a label).
-        num_rows: n; None accepts any number of rows.
-        num_classes: K.
+    With ``num_rows=None`` any number of rows will do.
 
     Raises:
         ValueError: wrong shape, NaN or infinite, negative, or a row whose sum misses one by more
@@ -262,8 +243,8 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
         )
     sums = rows.sum(axis=1)
     # A NaN or an infinity anywhere in a row shows in its sum, so one pass finds both.
-    if not np.all(np.isfinite(sums)):
-        bad = int(np.count_nonzero(~np.isfinite(sums)))
+    bad = int(np.count_nonzero(~np.isfinite(sums)))
+    if bad:
         raise ValueError(
             f"{name} must be finite, but {bad} row(s) hold NaN or infinity. Check the model that "
             "made them for overflow."

@@ -197,6 +197,7 @@ def test_the_set_that_tells_a_pair_apart_is_convex():
     assert np.any(inside(0.5 * (others + rng.permutation(others))))  # not so for the rest
 
 
+@pytest.mark.slow
 def test_epsilon_is_monotonic():
     base = {"noise_multiplier": 4.0, "sampling_probability": 0.02, "steps": 200, "delta": 1e-5}
     falling = {"noise_multiplier": (2.0, 4.0, 64.0), "delta": (1e-8, 1e-5, 1e-2)}

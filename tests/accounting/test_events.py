@@ -12,7 +12,8 @@ from dp_accounting import pld
 
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.accounting._events import (
-    compose_events,
+    _composable,
+    _counted,
     composed_epsilon,
     dp_sgd_event,
     gaussian_event,
@@ -23,6 +24,12 @@ from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 
 Composed = dp_accounting.ComposedDpEvent
 Repeated = dp_accounting.SelfComposedDpEvent
+
+
+def composed(events):
+    """What the accountant is given for these events."""
+    return list(_composable(_counted(events)))
+
 
 EMITTED = {
     "randomized_response_event": randomized_response_event(0.5, 10),
@@ -119,14 +126,13 @@ def test_many_steps_are_counted_and_not_written_out(steps):
     assert time.process_time() - began < 10.0  # 0.1 s in fact
     together = composed_epsilon([dp_sgd_event(20.0, 0.01, steps), pure_dp_event(0.1)], 1e-6)
     assert total == together
-    assert len(compose_events([*epochs, pure_dp_event(0.1)]).events) == 2
+    assert len(composed([*epochs, pure_dp_event(0.1)])) == 2
 
 
 def test_different_steps_are_not_mixed_up():
     first, second = dp_sgd_event(20.0, 0.01, 100), dp_sgd_event(20.0, 0.02, 50)
-    assert compose_events([first, second, first]) == Composed(
-        [Repeated(first.event, 200), Repeated(second.event, 50)]
-    )
+    repeated = [Repeated(first.event, 200), Repeated(second.event, 50)]
+    assert composed([first, second, first]) == repeated
     both = composed_epsilon([first, second, first], 1e-6)
     assert both > composed_epsilon([first, first], 1e-6)
     assert both == pytest.approx(composed_epsilon([second, first, first], 1e-6), rel=1e-9)
@@ -161,19 +167,19 @@ def test_fifteen_repeats_are_charged_fifteen_times():
         assert theirs == pytest.approx(0.5, abs=1e-3)
 
 
-def test_compose_events_writes_randomized_response_out():
+def test_composition_writes_randomized_response_out():
     a, b = randomized_response_event(0.1, 3), pure_dp_event(0.2)
     nested = Composed([a, Repeated(Composed([b, Repeated(a, 2)]), 2), dp_accounting.NoOpDpEvent()])
-    assert compose_events([nested, b]) == Composed([a] * 5 + [b] * 3)
-    assert compose_events([]) == dp_accounting.NoOpDpEvent()
+    assert composed([nested, b]) == [a] * 5 + [b] * 3
+    assert composed([]) == []
     assert composed_epsilon([], 0.0) == 0.0
 
 
-def test_compose_events_counts_every_other_event():
+def test_composition_counts_every_other_event():
     a, steps = pure_dp_event(0.2), dp_sgd_event(10.0, 0.01, 100)
     nested = Composed([steps, a, Repeated(steps, 2), dp_sgd_event(5.0, 0.01, 1), a])
     single = dp_sgd_event(5.0, 0.01, 1).event
-    assert compose_events([nested]) == Composed([Repeated(steps.event, 300), a, a, single])
+    assert composed([nested]) == [Repeated(steps.event, 300), a, a, single]
 
 
 @pytest.mark.parametrize("uses", [1, 2, 15, 60])
@@ -244,5 +250,5 @@ def test_events_refuse_an_epsilon_out_of_range(epsilon):
 def test_events_refuse_other_bad_arguments():
     with pytest.raises(ValueError, match="num_buckets must be at least 2, got 1"):
         randomized_response_event(1.0, 1)
-    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
         composed_epsilon([pure_dp_event(1.0)], 1.0)

@@ -18,15 +18,23 @@ from tf_labeldp.accounting import Charge, PrivacyBudget, peer_to_peer_guarantee
 from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.accounting._events import approximate_dp_event, pure_dp_event
 from tf_labeldp.accounting._peer_to_peer import (
+    _LEAST_DELTA,
     _binomial,
     _Cluster,
     peer_to_peer_assumptions,
-    peer_to_peer_bound,
-    peer_to_peer_delta,
 )
 from tf_labeldp.accounting._peer_to_peer import _Core as Core
 
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.4, 0.75), (0.01, 0.5)]
+
+
+def peer_to_peer_delta(
+    epsilon: float, alpha: float, theta: float, size: int, *, sizes: str = "at_least"
+) -> float:
+    """The bound of delta that epsilon is found by: the inverse of ``peer_to_peer_guarantee``."""
+    cluster = _Cluster(alpha, theta, size, sizes == "at_least", _LEAST_DELTA)
+    ends = max(cluster.bound((ones, ones), epsilon) for ones in (0, size - 1))
+    return max([ends, *cluster.above(ends, epsilon).values()])
 
 
 def law_of_reports(labels: tuple[int, ...], alpha: Fraction, theta: Fraction) -> dict:
@@ -261,8 +269,6 @@ def test_hardly_any_flips():
     for alpha in (5e-324, 1e-310, 1e-200):
         alone = -math.log(alpha)
         assert peer_to_peer_guarantee(alpha, 1.0, 10, 1e-3).epsilon == pytest.approx(alone)
-        assert peer_to_peer_delta(0.99 * alone, alpha, 1.0, 10) == 1.0
-        assert peer_to_peer_delta(1.01 * alone, alpha, 1.0, 10) == 0.0
 
 
 def test_statements_at_the_ends():
@@ -274,7 +280,6 @@ def test_statements_at_the_ends():
     assert peer_to_peer_guarantee(0.1, 1.0, 10, 1e-30).epsilon == pytest.approx(alone, rel=1e-14)
     # So few reports that they tell nothing but for delta.
     assert peer_to_peer_guarantee(0.1, 1e-6, 10, 0.1).epsilon == 0.0
-    assert peer_to_peer_delta(alone + 1e-6, 0.1, 1.0, 10) == 0.0
     assert 0.0 < peer_to_peer_delta(0.9 * alone, 0.1, 1.0, 10) < 1e-3
     assert peer_to_peer_guarantee(1e-12, 1.0, 2, 1e-3).epsilon <= math.log(1e12)
 
@@ -347,30 +352,14 @@ def test_the_statement_names_what_it_rests_on():
 @pytest.mark.parametrize("theta", [0.1, 1.0])
 @pytest.mark.parametrize(("alpha", "size"), [(0.3, 100), (0.2, 200)])
 def test_the_papers_bound_is_above(alpha, theta, size):
-    least = -2.25 * alpha**3 * theta * size / (alpha + 1 / size)
-    for share in (1.0, 0.1):
-        delta = math.exp(share * least) * (1 + 1e-9)
-        bound = peer_to_peer_bound(alpha, theta, size, delta).epsilon
+    """Lemma 9 of the paper, at the largest xi that it is for and at a smaller one."""
+    most = 3 * alpha * math.sqrt(theta * size * (1 - alpha))
+    for xi in (most, most * math.sqrt(0.1)):
+        delta = math.exp(-alpha * xi**2 / (4 * (alpha + 1 / size) * (1 - alpha)))
+        epsilon = theta * math.log(math.e + 3 / (size * alpha))
+        epsilon += math.sqrt(theta) * xi * math.log(1 + 3 / math.sqrt(size * alpha))
         if delta > 1e-25:
-            assert peer_to_peer_guarantee(alpha, theta, size, delta).epsilon <= bound
-
-
-def test_the_papers_bound_is_lemma_9():
-    alpha, theta, s, xi = 0.2, 0.5, 10_000, 15.0
-    delta = math.exp(-alpha * xi**2 / (4 * (alpha + 1 / s) * (1 - alpha)))
-    epsilon = theta * math.log(math.e + 3 / (s * alpha))
-    epsilon += math.sqrt(theta) * xi * math.log(1 + 3 / math.sqrt(s * alpha))
-    assert peer_to_peer_bound(alpha, theta, s, delta).epsilon == pytest.approx(epsilon, rel=1e-12)
-    assert "Lemma 9" in peer_to_peer_bound(alpha, theta, s, delta).assumptions[-1]
-
-
-def test_the_papers_bound_where_it_says_nothing():
-    with pytest.raises(ValueError, match="at least 2 / flip_probability = 20 users, got 19"):
-        peer_to_peer_bound(0.1, 1.0, 19, 0.5)
-    with pytest.raises(ValueError, match=r"Lemma 9 reaches no delta below .*got delta=1e-08"):
-        peer_to_peer_bound(0.1, 0.1, 1000, 1e-8)
-    with pytest.raises(ValueError, match=r"Lemma 9 reaches no delta below .*got delta=0\."):
-        peer_to_peer_bound(0.4, 1.0, 1000, 0.0)
+            assert peer_to_peer_guarantee(alpha, theta, size, delta).epsilon <= epsilon
 
 
 BAD = {
@@ -396,21 +385,13 @@ def test_bad_arguments(case):
     values = dict(flip_probability=0.1, subsampling_rate=0.5, cluster_size=100) | changed
     with pytest.raises(error, match=message):
         peer_to_peer_guarantee(**values, delta=1e-5)
-    with pytest.raises(error, match=message):
-        peer_to_peer_delta(0.5, **values)
-    with pytest.raises(error, match=message):
-        peer_to_peer_bound(**values, delta=1e-5)
-    with pytest.raises(error, match=message):
-        peer_to_peer_assumptions(**values)
 
 
 def test_other_bad_arguments():
     with pytest.raises(ValueError, match=r"sizes must be one of at_least, exactly, got 'all'"):
         peer_to_peer_guarantee(0.1, 0.5, 100, 1e-5, sizes="all")
-    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
         peer_to_peer_guarantee(0.1, 0.5, 100, 1.0)
-    with pytest.raises(ValueError, match=r"epsilon must be finite and above zero, got 0\.0"):
-        peer_to_peer_delta(0.0, 0.1, 0.5, 100)
 
 
 def test_charges_with_delta_add_up():
@@ -427,7 +408,7 @@ def test_charges_with_delta_add_up():
 
 def test_approximate_event_without_delta_is_the_pure_one():
     assert approximate_dp_event(0.5, 0.0) == pure_dp_event(0.5)
-    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
         approximate_dp_event(0.5, 1.0)
     with pytest.raises(ValueError, match="epsilon must be finite and above zero"):
         approximate_dp_event(-1.0, 1e-6)

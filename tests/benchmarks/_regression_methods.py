@@ -108,9 +108,7 @@ def _rr_on_bins_known_prior(
     data: InsuranceData, rows: np.ndarray, epsilon: float, seed: int
 ) -> Drawn:
     """As if the distribution of the training labels were public: a bound, not a method."""
-    values = np.array(
-        rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts).values
-    )
+    values = rounding_grid(data.low, data.high, MAX_VALUES, whole_numbers=data.counts)
     counts = np.bincount(nearest_index(values, data.labels[rows]), minlength=len(values))
     prior = tuple((counts / len(rows)).tolist())
     randomizer = ldp.LabelRandomizer(epsilon, values=tuple(values.tolist()), prior=prior)

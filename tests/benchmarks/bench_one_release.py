@@ -17,7 +17,7 @@ benchmark that is stopped goes on where it was.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import copy
 import os
 import pathlib
 import time
@@ -71,7 +71,7 @@ class Features:
         return self._made[smooth]
 
     def read(self, smooth: bool, epsilon: float) -> Any:
-        """Returns scaling, rows, scan and labels for a release: the same for all heads and seeds.
+        """Returns public rows and labels for a release: the same for all heads and seeds.
 
         The head's own steps, taken apart so that the public part is not repeated for each seed.
         """
@@ -80,8 +80,7 @@ class Features:
             head = PrivateLogisticRegression(
                 epsilon, 1.0 / len(y), num_classes=self.data.num_classes, insecure_seed=0
             )
-            found = head._read(self.get(smooth)[0], y)
-            self._read[smooth] = epsilon, (head._scaling, *found)
+            self._read[smooth] = epsilon, head._read(self.get(smooth)[0], y)
         return self._read[smooth][1]
 
 
@@ -91,16 +90,15 @@ def head_results(
     """Yields (seed, log-probabilities on the test set); the public passes are made once."""
     data, n = features.data, len(features.data.y_train)
     smooth = method.startswith("smooth")
-    scaling, rows, scan, source = features.read(smooth, epsilon)
+    rows, source = features.read(smooth, epsilon)
     mechanism = source.mechanism
     for seed in seeds:
         moments = mechanism.release(data.y_train, rows, rng=np.random.default_rng(seed))
         head = HEADS[method.split()[-1]](epsilon, 1.0 / n, num_classes=data.num_classes)
-        head._scaling = scaling
-        copied = dataclasses.replace(
-            scan, gram=scan.gram.copy(order="F"), sample=scan.sample.copy()
-        )
+        copied = copy.copy(rows)  # a fit overwrites its matrices
+        copied.gram, copied.sample = rows.gram.copy(order="F"), rows.sample.copy()
         head._finish(copied, moments, mechanism, source)
+        head.receipts_ = ()  # the noise is seeded: nothing is stated
         yield seed, np.log(np.maximum(head.predict_proba(features.get(smooth)[1]), 1e-12))
 
 

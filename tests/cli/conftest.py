@@ -100,9 +100,16 @@ def clock_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], Clock]:
 
 
 # Forks a process for each program that is asked for, which is faster than a new interpreter each.
+# What a first draw of classes and numbers loads is loaded by then.
 FORKS = """
 import json, os, sys, traceback
-import tf_labeldp.cli._randomize
+from tf_labeldp.cli import main
+os.chdir(sys.argv[1])
+with open("first.csv", "w") as file:
+    file.write("y\\n0\\n1\\n")
+for task in (["classification", "--num-classes", "2"], ["regression", "--low", "0", "--high", "1"]):
+    common = ["--column", "y", "--epsilon", "1", "--quiet", "--overwrite", "--output", "noisy.csv"]
+    assert main(["randomize", "first.csv", *common, "--task", *task]) == 0
 for line in sys.stdin:
     program, arguments, folder, told = json.loads(line)
     child = os.fork()
@@ -133,7 +140,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
     """Runs a program in a process of its own, in the current folder: exit code, what it printed."""
     told = tmp_path_factory.mktemp("processes") / "told"
     with subprocess.Popen(
-        [sys.executable, "-c", FORKS],
+        [sys.executable, "-c", FORKS, str(told.parent)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,10 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import tqdm.std
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.cli import _console, _demo, main
+from tf_labeldp.cli import _demo, _randomize, main
 
 
 @pytest.fixture
@@ -70,76 +73,44 @@ def test_stopping_by_hand_is_no_traceback(
     assert capsys.readouterr().err == "\ntf-labeldp demo: stopped\n"
 
 
-@pytest.fixture
-def row_clock(clock_of: Callable[[ModuleType], Any]) -> Any:
-    return clock_of(_console)
-
-
-def said(monkeypatch: pytest.MonkeyPatch, row_clock: Any, errors: io.StringIO, quiet: bool) -> str:
-    """Gives what is said in 25 seconds: 5 of reading, 20 of writing 2,000 rows a second."""
-    monkeypatch.setattr(sys, "stderr", errors)
-    progress = _console.RowProgress(quiet=quiet)
-    progress.begin("reading")
-    for _ in range(5):
-        row_clock.now += 1.0
-        progress.advance(8_000)
-    progress.begin("writing", 40_000)
-    for _ in range(20):
-        row_clock.now += 1.0
-        progress.advance(2_000)
-    progress.end()
-    return errors.getvalue()
-
-
-def test_a_file_gets_a_line_after_two_seconds_and_every_ten(
-    row_clock: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_long_run_says_what_took_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(monkeypatch, row_clock, io.StringIO(), quiet=False).splitlines() == [
-        "reading: 16,000 rows, 8,000 a second",
-        "writing: 14,000 of 40,000 rows, 2,000 a second",
-        "writing: 34,000 of 40,000 rows, 2,000 a second",
-        "took 25.0 s: reading 5.0 s, writing 20.0 s",
+    """Half a second a row; the second pass counts the rows that it knows of by now."""
+    now = [0.0]
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+    advance = _randomize._Progress.advance
+
+    def slowly(self: _randomize._Progress, rows: int) -> None:
+        now[0] += rows / 2
+        advance(self, rows)
+
+    monkeypatch.setattr(_randomize._Progress, "advance", slowly)
+    (tmp_path / "t.csv").write_text("id,y\n" + "7,1\n" * 10)
+    options = ["--column", "y", "--task", "classification", "--num-classes", "2"]
+    options += ["--epsilon", "1", "--output", str(tmp_path / "n.csv")]
+    assert main(["randomize", str(tmp_path / "t.csv"), *options]) == 0
+    assert capsys.readouterr().err.splitlines()[:6] == [
+        "reading labels: 10 rows, 2 a second",
+        "reading labels: 10 rows in 5 s",
+        "drawing noisy labels: 10 rows, 2 a second",
+        "drawing noisy labels: 10 rows in 5 s",
+        "writing: 10 of 10 rows, 2 a second",
+        "writing: 10 rows in 5 s",
     ]
+    assert main(["randomize", str(tmp_path / "t.csv"), *options, "--quiet", "--overwrite"]) == 0
+    assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_one_line_that_changes_every_second(
-    row_clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
-) -> None:
-    told = said(monkeypatch, row_clock, terminal, quiet=False).split("\r")[1:]
-    assert told[0] == "reading: 16,000 rows, 8,000 a second\x1b[K"
-    assert len(told) == 4 + 20 + 1
-    assert told[-1] == "took 25.0 s: reading 5.0 s, writing 20.0 s\x1b[K\n"
-
-
-def test_quiet_says_nothing(
-    row_clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
-) -> None:
-    assert said(monkeypatch, row_clock, terminal, quiet=True) == ""
-
-
-def test_what_is_done_at_once_says_nothing(row_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", errors)
-    progress = _console.RowProgress(quiet=False)
-    for phase in ("reading", "writing"):
-        progress.begin(phase)
-        row_clock.now += 0.9
-        progress.advance(10**6)
-    progress.end()
-    assert errors.getvalue() == ""
-
-
-def test_an_error_starts_on_a_line_of_its_own(
-    row_clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
-) -> None:
-    errors = terminal
-    monkeypatch.setattr(sys, "stderr", errors)
-    progress = _console.RowProgress(quiet=False)
-    progress.begin("reading")
-    row_clock.now += 3.0
-    progress.advance(9)
-    progress.close()
-    assert errors.getvalue().endswith("3 a second\x1b[K\n")
+def test_progress_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        with _randomize._Progress("reading", delay=1e-9) as progress:
+            progress.advance(1)
+        with contextlib.suppress(OSError):
+            full.flush()
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is left in its buffer
 
 
 # Without the null character, which Python 3.10's csv module cannot write.

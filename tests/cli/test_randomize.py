@@ -6,8 +6,6 @@ import datetime
 import gzip
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,17 +16,11 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import (
-    _console,
-    _randomize,
-    _tables,
-    main,
-)
+from tf_labeldp.cli import _randomize, _tables, main
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import Priors, RROnBins
 from tf_labeldp.mechanisms._base import deserialize
 
-ROOT = Path(__file__).parents[2]
 N = 3000
 RNG = np.random.default_rng(5)
 AMOUNTS = np.round(np.minimum(RNG.exponential(60.0, N), 400.0), 3)  # nearly all distinct
@@ -308,7 +300,7 @@ def test_clipping_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether a label had to be clipped depends on the labels, so nothing says that any was."""
-    monkeypatch.setattr(_console, "_PATIENCE", 1e9)  # however slow the machine is
+    monkeypatch.setattr(_randomize, "_PATIENCE", 1e9)  # however slow the machine is
     told = []
     for top, options in ((400.0, ()), (9e9, ("--clip",))):
         folder = tmp_path / str(top)
@@ -457,7 +449,7 @@ def test_parquet_ids_in_dictionaries(
     assert noisy["id"].to_pylist() == ids.to_pylist()
 
 
-def test_loads_no_tensorflow(tmp_path: Path) -> None:
+def test_loads_no_tensorflow(tmp_path: Path, in_process: Callable[..., tuple[int, str]]) -> None:
     source = write(tmp_path / "t.csv", table())
     program = (
         "import json, sys\n"
@@ -470,13 +462,8 @@ def test_loads_no_tensorflow(tmp_path: Path) -> None:
         ["randomize", str(source), *task, "--epsilon", "1", "--output", str(tmp_path / output)]
         for task, output in ((REGRESSION, "r.csv"), (CLASSES, "c.csv"))
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(commands)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    code, told = in_process(program, json.dumps(commands))
+    assert code == 0, told
+    loaded = set(json.loads(told.splitlines()[-1]))
     assert "pyarrow" in loaded
     assert not loaded & {"tensorflow", "keras"}

@@ -86,7 +86,7 @@ def test_counts_and_digests_of_any_ids_in_any_chunks(
     bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     column = pa.array(ids, pa.string())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_randomize, "_CHUNK_BYTES", chunk)
+        patch.setattr(_randomize, "_ROWS", chunk)
         facts = _randomize.IdFacts(["id"], len(ids), digested=True)
         for start, end in itertools.pairwise(bounds):
             facts.add([column[start:end]])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _console, _tables, main
+from tf_labeldp.cli import _randomize, _tables, main
 from tf_labeldp.cli._tasks import Classification
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "prior.json").write_text(json.dumps([1 / 53] * 53))
     (tmp_path / "public").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_console, "_PATIENCE", 1e9)  # however slow the machine is
+    monkeypatch.setattr(_randomize, "_PATIENCE", 1e9)  # however slow the machine is
     return tmp_path
 
 

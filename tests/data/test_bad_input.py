@@ -245,9 +245,19 @@ def changing(start_with, then, shape=()):
     return source, lambda: size.append(size.pop() - start_with + then)
 
 
-@pytest.mark.parametrize("size", [50, 99, 101, 128, 129, 1000])
-@pytest.mark.parametrize("shape", [(), (None,)], ids=["in blocks", "one by one"])
-def test_a_source_that_changes_its_size_is_refused(size, shape):
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        *(pytest.param((), size, id=f"in blocks-{size}") for size in (99, 101, 128, 129)),
+        *(pytest.param((None,), size, id=f"one by one-{size}") for size in (99, 101)),
+        *(
+            pytest.param(shape, size, marks=pytest.mark.slow)
+            for shape in [(), (None,)]
+            for size in (50, 1000)
+        ),
+    ],
+)
+def test_a_source_that_changes_its_size_is_refused(shape, size):
     source, change = changing(100, size, shape)
     dataset = source.apply(randomize_labels(RR))
     assert len(list(dataset)) == 100

@@ -26,7 +26,7 @@ def labels_with(value: Any) -> np.ndarray:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"sampling_probability": 0.0}, ValueError, r"in \(0, 1\], got 0\.0"),
+        ({"sampling_probability": 0.0}, ValueError, r"in \(0, 1\], got 0\. For"),
         ({"sampling_probability": -0.1}, ValueError, r"in \(0, 1\], got -0\.1"),
         ({"sampling_probability": 1.5}, ValueError, r"in \(0, 1\], got 1\.5.* b / n"),
         ({"sampling_probability": float("nan")}, ValueError, r"in \(0, 1\], got nan"),

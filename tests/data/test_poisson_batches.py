@@ -311,6 +311,7 @@ print("read")
 """
 
 
+@pytest.mark.slow
 def test_python_exits_while_a_batch_is_read() -> None:
     done = subprocess.run(
         [sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120, check=True

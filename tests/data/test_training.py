@@ -88,6 +88,7 @@ MIRRORED = """
 """
 
 
+@pytest.mark.slow
 def test_two_devices_see_the_labels_that_one_sees():
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

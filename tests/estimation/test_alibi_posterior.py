@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.estimation import _posterior, posterior
-from tf_labeldp.estimation._posterior import project_onto_simplex
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels
 
@@ -118,19 +117,17 @@ def test_a_thousand_classes_and_chunks(monkeypatch):
     rows = mechanism.randomize(labels, rng=np.random.default_rng(45))
     priors = np.random.default_rng(46).dirichlet(np.full(1000, 0.1), 50)
     whole = [posterior(mechanism, rows, p) for p in (priors, priors[0], None)]
-    projected = project_onto_simplex(rows)
     monkeypatch.setattr(_posterior, "_CHUNK_CELLS", 7001)  # seven rows at a time
     for before, p in zip(whole, (priors, priors[0], None), strict=True):
         np.testing.assert_allclose(before.sum(axis=1), 1.0, rtol=1e-12)
         np.testing.assert_array_equal(posterior(mechanism, rows, p), before)
-    np.testing.assert_array_equal(project_onto_simplex(rows), projected)
 
 
 def test_post_processing_charges_nothing():
     labels = PrivateLabels([0, 1, 2, 3], num_classes=4, budget=PrivacyBudget(epsilon=1.5))
     noisy = labels.randomize(LAPLACE, key="alibi")
     rows = noisy.values
-    assert posterior(LAPLACE, rows).shape == project_onto_simplex(rows).shape == (4, 4)
+    assert posterior(LAPLACE, rows).shape == (4, 4)
     np.testing.assert_array_equal(noisy.posterior(), posterior(LAPLACE, rows))
     np.testing.assert_array_equal(noisy.posterior(PRIORS[0]), posterior(LAPLACE, rows, PRIORS[0]))
     np.testing.assert_array_equal(posterior(LAPLACE, noisy), noisy.posterior())
@@ -140,7 +137,6 @@ def test_post_processing_charges_nothing():
 
 def test_no_rows():
     assert posterior(LAPLACE, np.zeros((0, 4))).shape == (0, 4)
-    assert project_onto_simplex(np.zeros((0, 4))).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,7 @@ def test_no_rows():
             "posterior of labels drawn by PeerToPeerRandomizedResponse is not known here",
         ),
         ((LAPLACE, ROWS[:, :3]), ValueError, r"must have shape \(n, 4\), got \(31, 3\)"),
-        ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, K\), one row a label, got \(4,\)"),
+        ((LAPLACE, ROWS[0]), ValueError, r"must have shape \(n, 4\), got \(4,\)"),
         ((LAPLACE, ROWS.astype(str)), TypeError, "must be numbers"),
         ((LAPLACE, ROWS * np.nan), ValueError, "must be finite, but 124 of 124 entries"),
         ((LAPLACE, [[0.0, np.inf, 0.0, 1.0]]), ValueError, "must be finite, but 1 of 4"),
@@ -183,48 +179,3 @@ def test_no_rows():
 def test_bad_input(arguments, error, message):
     with pytest.raises(error, match=message):
         posterior(*arguments)
-
-
-# --- Projection ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([0.9, -0.2, 0.4], [0.75, 0.0, 0.25]), ([0.8, 0.5, -0.3, 0.1], [0.65, 0.35, 0.0, 0.0])],
-    ids=["three", "four"],
-)
-def test_projection_oracles(values, expected):
-    np.testing.assert_allclose(project_onto_simplex([values])[0], expected, atol=1e-12)
-
-
-def test_projection_is_the_nearest_point():
-    """Optimal by its conditions: one shift for all that is above zero, and none above it below."""
-    found = project_onto_simplex(ROWS)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
-    assert np.all(found >= 0.0)
-    for row, point in zip(ROWS, found, strict=True):
-        shift = (row - point)[point > 0.0]
-        np.testing.assert_allclose(shift, shift[0], atol=1e-9)
-        assert np.all(row[point == 0.0] <= shift[0] + 1e-9)
-    nearest = optimize.minimize(
-        lambda p: np.sum((p - ROWS[0]) ** 2),
-        np.full(4, 0.25),
-        bounds=[(0.0, 1.0)] * 4,
-        constraints={"type": "eq", "fun": lambda p: p.sum() - 1.0},
-    )
-    np.testing.assert_allclose(found[0], nearest.x, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [1e-300, 1.0, 1e16, 1e308])
-def test_projection_of_large_and_tied_rows(size):
-    rows = size * np.array([[1.0, -1.0, -1.0], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
-    found = project_onto_simplex(rows)
-    expected = np.array([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
-    if size < 1e-10:
-        expected[:] = 1 / 3
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-def test_projection_refuses_nan():
-    with pytest.raises(ValueError, match="values must be finite, but 1 of 2"):
-        project_onto_simplex([[float("nan"), 0.0]])

@@ -252,20 +252,6 @@ def test_prior_clips_and_normalises():
 
 
 @pytest.mark.parametrize(
-    ("histogram", "message"),
-    [
-        ([1.0, np.nan, np.inf], r"finite, but 2 count\(s\)"),
-        (3.0, r"shape \(K,\) or \(G, K\), got \(\)"),
-        (np.ones((2, 2, 2)), r"got \(2, 2, 2\)"),
-        (np.ones((2, 0)), r"got \(2, 0\)"),
-    ],
-)
-def test_prior_of_what_is_no_histogram(histogram, message):
-    with pytest.raises(ValueError, match=message):
-        histogram_prior(histogram)
-
-
-@pytest.mark.parametrize(
     "mechanism",
     [
         HistogramMechanism(0.5, 3),

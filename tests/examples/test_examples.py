@@ -24,6 +24,15 @@ from tf_labeldp.vault import NoisyLabels
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+def run_again(script: Path, epochs: str, fewer: str) -> None:
+    """Runs a script once more, where training need not be good, with fewer epochs."""
+    source = script.read_text(encoding="utf-8")
+    assert source.count(epochs) == 1
+    code = compile(source.replace(epochs, fewer), str(script), "exec")
+    exec(code, {"__name__": "__main__"})
+
+
+@pytest.mark.slow
 def test_multi_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,12 +53,13 @@ def test_multi_stage(
     stored = folder / "private" / "label-store" / "draws"
     draws = {path: path.read_bytes() for path in stored.iterdir()}
     assert len(draws) == 2
-    runpy.run_path(str(script), run_name="__main__")
+    run_again(script, "epochs_per_stage=10", "epochs_per_stage=1")
     assert "(2, 0)-label-DP" in capsys.readouterr().out
     after = {path: path.read_bytes() for path in stored.iterdir()}
     assert after == draws
 
 
+@pytest.mark.slow
 def test_clusters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,11 +80,12 @@ def test_clusters(
     stored = folder / "private" / "label-store" / "draws"
     draws = {path: path.read_bytes() for path in stored.iterdir()}
     assert len(draws) == 2
-    runpy.run_path(str(script), run_name="__main__")
+    run_again(script, "epochs=15", "epochs=1")
     assert "(1, 0)-label-DP" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in stored.iterdir()} == draws
 
 
+@pytest.mark.slow
 def test_one_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +141,7 @@ def command_of_the_docstring(folder: Path, low: int, high: int) -> list[str]:
     return shlex.split(text.replace("\\\n", " "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "command line"])
 def test_two_party_regression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
@@ -284,6 +296,7 @@ def test_data_are_taken_from_the_variable_alone(
     assert json.loads((tmp_path / "out" / "labels-party" / "range.json").read_text()) == [25, 346]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_two_party_regression_reads_the_insurance_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_dir: Path

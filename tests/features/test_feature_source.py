@@ -156,7 +156,8 @@ def test_the_sketch_of_a_release_knows_the_encoder(max_bytes):
     scanned = []
     for encode in (Flatten(), lambda images: 2.0 * np.reshape(images, (len(images), -1)) ** 2):
         rows = PublicRows(FeatureSource(IMAGES, encode, max_bytes), 8e9)
-        rows.design(rows.survey(), center=False, intercept=0.2, noise_to_signal=None)
+        rows.survey()
+        rows.design(center=False, intercept=0.2, noise_to_signal=None)
         rows.scan()
         scanned.append(rows)
     assert scanned[0].matches(scanned[0].digest())

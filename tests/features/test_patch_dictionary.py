@@ -235,7 +235,7 @@ IMAGES = some_images((12, 12))
         ({"patch_size": ()}, IMAGES, "got none"),
         ({"patch_size": (3, 3)}, IMAGES, "must not repeat"),
         ({"num_atoms": 0}, IMAGES, "num_atoms must be at least 1"),
-        ({"threshold": -0.1}, IMAGES, "threshold must be a finite number >= 0"),
+        ({"threshold": -0.1}, IMAGES, "threshold must be in"),
         ({"whitening": 0.0}, IMAGES, "whitening must be finite and above zero"),
         ({"contrast": 0.0}, IMAGES, "contrast must be finite and above zero"),
         ({"pooling": 0}, IMAGES, "pooling must be at least 1"),

@@ -6,34 +6,36 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_labeldp.gradients._clip import Clip
 from tf_labeldp.gradients._ghost_clipping import (
     LayerRecord,
-    clip_coefficients,
     clipped_sums,
     make_plans,
     map_chunks,
 )
-from tf_labeldp.gradients._layer_gradients import LookupRule, ProductRule, ScaleRule
+from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Seen
 
 BATCH = 10
 
 
-def records() -> list[LayerRecord]:
+def records(group_size: int = 1) -> list[LayerRecord]:
     """A dense layer over time whose gradients are large, a small one, a scale and a table."""
     rng = np.random.default_rng(1)
 
     def normal(*shape: int) -> tf.Tensor:
         return tf.constant(rng.normal(size=(BATCH, *shape)), tf.float32)
 
+    def seen(inputs: tf.Tensor, output_gradients: tf.Tensor) -> Seen:
+        return Seen(inputs, output_gradients, group_size)
+
     return [
-        LayerRecord("wide", ProductRule((30, 20), True, True), normal(3, 30), normal(3, 20)),
-        LayerRecord("small", ProductRule((2, 3), True, True), normal(9, 2), normal(9, 3)),
-        LayerRecord("scale", ScaleRule((4,), (1,), True, True), normal(4), normal(4)),
+        LayerRecord("wide", ProductRule((30, 20), True, True), seen(normal(3, 30), normal(3, 20))),
+        LayerRecord("small", ProductRule((2, 3), True, True), seen(normal(9, 2), normal(9, 3))),
+        LayerRecord("scale", ScaleRule((4,), (1,), True, True), seen(normal(4), normal(4))),
         LayerRecord(
             "table",
             LookupRule(50, 3),
-            tf.constant(rng.integers(50, size=(BATCH, 6))),
-            normal(6, 3),
+            seen(tf.constant(rng.integers(50, size=(BATCH, 6))), normal(6, 3)),
         ),
     ]
 
@@ -42,8 +44,8 @@ def expected(group_size: int, share: float = 0.5) -> tuple[list[np.ndarray], np.
     """Clipped sums, norms and the clip that lets about ``share`` of the groups through."""
     parts = [
         gradient.numpy().astype(np.float64)
-        for record in records()
-        for gradient in record.rule.gradients(record.inputs, record.output_gradients, group_size)
+        for record in records(group_size)
+        for gradient in record.rule.gradients(record.seen)
     ]
     norms = np.sqrt(sum(np.square(part.reshape(part.shape[0], -1)).sum(axis=1) for part in parts))
     clip = float(np.float32(np.quantile(norms, share)))
@@ -59,18 +61,18 @@ def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
 @pytest.mark.parametrize("max_bytes", [2_600, 2_500, 20_000, 10**9])
 def test_memory_changes_nothing_but_the_plan(max_bytes: int, group_size: int):
     sums, norms, clip = expected(group_size)
-    found, found_norms = clipped_sums(records(), group_size, tf.constant(clip), max_bytes)
+    found, found_norms = clipped_sums(records(group_size), Clip(clip, group_size), max_bytes)
     np.testing.assert_allclose(found_norms, norms, rtol=1e-5)
     for got, wanted in zip(flat(found), sums, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * clip)
 
 
 def test_the_plan_follows_memory():
-    wide, small, scale, table = make_plans(records(), 1, 10**9)
+    wide, small, scale, table = make_plans(records(), 10**9)
     assert wide.ghost and not wide.keep  # 2 * 3^2 numbers instead of 620
     assert small.keep and scale.keep
     assert table.ghost and not table.keep
-    wide, small, scale, table = make_plans(records(), 1, 250)
+    wide, small, scale, table = make_plans(records(), 250)
     assert not any(plan.keep for plan in (wide, small, scale, table))
     assert 1 <= small.chunk < BATCH and small.chunk * 4 * 9 <= 250
 
@@ -79,19 +81,20 @@ def test_the_plan_follows_memory():
 @pytest.mark.parametrize("max_bytes", [2_600, 2_500, 5_000, 20_000])
 def test_plans_keep_to_the_memory(max_bytes: int, group_size: int):
     kept, working = 0, 0
-    for record, plan in zip(records(), make_plans(records(), group_size, max_bytes), strict=True):
+    layers = records(group_size)
+    for record, plan in zip(layers, make_plans(layers, max_bytes), strict=True):
         formed = 4 * record.rule.num_weights
         if plan.keep:
             kept += formed * BATCH // group_size
             continue
-        ghost = record.rule.norm_bytes(record.output_gradients, group_size)
+        ghost = record.rule.norm_bytes(record.seen)
         working = max(working, plan.chunk * (ghost if plan.ghost else formed))
     assert kept + working <= max_bytes
 
 
 def test_a_group_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"max_bytes=200 is too small for layer 'table'.*216"):
-        make_plans(records(), 1, 200)
+        make_plans(records(), 200)
 
 
 @pytest.mark.parametrize("max_bytes", [2_600, 10**9])
@@ -101,32 +104,34 @@ def test_privacy_a_group_without_a_finite_gradient_adds_exactly_zero(place, bad,
     row = 3
     broken, without = [], []
     for record in records():
-        parts = {"inputs": record.inputs, "output_gradients": record.output_gradients}
+        parts = {
+            "inputs": record.seen.inputs,
+            "output_gradients": record.seen.output_gradients,
+        }
         values = parts[place].numpy()
         if values.dtype == np.float32:
             values[row] = bad
-        broken.append(
-            LayerRecord(record.name, record.rule, **{**parts, place: tf.constant(values)})
-        )
+        bad_parts = Seen(**{**parts, place: tf.constant(values)})
+        broken.append(LayerRecord(record.name, record.rule, bad_parts))
         rest = {name: tf.constant(np.delete(part, row, axis=0)) for name, part in parts.items()}
-        without.append(LayerRecord(record.name, record.rule, **rest))
-    clip = tf.constant(20.0)
-    found, norms = clipped_sums(broken, 1, clip, max_bytes)
+        without.append(LayerRecord(record.name, record.rule, Seen(**rest)))
+    clip = Clip(20.0)
+    found, norms = clipped_sums(broken, clip, max_bytes)
     assert not np.isfinite(norms[row])
     assert np.all(np.isfinite(np.delete(norms, row)))
-    wanted, _ = clipped_sums(without, 1, clip, max_bytes)
+    wanted, _ = clipped_sums(without, clip, max_bytes)
     for got, expected_part in zip(flat(found), flat(wanted), strict=True):
         np.testing.assert_allclose(got, expected_part, rtol=1e-5, atol=1e-4)
 
 
 def test_coefficients_clip_and_never_raise_a_norm():
     norms = tf.constant([0.0, 0.5, 2.0, 3.0, 1e30, np.inf, np.nan])
-    found = clip_coefficients(norms, tf.constant(2.0)).numpy()
+    found = Clip(2.0).coefficients(norms).numpy()
     np.testing.assert_allclose(found, [1, 1, 1, 2 / 3, 2e-30, 0, 0], rtol=1e-6)
 
 
 def test_privacy_a_clip_that_is_no_number_does_not_turn_clipping_off():
-    found = clip_coefficients(tf.constant([0.5, 2.0]), tf.constant(np.nan)).numpy()
+    found = Clip(tf.constant(np.nan)).coefficients(tf.constant([0.5, 2.0])).numpy()
     assert np.all(np.isnan(found))
 
 

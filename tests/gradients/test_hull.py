@@ -67,7 +67,7 @@ def target_near(matrix, seed=0, noise=0.2):
         ("conjugate", None),
         ("conjugate", [1, 1, 0, 1, 0]),
         (accelerated, None),
-        (frank_wolfe, None),
+        pytest.param(frank_wolfe, None, marks=pytest.mark.slow),
         pytest.param(accelerated, [1, 1, 0, 1, 0], marks=pytest.mark.slow),
         pytest.param(frank_wolfe, [1, 1, 0, 1, 0], marks=pytest.mark.slow),
     ],
@@ -108,7 +108,7 @@ def test_converged_points_are_the_exact_projection(solver, hull, mask, dense, fl
         np.testing.assert_array_equal(a[np.array(mask) == 0], 0.0)
 
 
-@pytest.mark.parametrize("kind", ["conv", "two_inputs"])
+@pytest.mark.parametrize("kind", ["conv", pytest.param("two_inputs", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hull", HULLS)
 def test_single_precision_reaches_the_exact_projection_too(
     hull, kind, case_of, flat, like_variables
@@ -140,7 +140,8 @@ def test_single_precision_reaches_the_exact_projection_too(
     ("solver", "start"),
     [
         *(("conjugate", start) for start in ("predictions", "uniform", "coefficients")),
-        *((solver, "uniform") for solver in (accelerated, frank_wolfe, "pgd")),
+        *((solver, "uniform") for solver in (accelerated, "pgd")),
+        pytest.param(frank_wolfe, "uniform", marks=pytest.mark.slow),
     ],
 )
 def test_the_gap_bounds_the_distance_to_the_exact_projection(
@@ -315,7 +316,7 @@ def test_curvature_of_the_last_step_is_taken_up(solver, dense, flat, like_variab
     assert np.abs(known.coefficients - run(None, products=4).coefficients).max() > 1e-3
 
 
-@pytest.mark.parametrize("solver", ["conjugate", accelerated])
+@pytest.mark.parametrize("solver", ["conjugate", pytest.param(accelerated, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("curvature", [1e-6, 1e6])
 def test_a_wrong_curvature_does_no_lasting_harm(solver, curvature, dense, flat, like_variables):
     case, matrix = dense

@@ -7,8 +7,10 @@ import pickle
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
+from scipy import sparse
 
 from tf_labeldp.accounting import Charge, PrivacyBudget
 from tf_labeldp.accounting._budget import compose_charges
@@ -246,20 +248,81 @@ def test_the_statement_is_that_of_the_receipts():
     assert one.guarantee(delta=1e-3).epsilon < one.guarantee().epsilon
 
 
-def test_heads_with_several_encoders_are_fits_on_the_same_rows():
-    """The rows are those that were given, and not what an encoder makes of them."""
-    alone(head(), X, Y)
-    again(2, head(encoder=np.tanh), X, Y)
-    stated = again(3, head(encoder=np.cos), X, Y).guarantee()
-    assert stated.epsilon == of(1.0, 1.0, 1.0)
+NAMES = np.array([f"person {number}" for number in range(N)])
+RAW = {
+    "array": X,
+    "list": X.tolist(),
+    "frame": pd.DataFrame(X),
+    "frame of texts": pd.DataFrame({"name": NAMES, "x": X[:, 0]}),
+    "dict": {"name": NAMES, "x": X[:, 0]},
+    "objects": np.column_stack([NAMES.astype(object), X[:, :1]]),
+    "sparse": sparse.csr_array(X),
+    "tensor": tf.constant(X),
+    "tuple": (X[:, :2], X[:, 2:]),
+    "data set": tf.data.Dataset.from_tensor_slices({"name": NAMES, "x": X[:, 0]}).batch(70),
+}
 
 
-def test_an_array_of_objects_is_known_by_what_its_encoder_makes_of_it():
-    table = np.empty((N, 2), dtype=object)
-    table[:, 0], table[:, 1] = list(X[:, 0]), ["text"] * N
+def random_features(seed):
+    """An encoder of rows of any kind, whose features tell nothing of those of other seeds."""
 
-    def number(rows):
-        return np.stack([rows[:, 0].astype(float), np.ones(len(rows))], axis=1)
+    def encode(inputs):
+        factors = np.random.default_rng(seed).integers(1 << 62, size=3, dtype=np.uint64)
+        hashed = _label_source.raw_digests(inputs)[:, np.newaxis] * factors
+        return (hashed >> np.uint64(40)).astype(np.float64)
 
-    alone(head(encoder=number), table, Y)
-    assert again(2, head(encoder=number), table, Y).guarantee().epsilon == of(1.0, 1.0)
+    return encode
+
+
+@pytest.mark.filterwarnings("ignore:the release is indistinguishable")
+@pytest.mark.parametrize("kind", RAW)
+def test_heads_with_several_encoders_are_fits_on_the_same_rows(kind):
+    """The rows are those that were given, of whatever kind, and not what an encoder makes of them.
+
+    They are known by their features too: fitted on without the encoder, they are the same.
+    """
+    head(encoder=random_features(1)).fit(RAW[kind], Y)
+    stated = again(2, head(encoder=random_features(2)), RAW[kind], Y).guarantee()
+    assert stated.epsilon == of(1.0, 1.0)
+    if kind != "data set":
+        again(2, head(), random_features(1)(RAW[kind]), Y)
+
+
+@pytest.mark.filterwarnings("ignore:the release is indistinguishable")
+def test_other_texts_are_other_rows():
+    one, other = ({"name": names, "x": np.ones(N)} for names in (NAMES, np.char.upper(NAMES)))
+    head(encoder=random_features(1)).fit(one, Y)
+    assert len(head(encoder=random_features(2)).fit(other, Y).receipts_) == 1
+
+
+def test_rows_are_known_across_the_kinds_of_raw_inputs():
+    found = [_label_source.raw_digests(RAW[kind]) for kind in ("array", "list", "frame", "tensor")]
+    found += [_label_source.raw_digests(RAW[kind]) for kind in ("sparse", "tuple")]
+    assert all(np.array_equal(one, found[0]) for one in found)
+    texts = [_label_source.raw_digests(RAW[kind]) for kind in ("dict", "frame of texts")]
+    np.testing.assert_array_equal(*texts)
+    for nothing in (None, 3, "text", ({"a": X}, X[1:])):
+        assert _label_source.raw_digests(nothing) is None
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "csc_array", "coo_matrix"])
+def test_digests_of_a_sparse_matrix_are_those_of_its_rows(kind):
+    held = sparse.random(50, 5000, 0.01, random_state=0).tocoo()
+    twice = [np.concatenate([one, one]) for one in (held.data, held.row, held.col)]
+    for data, row, column in ((held.data, held.row, held.col), twice):
+        made = getattr(sparse, kind)((data, (row, column)), shape=held.shape)
+        expected = _label_source.row_digests(made.toarray())
+        np.testing.assert_array_equal(_label_source.raw_digests(made), expected)
+
+
+def test_a_sparse_matrix_before_an_encoder_is_never_made_dense(monkeypatch):
+    """What an encoder makes of it may be small where the dense matrix would fit no memory."""
+
+    def refuse(part):
+        raise TypeError("made dense")
+
+    monkeypatch.setattr(_label_source, "all_rows", refuse)
+    wide = sparse.random_array((N, 5000), density=0.01, format="csr", rng=RNG)
+    first = head(encoder=lambda rows: X).fit(wide, Y)
+    again(2, head(encoder=lambda rows: X[::-1] + 1), wide, Y)
+    assert len(first.receipts_) == 1

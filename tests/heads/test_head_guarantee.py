@@ -42,7 +42,8 @@ SETTINGS = {
 
 def rows_of_a_head(settings, features=SIX):
     rows = PublicRows(FeatureSource(features), 8e9)
-    rows.design(rows.survey(), **SETTINGS[settings])
+    rows.survey()
+    rows.design(**SETTINGS[settings])
     return rows
 
 
@@ -83,7 +84,8 @@ def test_replacement_of_one_label_moves_the_moments_by_the_sensitivity(kind, set
     arguments, labels = KINDS[kind]
     rows = rows_of_a_head(settings)
     x = np.concatenate(list(rows.blocks()))
-    max_l1 = rows.scan().max_l1
+    rows.scan()
+    max_l1 = rows.max_l1
     worst = worst_l1 = 0.0
     rng = np.random.default_rng(0)
     for place, (old, new) in itertools.product(range(6), itertools.permutations(labels, 2)):

@@ -119,6 +119,7 @@ def test_a_fixed_penalty_is_not_multiplied():
     assert np.abs(one.fit(64.0, one.moments, start) - expected).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softmax", [True, False], ids=["softmax", "sigmoid"])
 def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
     """Mean over 500 releases less the exact log-loss of the same fits: zero within its error.
@@ -136,6 +137,7 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
     n, exact = len(rows), rows.T @ codes
     rng = np.random.default_rng(3)
     gaps, without, twice = [], [], []
+    _, vectors = np.linalg.eigh(rows.T @ rows)
     for seed in range(500):
         released = exact + rng.normal(0.0, SIGMA, exact.shape)
         if softmax:
@@ -143,7 +145,6 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
         one = problem(softmax, released, rows)
         fit = one.assess(2.0, np.zeros_like(released), n, probe_seed=seed)
         u = fit.coefficients
-        _, vectors = np.linalg.eigh(rows.T @ rows)
         columns = 1 if softmax else codes.shape[1]
         true = log_likelihood(rows, codes, vectors @ u, softmax) / n / columns
         naive = true + float((u * (vectors.T @ exact - one.moments)).sum()) / n / columns
@@ -196,6 +197,7 @@ def test_pure_noise_is_not_sharpened_into_certainties(softmax):
     assert np.count_nonzero(np.array(sharp) > 0.9) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softmax", [True, False], ids=["softmax", "sigmoid"])
 def test_the_variance_of_the_coefficients_is_that_of_many_releases(softmax):
     """In sum over directions, to first order, within 20 %.

@@ -175,7 +175,7 @@ class Killed(Exception):
     """Stands for the end of a process."""
 
 
-@pytest.mark.parametrize("after", ["head", "draw"])
+@pytest.mark.parametrize("after", [pytest.param("head", marks=pytest.mark.slow), "draw"])
 def test_a_killed_run_reads_its_draws_and_goes_on(tmp_path, monkeypatch, after):
     randomizer = HeadPriorRandomizer(2.0, DELTA)
     whole = vault(store=tmp_path / "whole", num_classes=K).randomize(randomizer, features=X)

@@ -118,6 +118,7 @@ def test_probabilities_are_calibrated(examples):
         assert abs(powered.max(axis=1).mean() - one.score(x, y)) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits_apart")
 def test_the_standard_errors_are_those_of_many_fits(examples):
     few = slice(0, 600)

@@ -92,6 +92,7 @@ def test_keras_layers_augment_in_training_mode():
     assert np.sum(x[:, 0, 0, 0] == 0.0) == 64 - flipped
 
 
+@pytest.mark.slow
 def test_a_student_learns_what_the_head_does_not_know():
     """The label is told by |x|, for which the head has one side only; views mirror the input."""
     keras = pytest.importorskip("keras")

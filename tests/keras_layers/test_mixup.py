@@ -174,7 +174,7 @@ def test_mixed_precision_keeps_dtypes(mixed_precision):
 
 @pytest.mark.parametrize("alpha", [-1.0, float("inf"), float("nan")])
 def test_alpha_error(alpha):
-    with pytest.raises(ValueError, match=r"`alpha` must be a finite number >= 0.*Received: alpha="):
+    with pytest.raises(ValueError, match=r"alpha must be a finite number >= 0, got "):
         Mixup(alpha)
 
 
@@ -182,12 +182,12 @@ def test_alpha_error(alpha):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ((X.astype("uint8"), Y), r"float inputs. Received: x of dtype uint8. Cast it first"),
+        ((X.astype("uint8"), Y), r"float tensors.* got x of dtype uint8 .*Cast inputs"),
         (({"a": X, "b": X.astype("int32")}, Y), r"x of dtype int32"),
-        ((X, np.arange(4)), r"float targets. Received: y of dtype int64.*one-hot"),
-        ((X, np.arange(4.0)), r"targets of shape \(batch, K\). Received: y.shape=\(4,\)"),
+        ((X, np.arange(4)), r"float tensors.* got y of dtype int64 .*one-hot"),
+        ((X, np.arange(4.0)), r"targets of shape \(batch, K\), got y of shape \(4,\)"),
         ((X, Y[:3]), r"same batch size.*\[3, 4\]"),
-        ((X, Y, Y), r"one pair \(x, y\).*a tuple of length 3"),
+        ((X, Y, Y), r"one pair \(x, y\).*got a tuple"),
         (X, r"one pair \(x, y\).*training=True"),
     ],
 )

@@ -35,35 +35,26 @@ def import_in_new_process(module: str) -> tuple[float, set[str]]:
     return seconds, set(loaded)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "tf_labeldp",
-        "tf_labeldp.accounting",
-        "tf_labeldp.mechanisms",
-        "tf_labeldp.estimation",
-        "tf_labeldp.vault",
-        "tf_labeldp.heads",
-    ],
-)
-def test_import_loads_no_tensorflow(module: str) -> None:
-    _, loaded = import_in_new_process(module)
+def test_imports_load_no_tensorflow() -> None:
+    """All in one process: what one of them loaded would be there."""
+    parts = ("accounting", "mechanisms", "estimation", "vault", "features", "heads")
+    _, loaded = import_in_new_process(", ".join(f"tf_labeldp.{part}" for part in parts))
     assert "tf_labeldp" in loaded
     assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize("module", ["tf_labeldp.mechanisms", "tf_labeldp.vault"])
-def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it(module: str) -> None:
-    _, loaded = import_in_new_process(module)
+def test_the_vault_and_its_mechanisms_load_scipy_only_where_they_need_it() -> None:
+    _, loaded = import_in_new_process("tf_labeldp.mechanisms, tf_labeldp.vault")
     assert "numpy" in loaded and "scipy" not in loaded
 
 
-def test_heavy_imports_are_seen() -> None:
+def test_heavy_imports_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keras.py").touch()  # by their names alone
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     _, loaded = import_in_new_process("keras")
-    assert loaded & HEAVY
+    assert loaded & HEAVY == {"keras"}
 
 
 def test_import_of_the_front_is_fast() -> None:
-    # The best of several: the first run may compile, and other processes may be busy.
-    seconds = min(import_in_new_process("tf_labeldp")[0] for _ in range(5))
-    assert seconds < LIMIT_SECONDS
+    # One of several: the first run may compile, and other processes may be busy.
+    assert any(import_in_new_process("tf_labeldp")[0] < LIMIT_SECONDS for _ in range(5))

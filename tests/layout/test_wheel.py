@@ -78,6 +78,7 @@ def test_wheel_says_what_it_is(wheel: Path) -> None:
     assert "tf-labeldp = tf_labeldp.cli:main" in scripts
 
 
+@pytest.mark.slow
 def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     options = ("--quiet", "--no-deps", "--no-index", "--target", site)

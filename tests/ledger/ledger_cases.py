@@ -35,7 +35,7 @@ def private(model: keras.Model | None = None, noise: Any = None, **arguments: An
     optimizer = ldp.LabelDPOptimizer(
         keras.optimizers.SGD(0.1), 1.0, multiplier, noise=noise, **arguments
     )
-    made.compile(optimizer, loss=SPARSE)
+    made.compile(optimizer, loss=SPARSE, run_eagerly=True)
     return made
 
 
@@ -52,7 +52,7 @@ def dp_sgd(model: Any, labels: Any, epochs: int = 1, **arguments: Any) -> Any:
 def multi_stage(labels: Any, epsilon: float = 2.0, model: keras.Model | None = None) -> Any:
     """Trains a plain model in two stages; returns it and the stages."""
     model = plain() if model is None else model
-    model.compile(keras.optimizers.SGD(0.1), DENSE)
+    model.compile(keras.optimizers.SGD(0.1), DENSE, run_eagerly=True)
     stages = ldp.MultiStageTraining(
         X,
         labels,

@@ -567,6 +567,7 @@ def test_layers_that_did_not_move_tell_nothing() -> None:
 
 
 # In this process, as in most, Keras came first: every test here holds that order too.
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [pytest.param("keras", marks=pytest.mark.slow), "tf_labeldp"])
 def test_the_watch_begins_whichever_is_imported_first(first: str) -> None:
     second = {"keras": "tf_labeldp", "tf_labeldp": "keras"}[first]

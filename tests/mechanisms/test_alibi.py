@@ -14,7 +14,14 @@ from scipy import integrate, stats
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting._events import composed_epsilon
 from tf_labeldp.accounting._gaussian import gaussian_epsilon
-from tf_labeldp.mechanisms import ALIBI, RandomizedResponse, _alibi, _integer_noise, _random
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    RandomizedResponse,
+    _alibi,
+    _classes,
+    _integer_noise,
+    _random,
+)
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
@@ -293,7 +300,7 @@ def test_shape_dtype_and_repeatability(mechanism):
 
 @BOTH
 def test_chunks_give_every_row_its_own_label(mechanism, monkeypatch):
-    monkeypatch.setattr(_alibi, "_CHUNK_CELLS", 17)  # three rows at a time, the last ones two
+    monkeypatch.setattr(_classes, "_CHUNK_CELLS", 17)  # three rows at a time, the last ones two
     sure = ALIBI(1e6, 5, mechanism.delta, mechanism.noise)
     np.testing.assert_allclose(sure.randomize(LABELS[:50]), np.eye(5)[LABELS[:50]], atol=0.05)
     assert np.unique(mechanism.randomize(LABELS[:50])).size > 240

@@ -348,6 +348,7 @@ def test_too_little_noise_on_numbers_is_found(scale):
         check_mechanism(OfNumbers(scale=scale))
 
 
+@pytest.mark.slow
 def test_more_draws_resolve_less_missing_noise():
     with pytest.raises(ValueError, match="does not keep to its epsilon"):
         check_mechanism(OfNumbers(scale=7.0), draws=2_000_000)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.training._per_example_clipping import PerExampleClipping
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 
 pytestmark = pytest.mark.tf_privacy
 
@@ -46,10 +47,8 @@ def clipped_mean(
     model: keras.Model, x: np.ndarray, y: np.ndarray, clip: float, method: str = "auto"
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Our mean of clipped gradients, and the norms before clipping."""
-    clipping = PerExampleClipping(model, method=method)
-    result = clipping.clipped_sum(
-        tf.constant(x), tf.constant(y), tf.ones([BATCH]), per_example, clip
-    )
+    batch = Batch(tf.constant(x), tf.constant(y), tf.ones([BATCH]), per_example)
+    result = PerExampleClipping(model, Speed(method)).clipped_sum(batch, Clip(clip))
     return [part.numpy() / BATCH for part in result.gradients], result.norms.numpy()
 
 

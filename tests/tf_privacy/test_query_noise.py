@@ -231,7 +231,7 @@ def test_the_configuration_makes_the_same_noise(tfp: Any, kind: str) -> None:
 
 def test_another_clip_than_the_optimizers_is_refused(tfp: Any) -> None:
     noise = QueryNoise(tfp.GaussianSumQuery(1.0, 4.0))
-    with pytest.raises(ValueError, match=r"l2_norm_clip=1\.1, the query is for 1,"):
+    with pytest.raises(ValueError, match=r"l2_norm_clip=1\.1, the query is for 1\."):
         noise.add_noise([tf.zeros([2])], 1.1, ())
 
 

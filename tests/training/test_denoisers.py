@@ -106,6 +106,25 @@ def test_configs_come_back(denoiser: Denoiser) -> None:
     assert set(denoiser.get_config()) == arguments  # every one is kept, and in sight of help()
 
 
+class HalfSpan(SelfSpan):
+    def __init__(self, tolerance: float = 1e-2, share: float = 0.5) -> None:
+        super().__init__(tolerance)
+        self.share = share
+
+
+class HullOfFew(AltConv):
+    def __init__(self, residual: float = 0.3, share: float = 0.5) -> None:
+        super().__init__(4, residual=residual)
+        self.share = share
+
+
+@pytest.mark.parametrize("denoiser", [HalfSpan(share=0.2), HullOfFew(share=0.2)])
+def test_a_subclass_keeps_the_arguments_of_its_own_constructor(denoiser):
+    again = type(denoiser).from_config(denoiser.get_config())
+    assert again.share == 0.2
+    assert again.get_config() == denoiser.get_config()
+
+
 def test_the_same_inputs_give_the_same_gradient(denoiser: Denoiser) -> None:
     w = weights()
     first, second = (denoised(denoiser, noisy(), vertices_of(w))[0][0].numpy() for _ in range(2))
@@ -361,7 +380,7 @@ def test_configs_of_earlier_versions_load(
     ("make", "expected"),
     [
         (lambda: AltConv(0), "num_examples must be at least 1"),
-        (lambda: AltConv(4, smoothing=0.0), "smoothing must be finite and above zero"),
+        (lambda: AltConv(4, smoothing=0.0), r"smoothing must be in \(0, 1\], got 0"),
         (lambda: AltConv(4, smoothing=1.5), r"smoothing must be in \(0, 1\]"),
         (lambda: AltConv(4, smooth_towards="labels"), "smooth_towards must be one of"),
         (lambda: AltConv(4, residual=1.0), r"residual must be in \[0, 1\), got 1"),
@@ -373,8 +392,8 @@ def test_configs_of_earlier_versions_load(
         (lambda: AltConv(4, max_products=2), "max_products must be at least 4"),
         (lambda: AltConv(4, step_size=0.1), "are for solver='pgd'"),
         (lambda: AltConv(4, solver="pgd", steps=0), "steps must be at least 1"),
-        (lambda: SelfSpan(tolerance=-1.0), "tolerance must be finite and above zero"),
-        (lambda: SelfSpan(tolerance=1e-7), "tolerance must be at least 1e-06"),
+        (lambda: SelfSpan(tolerance=-1.0), r"tolerance must be in \[1e-06, inf\), got -1"),
+        (lambda: SelfSpan(tolerance=1e-7), r"tolerance must be in \[1e-06, inf\), got 1e-07"),
         (lambda: SelfSpan(max_products=1), "max_products must be at least 4"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -390,11 +409,15 @@ def test_arguments_out_of_range(make: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("denoiser", "task"),
     [
-        (SelfSpan(max_products=20), "classes"),
+        pytest.param(SelfSpan(max_products=20), "classes", marks=pytest.mark.slow),
         (SelfConv(max_products=10), "one-hot arrays"),
-        (SelfConv(max_products=10), "numbers"),
-        (AltConv(16, smoothing=0.75, max_products=10), "classes"),
-        (AltConv(16, hull="joint", max_products=10), "one logit"),
+        pytest.param(SelfConv(max_products=10), "numbers", marks=pytest.mark.slow),
+        pytest.param(
+            AltConv(16, smoothing=0.75, max_products=10), "classes", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            AltConv(16, hull="joint", max_products=10), "one logit", marks=pytest.mark.slow
+        ),
     ],
     ids=["span", "self", "self of numbers", "alt", "alt of one logit"],
 )
@@ -460,7 +483,9 @@ def one_step(denoiser: Denoiser | None, method: str) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+@pytest.mark.parametrize(
+    "method", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)]
+)
 def test_with_dropout_the_clean_gradient_is_its_own_projection(method: str) -> None:
     """Hull and span are of the function that the gradient is of: same mode, same masks."""
     clean = one_step(None, method)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 RUN = textwrap.dedent(
     """
     import keras, numpy as np, tensorflow as tf
@@ -37,6 +39,7 @@ RUN = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_two_replicas():
     result = subprocess.run(
         [sys.executable, "-c", RUN],

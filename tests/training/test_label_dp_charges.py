@@ -151,6 +151,7 @@ def test_a_model_of_a_vaults_noisy_labels_and_of_its_steps_states_their_sum() ->
     assert labels.guarantee().epsilon == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_labels_that_no_vault_held_are_counted_by_the_vault_that_comes_after() -> None:
     labels, model = vault(epsilon=20.0), private_model()
     labels.randomize(RandomizedResponse(epsilon=1.0, num_classes=K))

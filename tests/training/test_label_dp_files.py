@@ -118,6 +118,7 @@ def test_going_back_to_a_checkpoint_gives_nothing_back(tmp_path: Path) -> None:
 # Other ways.
 
 
+@pytest.mark.slow
 def test_a_new_process_reads_the_receipts_first_of_all(tmp_path: Path) -> None:
     """Before it has made any model: Keras makes a functional one of the file."""
     model = trained()
@@ -334,6 +335,7 @@ def test_a_restored_run_states_each_epoch_as_it_goes(backup: Any, tmp_path: Path
         assert one.guarantee(DELTA).epsilon == after(epoch)
 
 
+@pytest.mark.slow
 def test_what_was_restored_counts_against_the_budget(backup: Any) -> None:
     """As it does for a model that is loaded before ``fit``."""
     labels, model = vault(epsilon=1.001 * after(4)), private_model()

@@ -115,11 +115,11 @@ def test_a_head_on_a_trained_model_needs_a_budget_for_both() -> None:
 
 
 def test_padding_of_arrays_has_no_label() -> None:
-    from tf_labeldp.training._training_plan import _padded_batches
+    from tf_labeldp.training._training_plan import padded_batches
 
     x, y = data()
     arrays = (x, y + 5, np.ones(N, "f"))
-    *_, (_, labels, weights) = _padded_batches(arrays, 16, shuffle=False)
+    *_, (_, labels, weights) = padded_batches(arrays, 16, shuffle=False)
     np.testing.assert_array_equal(weights.numpy(), [1.0] * 8 + [0.0] * 8)
     np.testing.assert_array_equal(labels.numpy()[8:], 0)
     np.testing.assert_array_equal(labels.numpy()[:8], y[32:] + 5)
@@ -141,6 +141,6 @@ def test_wrapped_losses_of_too_few_outputs_are_refused_before_tensorflow_sees_a_
         return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
     model.compile(LabelDPOptimizer("sgd", 1.0, 8.0), loss=loss)
-    with pytest.raises(ValueError, match="4 classes, but the model 3 outputs"):
+    with pytest.raises(ValueError, match="4 classes, but the model has 3 outputs"):
         model.fit(poisson_batches(x, labels, sampling_probability=0.3, steps=2), verbose=0)
     assert labels.guarantee().epsilon == 0.0

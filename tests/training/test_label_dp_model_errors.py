@@ -97,11 +97,13 @@ def test_one_optimizer_for_two_models() -> None:
     [
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
         ({"class_weight": {0: 2.0}}, "class_weight is not supported"),
+        ({"class_weight": {}}, "class_weight is not supported"),
+        ({"class_weight": np.ones(K)}, "class_weight is not supported"),
         ({"validation_split": 0.2}, "validation_split is not supported"),
         ({"steps_per_epoch": 3}, "steps_per_epoch is not supported"),
         ({"sample_weight": np.ones(N - 1)}, "one row for each example"),
     ],
-    ids=["batch_size", "class_weight", "validation_split", "steps_per_epoch", "sample_weight"],
+    ids=range(7),
 )
 def test_settings_of_fit_on_arrays(settings: dict[str, Any], expected: str) -> None:
     model = private_model()
@@ -120,12 +122,22 @@ def test_single_examples_are_for_the_span_alone() -> None:
     assert int(model.optimizer.iterations) == 3
 
 
-@pytest.mark.parametrize("name", ["batch_size", "sample_weight", "class_weight", "steps_per_epoch"])
-def test_settings_that_poisson_batches_settle(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 4),
+        ("sample_weight", np.ones(N)),
+        ("class_weight", {0: 1.0}),
+        ("class_weight", {}),
+        ("steps_per_epoch", 4),
+    ],
+    ids=range(5),
+)
+def test_settings_that_poisson_batches_settle(name: str, value: Any) -> None:
     x, y = data()
     batches = poisson_batches(x, y, sampling_probability=0.5, steps=2)
     with pytest.raises(ValueError, match=f"together with {name}"):
-        private_model().fit(batches, **{name: {0: 1.0} if name == "class_weight" else 4})
+        private_model().fit(batches, **{name: value})
     with pytest.raises(ValueError, match="together with y"):
         private_model().fit(batches, y)
 

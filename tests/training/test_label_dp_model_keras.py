@@ -24,7 +24,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def optimizer(**settings: Any) -> LabelDPOptimizer:
-    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.1, "insecure_seed": 1, **settings}
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "insecure_seed": 1, **settings}
     return LabelDPOptimizer(keras.optimizers.SGD(1.0), **settings)
 
 

@@ -70,6 +70,7 @@ def test_keras_files_bring_back_weights_optimizer_and_history(
     assert again.guarantee(DELTA).epsilon == dp_sgd_guarantee(SIGMA, 0.2, 6, DELTA).epsilon
 
 
+@pytest.mark.slow
 def test_a_loaded_model_states_what_it_was_made_of_without_its_vault(tmp_path: Path) -> None:
     model, labels = private_model(), vault()
     model.fit(batches(labels), verbose=0)
@@ -103,6 +104,7 @@ def test_labels_of_other_people_are_not_counted_by_a_vault(tmp_path: Path) -> No
     assert again.guarantee().epsilon == dp_sgd_guarantee(SIGMA, 0.2, 4, DELTA).epsilon
 
 
+@pytest.mark.slow
 def test_weights_bring_the_history_along(tmp_path: Path) -> None:
     model, path = private_model(), tmp_path / "model.weights.h5"
     model.fit(*data(), epochs=3, verbose=0)

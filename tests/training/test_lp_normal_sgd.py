@@ -65,6 +65,7 @@ def test_self_span_on_single_examples_is_lp_normal_sgd() -> None:
     assert np.max(np.abs(found - algorithm_6(*start, project_noise=False))) > 0.1
 
 
+@pytest.mark.slow
 def test_one_pass_uses_each_label_once() -> None:
     model = private_model()
     model.fit(*data(), batch_size=1, verbose=0)

@@ -89,10 +89,14 @@ def test_the_stream_is_what_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     assert "31337" in capfd.readouterr().err
 
 
-PROCESS = textwrap.dedent(
+SCRIPT = textwrap.dedent(
     """
     import os, subprocess, sys, threading, time
+    import keras, numpy as np, tensorflow as tf
+    from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
     from tf_labeldp.training._native_log import withheld_log
+
+    # Two trainings leave the stream whole; what a callback started writes on, unawaited.
 
     def one(begin, last):
         time.sleep(begin)
@@ -117,32 +121,9 @@ PROCESS = textwrap.dedent(
         assert file.read() == b"", "it wrote into another file"
     assert took < 4.0, f"it was waited for, {took:.1f} s"
     time.sleep(1)  # what it wrote is read along until the process ends
-    """
-)
+    os.write(2, b"the end of the first part\\n")
 
-
-def run(script: str, *arguments: str, level: str = "2") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": level},
-        timeout=300,
-    )
-
-
-def test_two_threads_and_a_process_that_outlives_the_training(tmp_path: Path) -> None:
-    """Two trainings leave the stream whole; what a callback started writes on, unawaited."""
-    result = run(PROCESS, str(tmp_path / "file of the user"))
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stderr.endswith("still there\nof the other process\nagain\n")
-
-
-RUN = textwrap.dedent(
-    """
-    import keras, numpy as np, tensorflow as tf
-    from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
-
+    # TensorFlow logs the whole traceback of Python, whose lines begin like any others.
     def quoting(labels):
         raise ValueError(f"no such label: {labels[0]}")
 
@@ -159,10 +140,20 @@ RUN = textwrap.dedent(
 )
 
 
-def test_a_loss_that_quotes_labels_shows_none_at_any_level_of_the_log() -> None:
-    """TensorFlow logs the whole traceback of Python, whose lines begin like any others."""
-    result = run(RUN, level="0")
+@pytest.mark.slow
+def test_a_process_of_its_own(tmp_path: Path) -> None:
+    """Two threads, a process that outlives the training, and a loss that quotes labels."""
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "file of the user")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+        timeout=300,
+    )
+    begin, end, rest = result.stderr.partition("the end of the first part\n")
+    assert end, result.stderr[-2000:]
+    assert begin.endswith("still there\nof the other process\nagain\n")
     assert result.returncode == 1
-    assert "whose text is withheld" in result.stderr
-    assert "withheld while training privately" in result.stderr
+    assert "whose text is withheld" in rest
+    assert "withheld while training privately" in rest
     assert "31337" not in result.stderr + result.stdout

@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 from tf_labeldp.training import (
     AltConv,
     GaussNewton,
@@ -17,7 +19,6 @@ from tf_labeldp.training import (
     LabelDPOptimizer,
     VertexLosses,
 )
-from tf_labeldp.training._per_example_clipping import PerExampleClipping
 
 N, D, K = 40, 3, 4
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -123,8 +124,8 @@ def test_scaled_clipping_equals_a_loop(method: str, group_size: int) -> None:
         sum(min(1.0, clip / max(norm, 1e-12)) * g for norm, g in zip(norms, parts, strict=True))
         for parts in zip(*scaled, strict=True)
     ]
-    found = PerExampleClipping(model, method=method).clipped_sum(
-        x, y, weights, loss, clip, group_size, scales=scales
+    found = PerExampleClipping(model, Speed(method)).clipped_sum(
+        Batch(x, y, weights, loss), Clip(clip, group_size, scales)
     )
     np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
     for got, expected in zip(found.gradients, sums, strict=True):
@@ -159,7 +160,7 @@ def test_training_takes_the_step_back_from_the_scaled_coordinates() -> None:
     moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
     model.set_weights(before)
     result = PerExampleClipping(model).clipped_sum(
-        x, y, np.ones(N), model._step.per_example_loss, 1.0, scales=scales
+        Batch(x, y, np.ones(N), model._step.per_example_loss), Clip(1.0, scales=scales)
     )
     for move, s, g in zip(moved, scales, result.gradients, strict=True):
         np.testing.assert_allclose(move, 0.5 * s * g / N, rtol=1e-3, atol=1e-5)

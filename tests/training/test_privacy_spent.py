@@ -66,6 +66,7 @@ def test_training_stops_at_the_target_and_never_above(factor: float, epochs: int
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
 
+@pytest.mark.slow
 def test_what_the_model_was_made_of_before_counts() -> None:
     budget = ldp.PrivacyBudget(50.0, DELTA)
     labels = ldp.PrivateLabels(codes(), K, budget=budget)

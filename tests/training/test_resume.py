@@ -1,6 +1,7 @@
 """A run that is killed and started again draws no label twice and ends where it would have.
 
-This file is also the program that is killed: ``python test_resume.py FOLDER KILL STORE``.
+This file is also the program that is killed: ``python test_resume.py FOLDER KILL...`` ends one
+process for each KILL, forked before TensorFlow has begun to compute.
 """
 
 from __future__ import annotations
@@ -78,15 +79,37 @@ def train(folder: Path, kill: str = "never", store: bool = True) -> dict[str, An
     }
 
 
-def killed(folder: Path, kill: str, store: bool = True) -> None:
+NO_STORE = "epoch-1"
+
+
+def run_and_kill(folder: Path, kills: list[str]) -> None:
+    """Trains in a process, and a folder, for each of ``kills``; all have to be killed."""
+    for kill in kills:
+        (folder / kill).mkdir()
+        child = os.fork()
+        if child == 0:
+            train(folder / kill, kill, store=kill != NO_STORE)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 9, kill
+
+
+def killed(folder: Path, *kills: str) -> Path:
     result = subprocess.run(
-        [sys.executable, __file__, str(folder), kill, "store" if store else "none"],
+        [sys.executable, __file__, str(folder), *kills],
         capture_output=True,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         timeout=300,
     )
-    assert result.returncode == 9, result.stderr[-2000:]
+    assert result.returncode == 0, result.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the runs that were killed."""
+    return killed(tmp_path_factory.mktemp("killed"), "epoch-4", "draw-2", NO_STORE)
 
 
 def draws(folder: Path) -> dict[str, bytes]:
@@ -101,30 +124,31 @@ def draws(folder: Path) -> dict[str, bytes]:
         pytest.param("epoch-3", [3, 4, 5], marks=pytest.mark.slow),  # stage 2 has just begun
     ],
 )
-def test_killed_in_stage_two_and_started_again(tmp_path, kill, epochs):
-    killed(tmp_path, kill)
-    stored = draws(tmp_path)
+def test_killed_in_stage_two_and_started_again(tmp_path, killed_runs, kill, epochs):
+    folder = killed_runs / kill
+    if not folder.exists():
+        folder = killed(tmp_path, kill) / kill
+    stored = draws(folder)
     assert len(stored) == 2
-    again = train(tmp_path)
-    assert draws(tmp_path) == stored  # nothing was drawn again
+    again = train(folder)
+    assert draws(folder) == stored  # nothing was drawn again
     assert again["epsilon"] == 2.0
     assert again["stated"] == [2.0, 2.0]
     assert again["epochs"] == epochs
     assert again["report"]["num_new"] == 120
     # A run that is never killed, on the same draws, trains on the same and ends in the same model.
-    shutil.copytree(tmp_path / "store", tmp_path / "whole" / "store")
+    shutil.copytree(folder / "store", tmp_path / "whole" / "store")
     whole = train(tmp_path / "whole")
     assert (whole["noisy"], whole["report"]) == (again["noisy"], again["report"])
     for got, expected in zip(again["weights"], whole["weights"], strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
-def test_killed_in_stage_one_without_a_store(tmp_path):
+def test_killed_in_stage_one_without_a_store(killed_runs):
     """The second run would draw the labels of stage 1 again, and so spend twice what it says."""
-    killed(tmp_path, "epoch-1", store=False)
     with pytest.raises(RuntimeError, match="would be drawn, and spent, a second time"):
-        train(tmp_path, store=False)
+        train(killed_runs / NO_STORE, store=False)
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "store")
+    run_and_kill(Path(sys.argv[1]), sys.argv[2:])

@@ -13,7 +13,7 @@ import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import AltConv, GaussianNoise, LabelDPOptimizer, SelfConv
 from tf_labeldp.training._private_step import StepGuard
-from tf_labeldp.training._training_plan import TrainingPlan
+from tf_labeldp.training._training_plan import ArrayPlan, PoissonPlan, TrainingPlan
 
 N = 50
 
@@ -39,13 +39,14 @@ def sampled(q: float = 0.2, steps: int = 12, **settings: Any) -> Any:
 def test_arrays_use_each_example_once(batch: int | None, steps: int) -> None:
     plan = plan_of(*arrays(), {} if batch is None else {"batch_size": batch})
     assert (plan.sampling_probability, plan.uses_an_epoch, plan.num_units) == (1.0, 1, N)
+    assert isinstance(plan, ArrayPlan)
     assert plan.steps_an_epoch == steps
-    dataset, settings = plan.open()  # type: ignore[misc]
+    dataset, settings = plan.open()
     assert settings == {}
     for _ in range(2):  # epochs
         used = []
         for x, y, weights in dataset.as_numpy_iterator():
-            assert x.shape[0] == y.shape[0] == weights.shape[0] == plan.expected_batch
+            assert x.shape[0] == y.shape[0] == weights.shape[0] == plan.batch_size
             np.testing.assert_array_equal(10 * x[:, 0], y)  # rows stay together
             used += x[weights > 0, 0].tolist()
         assert sorted(used) == list(range(N))
@@ -82,7 +83,8 @@ def test_nested_features_and_lists_of_labels() -> None:
 def test_sampled_batches_are_stated_as_sampled() -> None:
     plan = plan_of(sampled())
     assert (plan.sampling_probability, plan.uses_an_epoch, plan.steps_an_epoch) == (0.2, 12, 12)
-    assert (plan.num_units, plan.expected_batch, plan.disjoint) == (N, 10.0, False)
+    assert isinstance(plan, PoissonPlan)
+    assert (plan.num_units, plan.batches.expected_batch_size, plan.disjoint) == (N, 10.0, False)
     assert plan_of(sampled(), num_microbatches=None, denoiser=AltConv(4)).num_examples == 4
 
 

@@ -106,6 +106,7 @@ class _StopAfterOne(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_vault", [True, False])
 def test_the_statement_is_for_users(with_vault: bool) -> None:
     model, labels = private_model(), vault()

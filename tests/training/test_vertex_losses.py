@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.gradients import GradientOperator
-from tf_labeldp.training._model_checks import per_example_loss
+from tf_labeldp.gradients._model_checks import per_example_loss
 from tf_labeldp.training._vertex_losses import TrainingPass, vertex_losses
 
 N, D, K = 5, 3, 4
@@ -196,22 +196,24 @@ def test_a_training_pass_repeats_itself_and_leaves_the_model_alone(alone: bool) 
     assert np.abs(TrainingPass(net, alone=alone)(x) - first).max() > 0.1  # the next step's masks
 
 
+@pytest.mark.slow
 def test_both_kinds_of_products_see_the_same_masks() -> None:
     net, x = dropping()
-    for alone in (False, True):
+    rng = np.random.default_rng(0)
+    v = [tf.constant(rng.normal(size=w.shape), tf.float32) for w in net.trainable_variables]
+    u = tf.constant(rng.normal(size=(N, K)), tf.float32)
+
+    @tf.function
+    def taken(alone: bool) -> list[Any]:
         forward = TrainingPass(net, alone=alone)
-        rng = np.random.default_rng(0)
-        v = [tf.constant(rng.normal(size=w.shape), tf.float32) for w in forward.variables]
         made = [
             GradientOperator(
-                lambda forward=forward: -tf.nn.log_softmax(forward(x)),
-                forward.variables,
-                products=products,
+                lambda: -tf.nn.log_softmax(forward(x)), forward.variables, products=products
             )
             for products in ("recorded", "recomputed")
         ]
-        u = tf.constant(rng.normal(size=(N, K)), tf.float32)
-        for one, other in zip(*(operator.matvec(u) for operator in made), strict=True):
+        return [[*operator.matvec(u), operator.rmatvec(v)] for operator in made]
+
+    for alone in (False, True):
+        for one, other in zip(*taken(alone), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
-        one, other = (operator.rmatvec(v) for operator in made)
-        np.testing.assert_allclose(one, other, atol=1e-5)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._events import composed_epsilon, event_from_json, event_to_json
+from tf_labeldp.accounting._events import epsilon_of, event_from_json, event_to_json
 from tf_labeldp.accounting._guarantee import PrivacyGuarantee
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         """Checks the ranges."""
         object.__setattr__(self, "epsilon", _validate.positive_finite("epsilon", self.epsilon))
-        object.__setattr__(self, "delta", _validate.probability_below_one("delta", self.delta))
+        object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
         """Returns whether ``guarantee`` stays within this budget (to float rounding)."""
@@ -96,8 +96,7 @@ class Charge:
         """Checks the ranges, and makes equal charges equal, so that they are counted together."""
         if not self.epsilon >= 0.0:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
-        delta = _validate.probability_below_one("delta", self.delta)
-        object.__setattr__(self, "delta", delta)
+        object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
         object.__setattr__(self, "event", event_from_json(event_to_json(self.event)))
 
@@ -140,30 +139,21 @@ class Charge:
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
-    """Returns what a sequence of charges on the *same* unit adds up to.
-
-    Two theorems are tried; the second is stated where it saves at least 1 % of epsilon, since its
-    statement rests on one assumption more and on delta:
-
-    * basic composition (Dwork and Roth 2014, Theorem 3.16): epsilons and deltas add up; holds for
-      mechanisms chosen adaptively, also when the number of uses is (Rogers et al. 2016);
-    * composition of privacy loss distributions through ``dp_accounting``, for ``delta > 0`` and two
-      or more uses; the statement then says that the mechanisms were fixed in advance. To it,
-      epsilons and deltas of uses of which no more is known are added.
-
-    Example:
-        >>> from tf_labeldp.accounting._events import pure_dp_event
-        >>> one = Charge(0.5, 0.0, pure_dp_event(0.5))
-        >>> compose_charges([one] * 4).epsilon
-        2.0
-    """
-    delta = _validate.probability_below_one("delta", delta)
+    """Returns ``compose_counted`` of a sequence of charges."""
+    delta = _validate.number_in("delta", delta, "[0, 1)")
     return compose_counted(tuple(Counter(charges).items()), delta)
 
 
 @functools.lru_cache(maxsize=4096)
 def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
-    """Returns ``compose_charges`` of charges that are counted."""
+    """Returns what charges on the *same* unit, each with its number of uses, add up to.
+
+    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas; it holds for
+    mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
+    0`` privacy loss distributions are composed too, and stated where that saves at least 1 % of
+    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which no more
+    than epsilon and delta is known are added to it.
+    """
     if not charges:
         return PrivacyGuarantee(epsilon=0.0, delta=0.0)
     rests_on = tuple(dict.fromkeys(text for charge, _ in charges for text in charge.assumptions))
@@ -172,13 +162,16 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
     if spent_delta <= delta * (1.0 + _ROUNDING):
         basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
     if delta > 0.0 and _may_save(charges, basic):
-        opaque = [one for one in charges if type(one[0].event).__name__ == "NonPrivateDpEvent"]
+        from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+
+        opaque = [one for one in charges if isinstance(one[0].event, NonPrivateDpEvent)]
         known = tuple(one for one in charges if one not in opaque)
         left = delta - math.fsum(charge.delta * count for charge, count in opaque)
         tight = math.inf
         if known and left > 0.0:
             tight = _exact_sum((charge.epsilon, count) for charge, count in opaque)
-            tight += _tight_epsilon(known, left)
+            parts = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in known)
+            tight += _epsilon_of(ComposedDpEvent(parts), left)
         if tight < basic * _WORTH_IT:
             return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
     if math.isinf(basic) and all(math.isfinite(charge.epsilon) for charge, _ in charges):
@@ -201,20 +194,12 @@ def _may_save(charges: CountedCharges, basic: float) -> bool:
     return several or hasattr(charges[0][0].event, "count")  # one use that is many in itself
 
 
-def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
-    import dp_accounting
-
-    events = [dp_accounting.SelfComposedDpEvent(charge.event, count) for charge, count in charges]
-    return _epsilon_of(dp_accounting.ComposedDpEvent(tuple(events)), delta)
-
-
-@functools.lru_cache(maxsize=4096)
 def _epsilon_of(event: DpEvent, delta: float) -> float:
-    """Returns the accountant's epsilon, which takes up to a second to find; infinite for none."""
+    """Returns the accountant's epsilon; infinite for an event that it does not know."""
     import dp_accounting
 
     try:
-        return composed_epsilon([event], delta)
+        return epsilon_of(event, delta)
     except dp_accounting.UnsupportedEventError:
         return math.inf
 
@@ -224,22 +209,20 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
 
     Guarantee:
         (epsilon, delta) for one label is ``(k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon -
-        1))`` for k of them: the labels are replaced one after another, and the n-th step multiplies
-        what was lost before by e^epsilon. For pure randomized response k epsilon is reached. Noise
-        that is added once for a user, as DP-SGD by user adds it, costs less:
-        ``dp_sgd_guarantee(..., privacy_unit="user")``.
+        1))`` for k of them. For pure randomized response k epsilon is reached. Noise that is added
+        once for a user costs less: ``dp_sgd_guarantee(..., privacy_unit="user")``.
 
-    Source: Vadhan 2017, "The complexity of differential privacy", Lemma 2.2, whose proof gives this
-    sum, ``delta (1 + e^epsilon + ... + e^((k - 1) epsilon))``. The lemma rounds it up to
-    ``k e^(k epsilon) delta``, and ``ghazi2024`` (section 6) uses that.
+    Source: Vadhan 2017, "The complexity of differential privacy", the proof of Lemma 2.2: delta
+    grows to ``delta (1 + e^epsilon + ... + e^((k - 1) epsilon))``, which the lemma rounds up to
+    ``k e^(k epsilon) delta``, and ``ghazi2024`` (section 6) with it.
 
     Args:
         guarantee: for one label.
         group_size: k, the most labels that one user has, at least 1. Public knowledge.
 
     Returns:
-        The statement for all labels of one user, with the same relation and assumptions and one
-        more. For ``group_size=1`` the guarantee as it is.
+        The statement for all labels of one user, with one assumption more; for ``group_size=1`` the
+        guarantee as it is.
 
     Raises:
         TypeError: ``group_size`` is not an integer.
@@ -258,8 +241,7 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
         if not log_delta < 0.0:
             raise ValueError(
                 f"for {k} labels at once, epsilon={guarantee.epsilon:g} and delta={delta:g} "
-                "promise nothing: delta grows to 1 or more. Use a smaller epsilon or delta for one "
-                "label (item_budget_for_group), or fewer labels a user."
+                "promise nothing: delta grows to 1 or more. Start from item_budget_for_group."
             )
         delta = math.exp(log_delta)
     return dataclasses.replace(
@@ -275,14 +257,14 @@ def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudg
     """Returns the budget for one label that is this budget for all the labels of one user.
 
     Guarantee:
-        ``group_privacy`` of a guarantee within the budget returned is within ``budget``, and no
-        larger budget has this property: the exact inverse of ``group_privacy``.
+        The exact inverse of ``group_privacy``: a guarantee within the budget returned is within
+        ``budget`` for k labels, and no larger budget has this property.
 
     Source: that of ``group_privacy``.
 
     Args:
         budget: for all labels of one user.
-        group_size: k, the most labels that one user has, at least 1. Public knowledge.
+        group_size: as for ``group_privacy``.
 
     Raises:
         TypeError: an argument of a wrong type.

@@ -1,49 +1,17 @@
-"""The guarantee of DP-SGD from its noise, and the noise from a guarantee, for replaced labels.
-
-One step adds the clipped gradients of a Poisson-sampled batch and Gaussian noise. Replacing a label
-replaces a gradient ``u`` by ``v``, both of norm at most the clipping norm (here 1), in a batch that
-its example enters with the same probability q. What the other examples add is the same on both
-sides and is a mixture that the divergence is jointly convex in, so the two outputs to tell apart
-are ``P = (1 - q) N(0) + q N(u)`` and ``Q = (1 - q) N(0) + q N(v)`` with noise sigma. The worst pair
-is ``v = -u`` of norm 1, at once for the hockey-stick divergence of every order a, so that it
-dominates and composes adaptively (Zhu, Dong and Wang 2022, "Optimal accounting of differential
-privacy via characteristic function"; that one pair must be the worst for every order is the pitfall
-of Lebeda, Regehr, Kamath and Steinke 2024, "Avoiding pitfalls for privacy accounting of subsampled
-mechanisms under composition"). The reason:
-
-* For ``a >= 1``, ``max_S P(S) - a Q(S)`` is reached at ``S = {n_u > c n_0 + d n_v}`` with constants
-  ``c >= 0`` and ``d > 0`` (densities n). Divided by n_u, that says that a sum of exponentials of
-  linear functions is below 1, so S is convex, with an outward normal along ``-g u + h (v - u)``,
-  ``g >= 0`` and ``h > 0``.
-* The derivative of the maximum, as v moves along w, is a positive multiple of the integral over the
-  border of S of ``n_v`` times the normal's part along w (S itself need not move, since it is the
-  best set). Turn v away from u (w at right angles to v, ``w.u <= 0``): that part is along
-  ``-(g + h) u.w >= 0``. Once v points away from u, lengthen v: every term is above zero again, and
-  so it is for lengthening u. So no pair beats the antipodal one.
-* For ``a < 1`` swap P and Q: their divergence of order a follows from that of order 1/a.
-
-At ``q = 1`` this is the Gaussian mechanism with twice the clipping norm as its sensitivity.
-"""
+"""The guarantee of DP-SGD from its noise, and the noise from a guarantee, for replaced labels."""
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._budget import Charge
-from tf_labeldp.accounting._events import composed_epsilon, dp_sgd_event
+from tf_labeldp.accounting._events import dp_sgd_event, epsilon_of
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.accounting._guarantee import RELATION_REPLACE, UNIT_LABEL, PrivacyGuarantee
 
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 _UNITS = {"label": UNIT_LABEL, "user": "all labels of one user"}
-
 _WHOSE = {"label": "", "user": ", and so is which user each is of"}
-
 _TOLERANCE = 5e-4
 """By how much a calibrated noise multiplier may be above the least one, relatively."""
 _LEAST_NOISE = 1e-2
@@ -65,14 +33,13 @@ def dp_sgd_guarantee(
         The noisy sums of all steps together, and whatever is computed from them and from the
         features, are (epsilon, delta)-DP for the replacement of one label; likewise for all labels
         of one user where the sampling, the clipping and the noise are by user. Epsilon is an upper
-        bound: losses are rounded up, and rounding errors are taken off delta. Amplification by
-        sampling is for Poisson sampling alone, and for what does not show the batch: count
-        denoisers that use the batch's features (Self-Span, Self-Conv) with
-        ``sampling_probability=1``.
+        bound: losses are rounded up, and rounding errors are taken off delta. Amplification is for
+        Poisson sampling alone, and for what does not show the batch: count denoisers that use the
+        batch's features (Self-Span, Self-Conv) with ``sampling_probability=1``.
 
     Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (which counts
-    under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022. Why this pair of
-    distributions is the worst is in this module's docstring.
+    under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; that antipodal
+    gradients are the worst pair is proved in docs/accounting.md.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum of the clipped gradients,
@@ -86,13 +53,10 @@ def dp_sgd_guarantee(
         privacy_unit: ``"label"``, or ``"user"`` for batches of users whose gradients are clipped
             as one.
 
-    Returns:
-        A ``PrivacyGuarantee`` with its assumptions.
-
     Raises:
         TypeError: an argument is not a number.
-        ValueError: an argument is out of range or unknown; or delta is below what the accounting of
-            so many steps can resolve, or the noise too little, for any finite epsilon.
+        ValueError: an argument is out of range or unknown; or no finite epsilon is found, with too
+            little noise or a delta below what the accounting of so many steps resolves.
 
     Example:
         >>> steps = dict(noise_multiplier=10.0, sampling_probability=0.01, steps=300, delta=1e-5)
@@ -106,9 +70,8 @@ def dp_sgd_guarantee(
     if math.isinf(epsilon):
         raise ValueError(
             f"no finite epsilon holds at delta={delta:g} for {steps} steps with "
-            f"noise_multiplier={noise_multiplier:g}. Use more noise; or a larger delta, below "
-            f"1/n for n labels, where it is under {_least_delta(steps):.0e}, the least that the "
-            "accounting resolves in doubles."
+            f"noise_multiplier={noise_multiplier:g}. Use more noise, or a larger delta, below "
+            f"1/n for n labels; the least that doubles resolve is {_least_delta(steps):.0e}."
         )
     return PrivacyGuarantee(
         epsilon=epsilon,
@@ -128,10 +91,6 @@ def dp_sgd_assumptions(
     """Returns the sentences on noise, sampling and steps that a guarantee of DP-SGD rests on.
 
     ``steps=None`` leaves their number out.
-
-    Example:
-        >>> dp_sgd_assumptions(sampling_probability=1.0, steps=300)[-1]
-        'the number of steps was not chosen after seeing what earlier steps gave'
     """
     one = "user" if privacy_unit == "user" else "example"
     notes = [
@@ -175,7 +134,7 @@ def dp_sgd_charge(
         0.0586
     """
     _validate.one_of("privacy_unit", privacy_unit, _UNITS)
-    _epsilon(noise_multiplier, sampling_probability, steps, delta, RELATION_REPLACE)
+    _epsilon(noise_multiplier, sampling_probability, steps, delta, RELATION_REPLACE)  # the checks
     return Charge.of_event(
         dp_sgd_event(noise_multiplier, sampling_probability, steps),
         float(delta),
@@ -263,19 +222,13 @@ def _epsilon(
 ) -> float:
     """Returns the epsilon of some steps, or raises what is wrong with the arguments."""
     event = dp_sgd_event(noise_multiplier, sampling_probability, steps)
-    delta = _validate.probability_below_one("delta", delta)
+    delta = _validate.number_in("delta", delta, "[0, 1)")
     if delta == 0.0:
         raise ValueError(
             "delta must be above zero for DP-SGD, got 0: Gaussian noise has no pure guarantee. "
             "Use a delta below 1/n for n labels."
         )
-    return _known_epsilon(event, delta, relation)
-
-
-@functools.lru_cache(maxsize=256)
-def _known_epsilon(event: DpEvent, delta: float, relation: str) -> float:
-    """Returns the epsilon of an event, which takes the accountant up to a second to find."""
-    return composed_epsilon([event], delta, relation)
+    return epsilon_of(event, delta, relation)
 
 
 def _least_delta(steps: int) -> float:

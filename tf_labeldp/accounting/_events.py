@@ -1,32 +1,24 @@
 """Every translation from a mechanism to ``dp_accounting`` events, and their composition.
 
-This is the only file that builds or composes events, because some facts about
-``dp_accounting`` 0.6.0 are easy to get wrong elsewhere:
+This is the only file that builds or composes events. What ``dp_accounting`` 0.6.0 gets wrong, or
+takes otherwise, is handled here:
 
-* its PLD accountant ignores the count of a repeated ``RandomizedResponseDpEvent``
-  (``compose(event, count)`` and ``SelfComposedDpEvent`` charge a single use), so repeats of this
-  event are expanded here before the accountant sees them; it counts every other event right;
-* its PLD accountant refuses Laplace events under ``REPLACE_ONE``, so a pure epsilon-DP mechanism
-  is carried by binary randomized response with the same epsilon, which dominates it
-  (Kairouz, Oh and Viswanath 2015, "The composition theorem for differential privacy", Theorem 3.1
-  and its proof);
-* it has no Laplace mechanism under replacement at all: where a plug-in claims one, whose noise
-  multiplier is relative to the sensitivity of adding or removing, replacing moves twice as far, and
-  the pure mechanism of epsilon ``2 / noise_multiplier`` dominates it, sampled or not;
-* its PLD accountant takes the noise multiplier of a ``GaussianDpEvent`` to be relative to the
-  sensitivity of adding or removing, and doubles that sensitivity under ``REPLACE_ONE``; a noise
-  multiplier that is relative to the sensitivity under replacement is therefore doubled here;
-* it raises the Fourier transform of a privacy loss to the power of the number of steps, and with it
-  its rounding errors. Composed a hundred thousand times, a Gaussian whose exact delta is 1e-12 at
-  some epsilon comes out below that, so a multiple of the rounding errors is taken off delta here;
-* its privacy losses lie on a grid of 1e-4 by default, which is coarser than the loss of one step of
-  DP-SGD with small batches and much noise. Rounding stays on the safe side, but can double epsilon
-  there, so the grid is chosen by the events here.
+* It ignores the count of a repeated ``RandomizedResponseDpEvent``, so repeats are written out.
+* It has no pure mechanism under ``REPLACE_ONE``, so binary randomized response of the same epsilon
+  stands for one, which dominates it (Kairouz, Oh and Viswanath 2015, "The composition theorem for
+  differential privacy", Theorem 3.1 and its proof). A Laplace noise multiplier is relative to
+  adding or removing, and replacing moves twice as far: epsilon is ``2 / noise_multiplier``.
+* A Gaussian noise multiplier is relative to adding or removing too, and so is doubled here.
+* It raises Fourier transforms to the power of the number of steps, and their rounding errors with
+  them: a multiple of these is taken off delta.
+* Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. The grid
+  is chosen by the events.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -58,10 +50,6 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
 
     Its ``noise_parameter`` is the probability ``K / (e^epsilon + K - 1)`` of answering with a
     uniform value (``ghazi2024``, appendix D.1).
-
-    Example:
-        >>> randomized_response_event(1.0, 10).num_buckets
-        10
     """
     import dp_accounting
 
@@ -73,59 +61,36 @@ def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
-    """Returns an event that dominates every epsilon-DP mechanism (Kairouz et al. 2015).
-
-    It is that of binary randomized response with the same epsilon.
-
-    Example:
-        >>> pure_dp_event(0.5).num_buckets
-        2
-    """
+    """Returns the event of binary randomized response, which dominates every epsilon-DP one."""
     return randomized_response_event(epsilon, 2)
 
 
 def approximate_dp_event(epsilon: float, delta: float) -> DpEvent:
     """Returns the event of a mechanism of which (epsilon, delta) is all that is known.
 
-    At ``delta=0`` it is ``pure_dp_event(epsilon)``. Above, ``dp_accounting`` 0.6 has no event for
-    this, so it is ``NonPrivateDpEvent``, for which accountants find an infinite epsilon;
-    ``compose_charges`` then adds up epsilons and deltas by basic composition.
-
-    Example:
-        >>> approximate_dp_event(0.5, 1e-6)
-        NonPrivateDpEvent()
+    At ``delta=0`` it is ``pure_dp_event(epsilon)``. Above, ``dp_accounting`` has no event for this:
+    it is ``NonPrivateDpEvent``, for which ``compose_charges`` adds up epsilons and deltas.
     """
     import dp_accounting
 
     event = pure_dp_event(epsilon)
-    delta = _validate.probability_below_one("delta", delta)
+    delta = _validate.number_in("delta", delta, "[0, 1)")
     return event if delta == 0.0 else dp_accounting.NonPrivateDpEvent()
 
 
 def gaussian_event(noise_ratio: float) -> DpEvent:
-    """Returns the event of one release with Gaussian noise.
-
-    Example:
-        >>> gaussian_event(3.0).noise_multiplier
-        6.0
-    """
+    """Returns the event of one release with Gaussian noise."""
     import dp_accounting
 
-    return dp_accounting.GaussianDpEvent(
-        2.0 * _validate.positive_finite("noise_ratio", noise_ratio)
-    )
+    noise_ratio = _validate.positive_finite("noise_ratio", noise_ratio)
+    return dp_accounting.GaussianDpEvent(2.0 * noise_ratio)
 
 
 def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: int) -> DpEvent:
-    """Returns the event of DP-SGD: sums of clipped gradients with Gaussian noise.
+    """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
     An accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
-    ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (see ``dp_sgd_guarantee``, which has the
-    arguments too).
-
-    Example:
-        >>> dp_sgd_event(noise_multiplier=10.0, sampling_probability=0.01, steps=300).count
-        300
+    ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (docs/accounting.md).
     """
     import dp_accounting
 
@@ -143,52 +108,17 @@ def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: in
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
-def compose_events(events: Iterable[DpEvent]) -> DpEvent:
-    """Returns the sequential composition of events, equal ones side by side.
-
-    Repeats and nested compositions are taken apart, and equal events are counted together.
-    Randomized response, whose count an accountant mishandles, is written out one by one; any other
-    event is one ``SelfComposedDpEvent``, however often it is used.
-
-    Example:
-        >>> twice = compose_events([pure_dp_event(1.0)] * 2)
-        >>> len(compose_events([pure_dp_event(0.5), twice]).events)
-        3
-        >>> epoch = dp_sgd_event(noise_multiplier=10.0, sampling_probability=0.01, steps=100)
-        >>> compose_events([epoch] * 5).events[0].count
-        500
-    """
-    return _composed(_counted(events))
-
-
-def _composed(counted: dict[DpEvent, int]) -> DpEvent:
-    """Returns the composition of counted events, in a form that an accountant counts right."""
-    import dp_accounting
-
-    flat: list[DpEvent] = []
-    for leaf, count in counted.items():
-        if isinstance(leaf, dp_accounting.RandomizedResponseDpEvent):
-            flat += [leaf] * count
-        else:
-            flat.append(leaf if count == 1 else dp_accounting.SelfComposedDpEvent(leaf, count))
-    return dp_accounting.ComposedDpEvent(flat) if flat else dp_accounting.NoOpDpEvent()
-
-
 def composed_epsilon(
     events: Iterable[DpEvent], delta: float, relation: str = "replace_label"
 ) -> float:
     """Returns an upper bound on the epsilon of events that are used one after another.
 
     It is the bound of the PLD accountant's pessimistic discretisation (Doroshenko et al. 2022).
-
-    Example:
-        >>> round(composed_epsilon([pure_dp_event(0.5)] * 50, delta=1e-5), 1)
-        18.9
     """
     import dp_accounting
     from dp_accounting import pld
 
-    delta = _validate.probability_below_one("delta", delta)
+    delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.one_of("relation", relation, _NEIGHBOURS)
     counted = _counted(events, relation)
     gaussians = [(*found, n) for leaf, n in counted.items() if (found := _gaussian(leaf, n))]
@@ -199,10 +129,27 @@ def composed_epsilon(
         dp_accounting.NeighboringRelation[_NEIGHBOURS[relation]],
         value_discretization_interval=_grid(counted),
     )
-    for event in getattr(_composed(counted), "events", ()):
+    for event in _composable(counted):
         accountant.compose(event)
     with np.errstate(over="ignore"):  # beyond e^709, where it finds an infinite epsilon
         return float(accountant.get_epsilon(delta - rounding))
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon_of(event: DpEvent, delta: float, relation: str = "replace_label") -> float:
+    """Returns ``composed_epsilon`` of one event, which takes up to a second to find."""
+    return composed_epsilon([event], delta, relation)
+
+
+def _composable(counted: dict[DpEvent, int]) -> Iterator[DpEvent]:
+    """Yields counted events as the accountant counts them right: randomized response one by one."""
+    import dp_accounting
+
+    for leaf, count in counted.items():
+        if isinstance(leaf, dp_accounting.RandomizedResponseDpEvent):
+            yield from itertools.repeat(leaf, count)
+        else:
+            yield leaf if count == 1 else dp_accounting.SelfComposedDpEvent(leaf, count)
 
 
 def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict[DpEvent, int]:
@@ -259,9 +206,8 @@ def _gaussian(event: Any, count: int) -> tuple[float, float] | None:
 def _grid(counted: dict[DpEvent, int]) -> float:
     """Returns the step of the grid on which the accountant is to hold privacy losses.
 
-    The loss of one step of DP-SGD has a standard deviation of about ``2 q / sigma``. A thirtieth of
-    that costs one part in ten thousand of epsilon; but no finer than keeps the cells of any event,
-    up to ten standard deviations of the noise, to a number.
+    One step's loss has a standard deviation of about ``2 q / sigma``: a thirtieth of that costs one
+    part in ten thousand of epsilon. No finer than keeps any event to a number of cells.
     """
     import dp_accounting
 

@@ -1,15 +1,7 @@
 """The analytic Gaussian mechanism: noise from a guarantee, and a guarantee from noise.
 
 Balle and Wang 2018, "Improving the Gaussian mechanism for differential privacy: analytical
-calibration and optimal denoising", Theorem 8: Gaussian noise of standard deviation ``sigma`` on a
-statistic of L2 sensitivity S is (epsilon, delta)-DP exactly for
-
-``delta >= Phi(u / 2 - epsilon / u) - e^epsilon Phi(-u / 2 - epsilon / u)``, ``u = S / sigma``.
-
-The two terms nearly cancel. With ``a = epsilon / u - u / 2`` and ``b = epsilon / u + u / 2``, so
-``b^2 - a^2 = 2 epsilon``, the right side is ``phi(a) (m(a) - m(b))``, where phi is the normal
-density and ``m(x) = Phi(-x) / phi(x)`` the Mills ratio: no large number is left, and its logarithm
-is computed without overflow or underflow for every epsilon and delta of a double.
+calibration and optimal denoising", Theorem 8; for sensitivity S and noise sigma, ``u = S / sigma``.
 """
 
 from __future__ import annotations
@@ -32,14 +24,7 @@ def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float
     """Returns the least standard deviation of Gaussian noise that is (epsilon, delta)-DP.
 
     It is never below the exact root, and above it by less than one part in 1e9. The relation is
-    that in which the L2 sensitivity was measured: replacement of one label, throughout this
-    package.
-
-    Source: Balle and Wang 2018, Theorem 8 and Algorithm 1.
-
-    Example:
-        >>> round(gaussian_sigma(epsilon=1.0, delta=1e-5, l2_sensitivity=1.0), 6)
-        3.730632
+    that in which the L2 sensitivity was measured: here, replacement of one label.
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     target = math.log(_checked_delta(delta))
@@ -59,10 +44,6 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 
     The inverse of ``gaussian_sigma``: never below the exact root, zero where the noise is
     (0, delta)-DP already.
-
-    Example:
-        >>> round(gaussian_epsilon(sigma=3.730632, delta=1e-5, l2_sensitivity=1.0), 5)
-        1.0
     """
     u = _ratio(sigma, l2_sensitivity)
     target = math.log(_checked_delta(delta))
@@ -78,18 +59,18 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 
 
 def gaussian_delta(sigma: float, epsilon: float, l2_sensitivity: float) -> float:
-    """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP.
-
-    Example:
-        >>> f"{gaussian_delta(sigma=3.730632, epsilon=1.0, l2_sensitivity=1.0):.3e}"
-        '1.000e-05'
-    """
+    """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP."""
     epsilon = _validate.positive_finite("epsilon", epsilon)
     return math.exp(_log_delta(epsilon, _ratio(sigma, l2_sensitivity)))
 
 
 def _log_delta(epsilon: float, u: float) -> float:
-    """Returns log(delta) of noise with S / sigma = u; ``-inf`` below the smallest double."""
+    """Returns log(delta) of noise with S / sigma = u; ``-inf`` below the smallest double.
+
+    Delta is ``Phi(u / 2 - epsilon / u) - e^epsilon Phi(-u / 2 - epsilon / u)``, whose terms nearly
+    cancel. With ``a, b = epsilon / u -+ u / 2`` it is ``phi(a) (m(a) - m(b))``, phi the normal
+    density and ``m(x) = Phi(-x) / phi(x)`` the Mills ratio: no large number is left.
+    """
     from scipy import special
 
     a, b = epsilon / u - 0.5 * u, epsilon / u + 0.5 * u
@@ -127,10 +108,10 @@ def _ratio(sigma: float, l2_sensitivity: float) -> float:
 
 
 def _checked_delta(delta: float) -> float:
-    number = _validate.probability_below_one("delta", delta)
-    if number == 0.0:
+    delta = _validate.number_in("delta", delta, "[0, 1)")
+    if delta == 0.0:
         raise ValueError(
             "delta must be above zero for Gaussian noise, got 0. Use delta below 1/n for n labels, "
             "or Laplace noise for a pure guarantee."
         )
-    return number
+    return delta

@@ -28,8 +28,7 @@ class PrivacyGuarantee:
     For all neighbouring data sets and every set of outputs S,
     ``Pr[output in S] <= e^epsilon * Pr[output' in S] + delta``.
 
-    The figures are a promise that was made before anything was drawn: they do not depend on what
-    came out. What is known of one draw beyond that is a remark.
+    The figures were promised before anything was drawn and do not depend on what came out.
 
     Attributes:
         epsilon: privacy parameter, >= 0; ``inf`` if nothing is promised.
@@ -39,10 +38,10 @@ class PrivacyGuarantee:
             published tables, ``"add_or_remove"``.
         assumptions: sentences that must be true for the statement to hold; where nothing is
             promised, the reasons come first.
-        seeded: True if the random bits came from a seed or a generator that was passed in; then
-            the statement says "not private: seeded".
+        seeded: True if the random bits came from a seed or a generator that was passed in; the
+            headline then says so.
         num_units: how many units there are, which tells what delta is worth; None if unknown.
-        remarks: sentences that promise nothing more, such as a smaller figure for this very draw.
+        remarks: what promises nothing more, such as a smaller figure for this very draw.
 
     Raises:
         ValueError: a number is out of range or the relation is unknown.
@@ -73,10 +72,7 @@ class PrivacyGuarantee:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def to_json(self) -> str:
-        """Returns the statement as a JSON object with one key a field.
-
-        An infinite epsilon is written as the string ``"inf"``, which JSON numbers lack.
-        """
+        """Returns the statement as a JSON object; an infinite epsilon is ``"inf"`` there."""
         fields = dataclasses.asdict(self)
         fields["private"] = self.is_private
         if math.isinf(self.epsilon):
@@ -153,10 +149,8 @@ class PrivacyGuarantee:
 def warn_of_delta(delta: float, num_units: int) -> None:
     """Warns of a delta that would allow to publish one unit in full."""
     if _is_large(delta * num_units):
-        _validate.warn(
-            f"delta={delta:g} is not below 1/n = {1.0 / num_units:.3g}: {_TOO_LARGE}. Use a "
-            "smaller delta."
-        )
+        limit = f"1/n = {1.0 / num_units:.3g}"
+        _validate.warn(f"delta={delta:g} is not below {limit}: {_TOO_LARGE}. Use a smaller delta.")
 
 
 def _is_large(worth: float) -> bool:
@@ -171,10 +165,7 @@ def _factor(epsilon: float) -> str:
 
 
 def _rounded_up(value: float, digits: int = 6) -> str:
-    """Returns a number in decimal digits that promise no more than it does.
-
-    But for one part in 1e9, which sums of doubles such as 0.1 + 0.2 may be off by.
-    """
+    """Returns a number rounded up, but for one part in 1e9 that sums of doubles may be off by."""
     if math.isinf(value):
         return "inf"
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)

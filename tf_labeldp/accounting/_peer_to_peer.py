@@ -1,34 +1,7 @@
-"""The guarantee of peer-to-peer randomized response: numeric and tight, and the paper's bound.
+"""The guarantee of peer-to-peer randomized response: numeric and tight.
 
-One cluster has n users, of whom one is looked at and m of the other n - 1 have label 1. M users
-have the noisy label 1, and each of t reports is a draw, with replacement, from the n noisy labels:
-given M and t they are independent, so their number of ones k ~ Bin(t, M / n) is all that they tell.
-t ~ Bin(n, theta) does not depend on labels. What is compared is P_1 against P_0, the laws of (t, k)
-with label 1 and with label 0. (With the roles exchanged, count zeros: m becomes n - 1 - m.)
-
-Four facts are used.
-
-* *One tail.* The other users' count is a sum of independent 0/1 variables, so its law q is
-  log-concave, and M under label 1 has an increasing likelihood ratio to M under label 0. Binomial
-  laws have it in M too, so P_1(k | t) / P_0(k | t) increases in k (both kernels are totally
-  positive), and delta given t is ``max_j P_1(k >= j | t) - e^epsilon P_0(k >= j | t)``: the best j
-  is found by bisection, and tails of binomials are incomplete beta functions.
-* *Blocks of t.* Fewer reports can be made from more, by leaving some out, so delta given t does not
-  decrease in t. A block of values of t counts with its largest one.
-* *Smaller cores.* Tell the learner the noisy labels of w of the other users, and which reports are
-  theirs. That can only raise delta, and leaves a core of c = n - w users with
-  N ~ Bin(n, theta c / n) reports, whatever the labels told. With b - m of label 0 and m - a of
-  label 1 told, all compositions m in a..b have the same core, so one number bounds delta for all.
-* *Larger clusters.* Likewise a cluster of L >= n users is reduced to n, or to a core of c of them,
-  with N ~ Bin(L, theta c / L) reports, whose mean lambda does not depend on L. By Hoeffding 1956
-  ("On the distribution of the number of successes in independent trials", Theorem 4) P[N > j]
-  increases with L for j >= lambda, to that of a Poisson variable, and decreases for
-  j <= lambda - 1. With these bounds of P[N > j] one number bounds delta for all clusters of n users
-  or more.
-
-Mostly a cluster of one label alone is the worst, but not always (at flip probability 0.49 and 200
-users, all of whom report, it is one of 187 to 12), so every composition is looked at: a range of
-them is split until one number bounds it.
+Names are those of docs/accounting.md, which proves the four facts that are used: one tail, blocks
+of t, smaller cores, larger clusters.
 """
 
 from __future__ import annotations
@@ -60,8 +33,7 @@ _LEFT_OUT = 1e-12
 _ROUNDING = 1e-12
 """Above the relative error of sums over M, which is added to delta."""
 _TAIL_ERROR = 1e-14
-"""A user: above the relative error of the tails of binomial and Poisson laws (2e-15 in SciPy 1.11,
-1e-17 later), which is added to delta too."""
+"""A user: above the relative error of SciPy's tails (2e-15 in 1.11), likewise added to delta."""
 _SINGLE = 10
 """Numbers of reports up to so many have blocks of their own."""
 _ELEMENTS = 30_000
@@ -85,14 +57,13 @@ def peer_to_peer_guarantee(
 
     Guarantee:
         All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
-        learner who sees only them (who reported, and which label). Epsilon is an upper bound: the
-        numeric trade-off between the two laws of the reports, the worst over the labels of the
-        other users and both directions, with every approximation on the safe side. It is never
-        above ``log((1 - alpha) / alpha)``, which the flips give by themselves, and is this at
+        learner who sees only them (who reported, and which label). Epsilon is a numeric upper
+        bound, for the worst labels of the other users and in both directions. It is never above
+        ``log((1 - alpha) / alpha)``, which the flips give by themselves, and is this at
         ``delta=0`` (and below 1e-25).
 
-    Source: Algorithm 2 of ``esfandiari2022``; the paper's own bound is ``peer_to_peer_bound``.
-    Hoeffding 1956 for larger clusters.
+    Source: Algorithm 2 of ``esfandiari2022``, with a tighter bound than its Lemma 9; Hoeffding
+    1956, Theorem 4, for larger clusters. The proof is in docs/accounting.md.
 
     Args:
         flip_probability: alpha, with which a user's own label is flipped, in (0, 0.5].
@@ -101,13 +72,10 @@ def peer_to_peer_guarantee(
             shape. Public knowledge. Up to 100,000 users take some seconds, longer where alpha is
             close to 0.5.
         delta: in [0, 1).
-        sizes: ``"at_least"`` for a statement that holds for clusters of this size (the least of
-            several) and for all larger ones; ``"exactly"`` for clusters of just these sizes, of
-            which the worst counts. That is tighter: by less than one part in a hundred from 1,000
-            users, by up to a fifth in clusters of tens of whom all report.
-
-    Returns:
-        A ``PrivacyGuarantee`` with its assumptions.
+        sizes: ``"at_least"`` for clusters of this size (the least of several) and all larger ones;
+            ``"exactly"`` for clusters of just these sizes, of which the worst counts. That is
+            tighter: by up to a fifth in clusters of tens of users, by less than one part in a
+            hundred from 1,000 on.
 
     Raises:
         TypeError: an argument is not a number.
@@ -122,114 +90,36 @@ def peer_to_peer_guarantee(
     """
     alpha, theta = _checked_rates(flip_probability, subsampling_rate)
     checked, larger = _checked_sizes(cluster_size, sizes)
-    delta = _validate.probability_below_one("delta", delta)
+    delta = _validate.number_in("delta", delta, "[0, 1)")
     epsilon = max(_epsilon(alpha, theta, size, delta, larger) for size in checked)
+    users = None
+    if not larger:
+        several = f"one of the {len(checked)} sizes given, of {checked[0]} to {checked[-1]} users"
+        users = several if len(checked) > 1 else f"exactly {checked[0]} users"
     return PrivacyGuarantee(
         epsilon=epsilon,
         delta=delta,
-        assumptions=peer_to_peer_assumptions(alpha, theta, checked, sizes=sizes),
-    )
-
-
-def peer_to_peer_delta(
-    epsilon: float,
-    flip_probability: float,
-    subsampling_rate: float,
-    cluster_size: Any,
-    *,
-    sizes: str = "at_least",
-) -> float:
-    """Returns the delta of the reports at an epsilon: the inverse of ``peer_to_peer_guarantee``.
-
-    Never below the exact delta; zero where epsilon is that of the flips by themselves.
-
-    Example:
-        >>> f"{peer_to_peer_delta(0.1, 0.1, subsampling_rate=0.1, cluster_size=1000):.1e}"
-        '8.5e-07'
-    """
-    epsilon = _validate.positive_finite("epsilon", epsilon)
-    alpha, theta = _checked_rates(flip_probability, subsampling_rate)
-    checked, larger = _checked_sizes(cluster_size, sizes)
-    return max(_delta(epsilon, alpha, theta, size, larger) for size in checked)
-
-
-def peer_to_peer_bound(
-    flip_probability: float, subsampling_rate: float, cluster_size: Any, delta: float
-) -> PrivacyGuarantee:
-    """Returns the closed bound of ``esfandiari2022``, Lemma 9; for comparison.
-
-    Charge ``peer_to_peer_guarantee``, which is smaller wherever they were compared. The paper's
-    proof is for theta n reports and for clusters in which between alpha n and (1 - alpha) n of the
-    noisy labels are ones; both numbers vary, and it does not say what that costs. The lemma's xi is
-    chosen such that its delta is the one asked for; a ``ValueError`` says where the lemma says
-    nothing.
-
-    Example:
-        >>> round(peer_to_peer_bound(0.2, 0.5, cluster_size=10_000, delta=1e-8).epsilon, 3)
-        0.853
-    """
-    alpha, theta = _checked_rates(flip_probability, subsampling_rate)
-    (size,), _ = _checked_sizes(cluster_size, "at_least")
-    delta = _validate.probability_below_one("delta", delta)
-    if size < 2.0 / alpha:
-        raise ValueError(
-            f"Lemma 9 is for clusters of at least 2 / flip_probability = {2.0 / alpha:g} users, "
-            f"got {size}. Use peer_to_peer_guarantee, which has no such condition."
-        )
-    most = 3.0 * alpha * math.sqrt(theta * size * (1.0 - alpha))
-    least_log = -alpha * most**2 / (4.0 * (alpha + 1.0 / size) * (1.0 - alpha))
-    if delta == 0.0 or math.log(delta) < least_log:
-        raise ValueError(
-            f"Lemma 9 reaches no delta below {math.exp(least_log):.3g} with flip_probability="
-            f"{alpha:g}, subsampling_rate={theta:g} and clusters of {size}, got delta={delta:g}. "
-            "Use peer_to_peer_guarantee, which has no such limit."
-        )
-    xi = most * math.sqrt(math.log(delta) / least_log)
-    expected = 3.0 / (size * alpha)
-    epsilon = theta * math.log(math.e + expected)
-    epsilon += math.sqrt(theta) * xi * math.log1p(math.sqrt(3.0 * expected))
-    return PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=delta,
-        assumptions=(
-            *peer_to_peer_assumptions(alpha, theta, [size]),
-            "Lemma 9 of Esfandiari et al. 2022 holds as stated, though its proof takes the number "
-            "of reports and the share of noisy ones as given",
-        ),
+        assumptions=peer_to_peer_assumptions(alpha, theta, checked[0], users),
     )
 
 
 def peer_to_peer_assumptions(
-    flip_probability: float,
-    subsampling_rate: float,
-    cluster_size: Any,
-    *,
-    sizes: str = "at_least",
+    flip_probability: float, subsampling_rate: float, cluster_size: int, users: str | None = None
 ) -> tuple[str, ...]:
-    """Returns the sentences that a guarantee of peer-to-peer randomized response rests on.
+    """Returns what a guarantee of the reports rests on, in clusters of that size or more.
 
-    Example:
-        >>> peer_to_peer_assumptions(0.1, 0.5, 100)[1]
-        'every cluster has at least 100 users'
+    ``users`` says it in words where the sizes are known exactly.
     """
-    alpha, theta = _checked_rates(flip_probability, subsampling_rate)
-    checked, larger = _checked_sizes(cluster_size, sizes)
-    least = checked[0]
-    if larger:
-        users = f"at least {least} users"
-    elif len(checked) == 1:
-        users = f"exactly {least} users"
-    else:
-        users = f"one of the {len(checked)} sizes given, of {least} to {checked[-1]} users"
     return (
         "the features are public, and the clusters were made from them without labels",
-        f"every cluster has {users}",
+        f"every cluster has {users or f'at least {cluster_size} users'}",
         "the learner sees the reports alone: not the messages between users, nor who asked whom",
-        f"every user follows the protocol (flips once, with probability {alpha:.6g}; picks a user "
-        "of the cluster uniformly at random, and afresh; reports with probability "
-        f"{theta:.6g}) and tells the learner nothing else",
+        "every user follows the protocol (flips once, with probability "
+        f"{flip_probability:.6g}; picks a user of the cluster uniformly at random, and afresh; "
+        f"reports with probability {subsampling_rate:.6g}) and tells the learner nothing else",
         "each message between users is seen by one of them, who asked, and is "
-        f"({_alone(alpha):.6g}, 0)-label-DP towards that one; this statement does not cover it",
+        f"({_alone(flip_probability):.6g}, 0)-label-DP towards that one; this statement does not "
+        "cover it",
     )
 
 
@@ -239,8 +129,7 @@ def _checked_rates(flip_probability: Any, subsampling_rate: Any) -> tuple[float,
     theta = _validate.number_in("subsampling_rate", subsampling_rate, "(0, 1]")
     if alpha > 0.5:
         raise ValueError(
-            f"flip_probability must be in (0, 0.5], got {alpha:g}. At 0.5 the labels are pure "
-            "noise; above, they say the opposite."
+            f"flip_probability must be in (0, 0.5], got {alpha:g}: at 0.5 labels are pure noise."
         )
     return alpha, theta
 
@@ -255,8 +144,8 @@ def _checked_sizes(cluster_size: Any, sizes: Any) -> tuple[list[int], bool]:
     checked = sorted(_validate.integer_at_least("cluster_size", size, 1) for size in found)
     if checked[0] == 1:
         raise ValueError(
-            "cluster_size must be at least 2, got 1: a user alone has no peers, and would report "
-            "the own noisy label. Merge small clusters first."
+            "cluster_size must be at least 2, got 1: a user alone has no peers. Merge small "
+            "clusters first."
         )
     return (checked[:1], True) if sizes == "at_least" else (checked, False)
 
@@ -334,19 +223,6 @@ def _least_epsilon(
     return min(epsilon, most)
 
 
-@functools.lru_cache(maxsize=256)
-def _delta(epsilon: float, alpha: float, theta: float, size: int, larger: bool) -> float:
-    """Returns a bound of delta of a cluster at epsilon."""
-    most = _alone(alpha)
-    if epsilon >= most:
-        return 0.0
-    if most > _MOST_EPSILON:
-        return 1.0
-    cluster = _Cluster(alpha, theta, size, larger, _LEAST_DELTA)
-    ends = max(cluster.bound((ones, ones), epsilon) for ones in (0, size - 1))
-    return max([ends, *cluster.above(ends, epsilon).values()])
-
-
 def _alone(alpha: float) -> float:
     """Returns the epsilon of the flips by themselves, ``log((1 - alpha) / alpha)``, rounded up."""
     # Close to 1/2 the difference of the logarithms would be all rounding; 1 - 2 alpha is exact.
@@ -360,24 +236,14 @@ def _alone(alpha: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Core:
-    """Some users of a cluster, the looked-at one among them, and the reports drawn from them.
-
-    Attributes:
-        flip_probability: of each user's own label, in (0, 1/2).
-        subsampling_rate: of reports, in (0, 1].
-        cluster_size: n, of the whole cluster.
-        larger: whether bounds are to hold for larger clusters too.
-        least_delta: the smallest delta that matters.
-        ones: users of the core with label 1, without the one looked at.
-        zeros: likewise with label 0; ``ones + zeros + 1`` is at most n.
-    """
+    """Some users of a cluster, the looked-at one among them, and the reports drawn from them."""
 
     flip_probability: float
     subsampling_rate: float
-    cluster_size: int
-    larger: bool
-    least_delta: float
-    ones: int
+    cluster_size: int  # n, of the whole cluster
+    larger: bool  # whether bounds are to hold for larger clusters too
+    least_delta: float  # the smallest that matters
+    ones: int  # users of the core with label 1, without the one looked at
     zeros: int
 
     @property
@@ -466,32 +332,10 @@ class _Core:
         return np.maximum.accumulate(delta)
 
     def _first_likelier(self, epsilon: float, reports: np.ndarray) -> np.ndarray:
-        """Returns the least k (B,) with P_1(k | t) > e^epsilon P_0(k | t); t + 1 for none.
-
-        One more report that is a zero lowers the likelihood ratio, so this k increases with t: one
-        that was found bounds those of its neighbours.
-        """
-        first = np.zeros(reports.size)
-        stride = 1 << max(reports.size - 1, 0).bit_length()
-        low, high = np.array([-1.0]), reports[:1] + 1.0
-        rows = np.array([0])
-        while True:
-            first[rows] = self._bisect(epsilon, reports[rows], low, high)
-            if stride == 1:
-                return first
-            stride //= 2
-            rows = np.arange(stride, reports.size, 2 * stride)
-            low = first[rows - stride] - 1.0
-            after = np.minimum(rows + stride, reports.size - 1)
-            high = np.where(rows + stride < reports.size, first[after], reports[rows] + 1.0)
-
-    def _bisect(
-        self, epsilon: float, reports: np.ndarray, low: np.ndarray, high: np.ndarray
-    ) -> np.ndarray:
-        """Returns the least k in (low, high] where label 1 is likelier by e^epsilon, or high."""
+        """Returns the least k (B,) with P_1(k | t) > e^epsilon P_0(k | t); t + 1 for none."""
         log_p, log_q, log_zero = self._logs
         _, one, zero = self.noisy_ones
-        high = np.minimum(high, reports + 1.0)
+        low, high = np.full(reports.size, -1.0), reports + 1.0
         while np.any(apart := high - low > 1.0):
             k = np.floor(0.5 * (low + high))
             logs = np.multiply.outer(k, log_p) + np.multiply.outer(reports - k, log_q)

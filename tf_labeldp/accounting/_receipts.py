@@ -1,16 +1,7 @@
 """Receipts: what left a set of labels, and what any number of them add up to.
 
-A receipt is written whenever something leaves a vault, and it goes wherever the result goes: into
-noisy labels, heads and models, and into their files. ``compose_receipts`` is the one function that
-turns receipts into a statement, for a vault as for a model:
-
-* Receipts of one label set compose in sequence on each example that both touch, and in parallel on
-  different examples (``ghazi2021``, Observation 4).
-* Two label sets may hold labels of the same people, in any order; so the worst example of one is
-  added to the worst of the other. Only label sets whose populations are declared (``people``), by
-  different names, compose in parallel.
-* A use of labels of which nothing is known has a receipt too, with an infinite charge, until its
-  author declares what it was.
+``compose_receipts`` is the one function that turns receipts into a statement, for a vault as for a
+model; a use of labels of which nothing is known has a receipt too, with an infinite charge.
 """
 
 from __future__ import annotations
@@ -26,6 +17,7 @@ import math
 import os
 import secrets
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -71,23 +63,12 @@ class ReceiptError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class LabelSet:
-    """Which labels a receipt is about; it says nothing of them.
+    """Which labels a receipt is about; it says nothing of them."""
 
-    Attributes:
-        name: random, so that no two label sets share it.
-        size: number of labels n.
-        people: the name of the population that they are of; None if it was not declared.
-        stored: whether the name outlives the process, in a store.
-
-    Example:
-        >>> LabelSet.new(100) == LabelSet.new(100)
-        False
-    """
-
-    name: str
-    size: int
-    people: str | None = None
-    stored: bool = False
+    name: str  # random, so that no two label sets share it
+    size: int  # number of labels n
+    people: str | None = None  # the population that they are of; None if it was not declared
+    stored: bool = False  # whether the name outlives the process, in a store
 
     @classmethod
     def new(cls, size: int, people: str | None = None, *, stored: bool = False) -> LabelSet:
@@ -97,8 +78,8 @@ class LabelSet:
     def may_be(self, other: LabelSet) -> bool:
         """Returns whether both may be the same labels, as far as is known.
 
-        The same name is. Otherwise two names that outlive their processes are different sets, and
-        so are populations that were declared to be different; of anything else it is not known.
+        Different names that outlive their processes are different sets, and so are populations that
+        were declared to be different.
         """
         if self.name == other.name:
             return True
@@ -107,67 +88,50 @@ class LabelSet:
         return not (self.stored and other.stored)
 
 
+def actor_name() -> str:
+    """Returns who runs this, from ``LABELDP_ACTOR`` or the name of the login."""
+    try:
+        return os.environ.get("LABELDP_ACTOR") or getpass.getuser()
+    except (OSError, KeyError, ImportError):  # no entry for this user
+        return "unknown"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Receipt:
     """What one use of a label set was.
 
-    Attributes:
-        labels: the label set.
-        charge: epsilon, delta, event and assumptions of this use.
-        what: the use in words.
-        kind: ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
-            gradients), ``"failed"`` (a mechanism that looked and handed nothing out),
-            ``"unknown"`` (labels were used, and how is not known) or ``"declared"``.
-        key: the name it was asked for by.
-        examples: which examples, ``int64`` (m,) rising; None for all.
-        delta: at which statements are made: that of the vault's budget.
-        output_digest: of what was handed out; None for steps.
-        unit: ``"label"``, ``"row"`` (of several labels) or ``"user"``.
-        num_units: how many of these there are, where that is not the number of labels.
-        relation: ``"replace_label"``.
-        seeded: whether the noise can be repeated.
-        metrics_reported: whether loss or metrics on true labels were shown.
-        sample_weights: whether examples were weighted.
-        answers: of a declaration, the receipts of kind ``"unknown"`` in place of which it stands.
-        time: when, in UTC.
-        actor: who, as given or from the environment.
-        version: of this library.
-        id: random; the same receipt is counted once, however often it is met.
-
-    Example:
-        >>> from tf_labeldp.accounting._events import pure_dp_event
-        >>> receipt = Receipt(LabelSet.new(100), Charge(1.0, 0.0, pure_dp_event(1.0)), "a draw")
-        >>> compose_receipts([receipt, receipt]).epsilon
-        1.0
+    Its kind is ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
+    gradients), ``"failed"`` (a mechanism that looked and handed nothing out), ``"unknown"`` (labels
+    were used, and how is not known) or ``"declared"``.
     """
 
     labels: LabelSet
     charge: Charge
-    what: str
+    what: str  # the use in words
     kind: str = "draw"
-    key: str = ""
-    examples: np.ndarray | None = None
-    delta: float = 0.0
-    output_digest: str | None = None
-    unit: str = "label"
-    num_units: int | None = None
+    key: str = ""  # the name it was asked for by
+    examples: np.ndarray | None = None  # which examples, int64 (m,) rising; None for all
+    delta: float = 0.0  # of the vault's budget, at which statements are made
+    output_digest: str | None = None  # of what was handed out; None for steps
+    unit: str = "label"  # a key of UNITS
+    num_units: int | None = None  # where that is not the number of labels
     relation: str = RELATION_REPLACE
-    seeded: bool = False
-    metrics_reported: bool = False
-    sample_weights: bool = False
-    answers: tuple[str, ...] = ()
-    time: str = dataclasses.field(
-        default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).isoformat(
-            timespec="seconds"
-        )
-    )
-    actor: str = dataclasses.field(default_factory=lambda: actor_name())
+    seeded: bool = False  # whether the noise can be repeated
+    metrics_reported: bool = False  # whether loss or metrics on true labels were shown
+    sample_weights: bool = False  # whether examples were weighted
+    answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration stands for
+    time: str = dataclasses.field(default_factory=_now)
+    actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
-    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
+    id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counts once
 
     @property
     def num_examples(self) -> int:
-        """The number of examples."""
+        """The number of examples that it is about."""
         return self.labels.size if self.examples is None else int(self.examples.size)
 
     def to_json(self) -> dict[str, Any]:
@@ -187,11 +151,7 @@ class Receipt:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Receipt:
-        """Returns the receipt that ``to_json`` wrote.
-
-        Raises:
-            ReceiptError: it was damaged or edited.
-        """
+        """Returns the receipt that ``to_json`` wrote; ``ReceiptError`` if it was changed since."""
         try:
             fields = dict(data)
             if fields.pop("digest") != _digest(fields):
@@ -206,8 +166,8 @@ class Receipt:
             return cls(**fields)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ReceiptError(
-                f"a receipt is damaged or was edited ({error}). What it stands for can't be "
-                "counted, so it is refused. Use the file as it was written, or a copy of it."
+                f"a receipt is damaged or was edited ({error}), and what it stands for can't be "
+                "counted. Use the file as it was written, or a copy of it."
             ) from error
 
     def __reduce__(self) -> Any:
@@ -258,8 +218,8 @@ def receipts_from_bytes(content: bytes) -> tuple[Receipts, list[int] | None]:
         found, version, listed = data["format"], data["version"], list(data["receipts"])
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise ReceiptError(
-            f"the receipts of this file are damaged ({error}). What its labels have spent can't "
-            "be counted, so it is refused. Use a copy of the file as it was written."
+            f"the receipts of this file are damaged ({error}), and what its labels have spent "
+            "can't be counted. Use a copy of the file as it was written."
         ) from error
     if found != FORMAT:
         raise ReceiptError(
@@ -269,20 +229,8 @@ def receipts_from_bytes(content: bytes) -> tuple[Receipts, list[int] | None]:
     return tuple(Receipt.from_json(one) for one in listed), data.get("layers")
 
 
-def actor_name() -> str:
-    """Returns who runs this, from ``LABELDP_ACTOR`` or the name of the login."""
-    try:
-        return os.environ.get("LABELDP_ACTOR") or getpass.getuser()
-    except (OSError, KeyError, ImportError):  # no entry for this user
-        return "unknown"
-
-
 class Histories:
-    """What each example of one label set has been charged; examples with the same share a row.
-
-    Args:
-        size: number of examples n.
-    """
+    """What each of n examples of one label set has been charged; a row for each history."""
 
     def __init__(self, size: int) -> None:
         self._of_example = np.zeros(size, dtype=np.int32)
@@ -294,8 +242,8 @@ class Histories:
         where = slice(None) if rows is None else rows
         new_place = np.arange(len(self._table), dtype=np.int32)
         for old in self._present(where):  # a handful of different histories, not examples
-            counts = dict(self._table[old])
-            counts[charge] = counts.get(charge, 0) + 1
+            counts = Counter(dict(self._table[old]))
+            counts[charge] += 1
             history = tuple(counts.items())
             if history not in self._place:
                 self._place[history] = len(self._table)
@@ -316,25 +264,16 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
 
     Guarantee:
         The statement covers all that was handed out under these receipts together, for the
-        replacement of one label, as this module's docstring says. It is a sum of promises made
-        before the draws. Receipts that are given twice count once.
-
-    Example:
-        >>> from tf_labeldp.accounting._events import pure_dp_event
-        >>> labels, one = LabelSet.new(4), Charge(1.0, 0.0, pure_dp_event(1.0))
-        >>> first = Receipt(labels, one, "a draw", examples=np.array([0, 1]))
-        >>> second = Receipt(labels, one, "a draw", examples=np.array([2, 3]))
-        >>> compose_receipts([first, second]).epsilon
-        1.0
+        replacement of one label: a sum of promises made before the draws. Receipts of one label set
+        compose in sequence on each example that both touch, and in parallel on different examples
+        (``ghazi2021``, Observation 4). Two label sets may hold labels of the same people, in any
+        order, so the worst example of one is added to the worst of the other, unless they are
+        declared to be of different populations (``people``).
     """
     known = standing(merge_receipts(receipts))
     if not known:
         return PrivacyGuarantee(epsilon=0.0)
-    histories = [
-        history
-        for population in _populations(known)
-        for history in _together([_histories(group) for group in population])
-    ]
+    histories = list(_combined(known))
     sums = _sums(known, histories, delta)
     worst = max(sums, key=lambda one: (one.epsilon, one.delta))
     units = {one.unit for one in known if one.kind != "declared"} or {"label"}
@@ -362,7 +301,7 @@ def _sums(
     import dp_accounting
 
     if delta is not None:
-        delta = _validate.probability_below_one("delta", delta)
+        delta = _validate.number_in("delta", delta, "[0, 1)")
         return [compose_counted(history, delta) for history in histories]
     stated = max(one.delta for one in receipts)
     sums = [compose_counted(history, stated) for history in histories]
@@ -402,6 +341,12 @@ def _populations(receipts: Receipts) -> Iterator[list[list[Receipt]]]:
         yield [group for group in groups.values() if group[0].labels.people in (name, None)]
 
 
+def _combined(receipts: Receipts, *own: list[CountedCharges]) -> Iterator[CountedCharges]:
+    """Yields what one person may have been charged, in these label sets and with one of ``own``."""
+    for population in _populations(receipts):
+        yield from _together([*own, *(_histories(group) for group in population)])
+
+
 def _histories(receipts: Sequence[Receipt]) -> list[CountedCharges]:
     """Returns the different histories of the examples of one label set."""
     # Without an account of single examples, as of a declaration, all are alike.
@@ -417,22 +362,16 @@ def _together(several: list[list[CountedCharges]]) -> Iterator[CountedCharges]:
         # Each charge as often as anybody was charged with it: more than any combination has.
         several = [[_largest(histories)] for histories in several]
     for combination in itertools.product(*several):
-        counts: dict[Charge, int] = {}
-        for charge, count in itertools.chain(*combination):
-            counts[charge] = counts.get(charge, 0) + count
+        counts: Counter[Charge] = Counter()
+        for history in combination:
+            counts.update(dict(history))
         yield tuple(counts.items())
 
 
 def histories_with(own: list[CountedCharges], others: Iterable[Receipt]) -> list[CountedCharges]:
     """Returns what one person may have been charged: with one of these, and in other label sets."""
     known = standing(tuple(others))
-    if not known:
-        return own
-    return [
-        history
-        for population in _populations(known)
-        for history in _together([own, *(_histories(group) for group in population)])
-    ]
+    return list(_combined(known, own)) if known else own
 
 
 def _largest(histories: list[CountedCharges]) -> CountedCharges:
@@ -442,10 +381,10 @@ def _largest(histories: list[CountedCharges]) -> CountedCharges:
         total = max(math.fsum(one.epsilon * n for one, n in history) for history in histories)
         notes = dict.fromkeys(text for one in charges for text in one.assumptions)
         return ((Charge(total, 0.0, pure_dp_event(total), tuple(notes)), 1),)
-    counts: dict[Charge, int] = {}
-    for charge, count in itertools.chain(*histories):
-        counts[charge] = max(count, counts.get(charge, 0))
-    return tuple(counts.items())
+    most: Counter[Charge] = Counter()
+    for history in histories:
+        most |= Counter(dict(history))
+    return tuple(most.items())
 
 
 def _named_assumptions(receipts: Receipts, unit: str, *, by_user: bool) -> Iterator[str]:

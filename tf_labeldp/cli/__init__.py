@@ -1,7 +1,6 @@
 """The command line, ``tf-labeldp VERB``: its verbs, their options, and how a command ends.
 
-Nothing heavy is loaded here. ``main`` loads the module of a verb, and that one TensorFlow where it
-needs it, once the options are known to be good.
+Nothing heavy is loaded here: the module of a verb is loaded once the options are known to be good.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from tf_labeldp.cli import _console
 
 __all__ = ["main"]
 
-_VERBS = ("demo", "randomize")
 _TRACEBACK = "TF_LABELDP_TRACEBACK"
 _EPILOG = f"""\
 An error is one line, the last one on stderr, and exit code 2; other lines on stderr are progress
@@ -35,36 +33,14 @@ and remarks. Of an unexpected error only the kind is shown, since its text may q
 _SMALL_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LARGEST_EPSILON = 1000.0
 """e to this power is more than a double holds, and a label is as good as published."""
-
-_DEMO = """\
-Trains a small Keras model without privacy (NOT PRIVATE, for comparison), with LP-1ST (randomized
-response) and with LP-2ST (two stages, RRWithPrior) at several epsilon, prints a table, and writes a
-plot, privacy statements, noisy labels and models to a folder. Files of an earlier demo in that
-folder are replaced, others are left alone.
-"""
-
-_RANDOMIZE = """\
-Draws one noisy label for each label of a CSV or Parquet table, and writes them with the row ids and
-without the labels. Whoever gets the output learns little about any one label: it comes with a
-privacy statement, OUTPUT.privacy.json, which also has the mechanism and the prior;
-tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both files may be published; the statement says when
-and by whom the labels were drawn (LABELDP_ACTOR, or the name of the login). The input, the store
-and what this command says when it fails are for the label holder alone.
-"""
-_RANDOMIZE_EPILOG = """\
-The rows keep their order, and the id columns are copied as they are: neither may depend on the
-labels. Range, classes and settings must be chosen without looking at the labels. Each run without
---store draws, and spends, again; publishing the outputs of several costs the sum of their epsilons.
-What an error looks like: see tf-labeldp --help.
-"""
+_MOST_CLASSES = 10**9
 
 _LOSSES = ("squared_error", "absolute_error", "poisson")
 _RR_ON_BINS = "rr_on_bins"
-_MECHANISMS = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
+_BASELINES = ("laplace", "discrete_laplace", "staircase", "discrete_staircase", "exponential")
 _GRID_ONLY = ("prior_epsilon", "max_values", "whole_numbers")
 _REGRESSION_ONLY = ("low", "high", "clip", "mechanism", "loss", *_GRID_ONLY)
 _CLASSIFICATION_ONLY = ("num_classes", "classes")
-_MOST_CLASSES = 10**9
 _BINS_ONLY = ("loss", *_GRID_ONLY, "prior")
 
 
@@ -96,13 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_randomize(verbs)
     words = _joined(sys.argv[1:] if argv is None else argv)
     # The verb is known before the arguments are parsed: all errors begin with the same name.
-    name = f"{parser.prog} {words[0]}" if words and words[0] in _VERBS else parser.prog
+    name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
     try:
         with _ended_by_sigterm():
             args = parser.parse_args(words)
             args.check(args)
-            verb = importlib.import_module(f"tf_labeldp.cli._{args.verb}")
-            return int(verb.run(args))
+            return int(importlib.import_module(f"tf_labeldp.cli._{args.verb}").run(args))
     except _console.UsageError as error:
         reason = f"{error}. See {name} --help."
     except _console.CommandError as error:
@@ -169,204 +144,186 @@ class _Parser(argparse.ArgumentParser):
         raise _console.UsageError(message)
 
 
+def _epsilon(text: str) -> float:
+    """Returns a privacy parameter: above zero, and not absurdly large."""
+    value = _float(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"epsilon must be a finite number above zero, got {text!r}"
+        )
+    if value > _LARGEST_EPSILON:
+        raise argparse.ArgumentTypeError(
+            f"epsilon must be at most {_LARGEST_EPSILON:g}, got {text!r}, which protects nothing; "
+            "little is protected above about 10"
+        )
+    return value
+
+
+def _number(text: str) -> float:
+    """Returns a finite number."""
+    value = _float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
+    return value
+
+
+def _float(text: str) -> float:
+    """Returns a number, or NaN for what is none."""
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return math.nan
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    """Returns the type of whole numbers from ``minimum`` on."""
+
+    def whole(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(text) >= minimum:
+                return int(text)
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least {minimum}, got {text!r}"
+        )
+
+    return whole
+
+
+# fmt: off
 def _add_demo(verbs: Any) -> None:
-    """Adds the verb to the parser."""
     parser = verbs.add_parser(
-        "demo", help="train with and without label privacy and compare", description=_DEMO
+        "demo",
+        help="train with and without label privacy and compare",
+        description="Trains a small Keras model without privacy (NOT PRIVATE, for comparison), "
+        "with LP-1ST (randomized response) and with LP-2ST (two stages, RRWithPrior) at several "
+        "epsilon, prints a table, and writes a plot, privacy statements, noisy labels and models "
+        "to a folder. Files of an earlier demo in that folder are replaced, others are left alone.",
     )
-    parser.add_argument(
-        "--data",
-        default="digits",
-        metavar="NAME",
+    parser.set_defaults(check=lambda args: None)
+    add = parser.add_argument
+    add("--data", default="digits", metavar="NAME",
         help="digits (comes with scikit-learn; default), adult, mnist, fashion_mnist, or the name "
-        "of a TFDS data set in --data-dir",
-    )
-    parser.add_argument(
-        "--data-dir",
-        type=pathlib.Path,
-        default=os.environ.get("LABELDP_DATA_DIR") or None,
+        "of a TFDS data set in --data-dir")
+    add("--data-dir", type=pathlib.Path, default=os.environ.get("LABELDP_DATA_DIR") or None,
         metavar="DIR",
         help="folder of the data sets, such as DIR/mnist/train-images-idx3-ubyte.gz or "
         "DIR/adult/adult.data.gz (default: the environment variable LABELDP_DATA_DIR); nothing is "
-        "downloaded",
-    )
-    parser.add_argument(
-        "--epsilons",
-        type=_epsilon,
-        nargs="+",
-        default=[1.0, 2.0, 4.0, 8.0],
-        metavar="EPSILON",
-        help="privacy parameters (default: 1 2 4 8)",
-    )
-    parser.add_argument(
-        "--epochs",
-        type=_at_least(1),
-        metavar="N",
-        help="epochs a stage; LP-2ST has two stages (default: 15 for digits, 3 for others)",
-    )
-    parser.add_argument(
-        "--insecure-seed",
-        type=_at_least(0),
-        metavar="N",
+        "downloaded")
+    add("--epsilons", type=_epsilon, nargs="+", default=[1.0, 2.0, 4.0, 8.0], metavar="EPSILON",
+        help="privacy parameters (default: 1 2 4 8)")
+    add("--epochs", type=_at_least(1), metavar="N",
+        help="epochs a stage; LP-2ST has two stages (default: 15 for digits, 3 for others)")
+    add("--insecure-seed", type=_at_least(0), metavar="N",
         help="repeatable random numbers; the statements then say 'NOT PRIVATE: seeded' (default: "
-        "the operating system's secure generator)",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("demo-output"),
-        metavar="DIR",
-        help="folder for the results (default: demo-output)",
-    )
-    parser.set_defaults(check=lambda args: None)
+        "the operating system's secure generator)")
+    add("--output", type=pathlib.Path, default=pathlib.Path("demo-output"), metavar="DIR",
+        help="folder for the results (default: demo-output)")
 
 
 def _add_randomize(verbs: Any) -> None:
-    """Adds the verb to the parser."""
     parser = verbs.add_parser(
         "randomize",
         help="draw noisy labels for a CSV or Parquet table",
-        description=_RANDOMIZE,
-        epilog=_RANDOMIZE_EPILOG,
+        description="Draws one noisy label for each label of a CSV or Parquet table, and writes "
+        "them with the row ids and without the labels. Whoever gets the output learns little "
+        "about any one label: it comes with a privacy statement, OUTPUT.privacy.json, which also "
+        "has the mechanism and the prior; tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both "
+        "files may be published; the statement says when and by whom the labels were drawn "
+        "(LABELDP_ACTOR, or the name of the login). The input, the store and what this command "
+        "says when it fails are for the label holder alone.",
+        epilog="The rows keep their order, and the id columns are copied as they are: neither may "
+        "depend on the labels. Range, classes and settings must be chosen without looking at the "
+        "labels. Each run without --store draws, and spends, again; publishing the outputs of "
+        "several costs the sum of their epsilons. What an error looks like: see tf-labeldp --help.",
     )
-    parser.add_argument(
-        "input",
-        type=pathlib.Path,
+    parser.set_defaults(check=_check_randomize)
+    add = parser.add_argument
+    add("input", type=pathlib.Path,
         help="table with the labels: .csv, .csv.gz or .parquet; goes first, since --classes takes "
-        "all words after it",
-    )
-    parser.add_argument("--column", required=True, metavar="NAME", help="column of the labels")
-    parser.add_argument("--task", required=True, choices=("regression", "classification"))
-    parser.add_argument(
-        "--epsilon", required=True, type=_epsilon, help="privacy parameter of the output"
-    )
-    parser.add_argument(
-        "--output", required=True, type=pathlib.Path, help="new table: .csv, .csv.gz or .parquet"
-    )
-    parser.add_argument(
-        "--prior",
-        type=pathlib.Path,
-        metavar="FILE",
+        "all words after it")
+    add("--column", required=True, metavar="NAME", help="column of the labels")
+    add("--task", required=True, choices=("regression", "classification"))
+    add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the output")
+    add("--output", required=True, type=pathlib.Path,
+        help="new table: .csv, .csv.gz or .parquet")
+    add("--prior", type=pathlib.Path, metavar="FILE",
         help="public prior, made without these labels: JSON with values (regression) and "
         "probabilities, or CSV with two columns. Regression then spends nothing on a histogram, "
-        "classification then uses RRWithPrior",
-    )
-    parser.add_argument(
-        "--id",
-        action="append",
-        metavar="NAME",
+        "classification then uses RRWithPrior")
+    add("--id", action="append", metavar="NAME",
         help="column to copy, may be given several times (default: the column named id, row_id or "
-        "row, else row numbers from 0 in a column row). No other column is copied",
-    )
-    parser.add_argument(
-        "--output-column", metavar="NAME", help="name of the noisy labels (default: --column)"
-    )
-    parser.add_argument(
-        "--store",
-        type=pathlib.Path,
-        metavar="DIR",
+        "row, else row numbers from 0 in a column row). No other column is copied")
+    add("--output-column", metavar="NAME", help="name of the noisy labels (default: --column)")
+    add("--store", type=pathlib.Path, metavar="DIR",
         help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
         "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
-        "in the folder of the output, nor the other way round",
-    )
-    parser.add_argument(
-        "--insecure-seed",
-        type=_at_least(0),
-        metavar="N",
+        "in the folder of the output, nor the other way round")
+    add("--insecure-seed", type=_at_least(0), metavar="N",
         help="repeatable draws; the statement then says 'NOT PRIVATE: seeded' (default: the "
-        "operating system's secure generator)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
-    parser.add_argument(
-        "--quiet", action="store_true", help="say nothing but errors: no progress, no remarks"
-    )
-    _add_regression(parser.add_argument_group("regression"))
-    _add_classification(parser.add_argument_group("classification"))
-    parser.set_defaults(check=_check_randomize)
+        "operating system's secure generator)")
+    add("--overwrite", action="store_true", help="replace an existing output")
+    add("--quiet", action="store_true", help="say nothing but errors: no progress, no remarks")
 
-
-def _add_regression(group: Any) -> None:
-    group.add_argument("--low", type=_number, help="smallest label, public; needed")
-    group.add_argument("--high", type=_number, help="largest label, public; needed")
-    group.add_argument(
-        "--clip",
-        action="store_true",
-        default=None,
-        help="set labels outside the range to its nearer end instead of refusing them",
-    )
-    group.add_argument(
-        "--mechanism",
-        choices=(_RR_ON_BINS, *_MECHANISMS),
+    add = parser.add_argument_group("regression").add_argument
+    add("--low", type=_number, help="smallest label, public; needed")
+    add("--high", type=_number, help="largest label, public; needed")
+    add("--clip", action="store_true", default=None,
+        help="set labels outside the range to its nearer end instead of refusing them")
+    add("--mechanism", choices=(_RR_ON_BINS, *_BASELINES),
         help=f"default: {_RR_ON_BINS}, randomized response on the bins with the least expected "
-        "loss; the others are for comparison",
-    )
-    group.add_argument(
-        "--loss", choices=_LOSSES, help=f"which the bins are best for (default: {_LOSSES[0]})"
-    )
-    group.add_argument(
-        "--prior-epsilon",
-        type=_epsilon,
-        metavar="EPSILON",
+        "loss; the others are for comparison")
+    add("--loss", choices=_LOSSES, help=f"which the bins are best for (default: {_LOSSES[0]})")
+    add("--prior-epsilon", type=_epsilon, metavar="EPSILON",
         help="part of --epsilon for the private histogram (default: chosen by the number of "
-        "labels)",
-    )
-    group.add_argument(
-        "--max-values",
-        type=_at_least(2),
-        metavar="N",
-        help="most values that labels are rounded to for the histogram (default: 64)",
-    )
-    group.add_argument(
-        "--whole-numbers",
-        action="store_true",
-        default=None,
+        "labels)")
+    add("--max-values", type=_at_least(2), metavar="N",
+        help="most values that labels are rounded to for the histogram (default: 64)")
+    add("--whole-numbers", action="store_true", default=None,
         help="the labels are counts or other whole numbers, so nothing between them needs to be "
-        "told apart",
-    )
+        "told apart")
 
-
-def _add_classification(group: Any) -> None:
-    group.add_argument(
-        "--num-classes",
-        type=_at_least(2),
-        metavar="K",
-        help="labels are whole numbers 0..K-1; this or --classes is needed",
-    )
-    group.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="names of all classes; they are public"
-    )
+    add = parser.add_argument_group("classification").add_argument
+    add("--num-classes", type=_at_least(2), metavar="K",
+        help="labels are whole numbers 0..K-1; this or --classes is needed")
+    add("--classes", nargs="+", metavar="NAME",
+        help="names of all classes; they are public")
+# fmt: on
 
 
 def _check_randomize(args: argparse.Namespace) -> None:
     """Raises for options that are missing, or do not go together."""
-    if args.task == "regression":
-        _refuse(args, _CLASSIFICATION_ONLY, "is for --task classification")
-        for name in ("low", "high"):
-            if getattr(args, name) is None:
-                raise _console.CommandError(
-                    f"--task regression needs --{name}, an end of the public range of the labels; "
-                    "it is not taken from the labels, since that would show whose is at the end"
-                )
-        if args.low >= args.high:
+    (_check_regression if args.task == "regression" else _check_classification)(args)
+
+
+def _check_regression(args: argparse.Namespace) -> None:
+    _refuse(args, _CLASSIFICATION_ONLY, "is for --task classification")
+    for name in ("low", "high"):
+        if getattr(args, name) is None:
             raise _console.CommandError(
-                f"--low must be below --high, got --low {args.low:g} --high {args.high:g}; they "
-                "are the smallest and the largest label"
+                f"--task regression needs --{name}, an end of the public range of the labels; it "
+                "is not taken from the labels, since that would show whose is at the end"
             )
-        if args.mechanism not in (None, _RR_ON_BINS):
-            _refuse(args, _BINS_ONLY, f"is for --mechanism {_RR_ON_BINS}")
-        if args.loss == "poisson" and args.low < 0.0:
-            raise _console.CommandError(
-                f"--loss poisson needs labels of zero or more, got --low {args.low:g}; take "
-                "another loss or range"
-            )
-        if args.prior is not None:
-            _refuse(args, _GRID_ONLY, "is for runs without --prior")
-        if args.prior_epsilon is not None and args.prior_epsilon >= args.epsilon:
-            raise _console.CommandError(
-                f"--prior-epsilon must be below --epsilon, of which it is a part, got "
-                f"{args.prior_epsilon:g} of {args.epsilon:g}; half of it is a fair start"
-            )
-        return
+    if args.low >= args.high:
+        raise _console.CommandError(
+            f"--low must be below --high, got --low {args.low:g} --high {args.high:g}; they are "
+            "the smallest and the largest label"
+        )
+    if args.mechanism not in (None, _RR_ON_BINS):
+        _refuse(args, _BINS_ONLY, f"is for --mechanism {_RR_ON_BINS}")
+    if args.loss == "poisson" and args.low < 0.0:
+        raise _console.CommandError(
+            f"--loss poisson needs labels of zero or more, got --low {args.low:g}; take another "
+            "loss or range"
+        )
+    if args.prior is not None:
+        _refuse(args, _GRID_ONLY, "is for runs without --prior")
+    if args.prior_epsilon is not None and args.prior_epsilon >= args.epsilon:
+        raise _console.CommandError(
+            f"--prior-epsilon must be below --epsilon, of which it is a part, got "
+            f"{args.prior_epsilon:g} of {args.epsilon:g}; half of it is a fair start"
+        )
+
+
+def _check_classification(args: argparse.Namespace) -> None:
     _refuse(args, _REGRESSION_ONLY, "is for --task regression")
     if (args.classes is None) == (args.num_classes is None):
         raise _console.CommandError(
@@ -391,51 +348,3 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None
     for name in names:
         if getattr(args, name) is not None:
             raise _console.CommandError(f"--{name.replace('_', '-')} {reason}; leave it out")
-
-
-def _epsilon(text: str) -> float:
-    """Returns a privacy parameter: above zero, and not absurdly large."""
-    value = _float(text)
-    if not math.isfinite(value) or value <= 0.0:
-        raise argparse.ArgumentTypeError(
-            f"epsilon must be a finite number above zero, got {text!r}"
-        )
-    if value > _LARGEST_EPSILON:
-        raise argparse.ArgumentTypeError(
-            f"epsilon must be at most {_LARGEST_EPSILON:g}, got {text!r}, which protects nothing; "
-            "little is protected above about 10"
-        )
-    return value
-
-
-def _number(text: str) -> float:
-    """Returns a finite number."""
-    value = _float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
-    return value
-
-
-def _float(text: str) -> float:
-    """Returns a number, or NaN for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    """Returns the type of whole numbers from ``minimum`` on."""
-
-    def whole(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number of at least {minimum}, got {text!r}"
-            )
-        return value
-
-    return whole

@@ -1,17 +1,10 @@
-"""What every verb says, and how: its errors, its lines for people, and the progress of its rows."""
+"""What every verb says, and how: its errors and its lines for people."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import time
-
-_PATIENCE = 2.0
-"""Seconds until the first word of progress; a command that is done by then says nothing."""
-_EVERY_TERMINAL = 1.0
-_EVERY_FILE = 10.0
-"""Seconds between words, where a line can be rewritten and where it cannot."""
 
 
 class CommandError(ValueError):
@@ -54,83 +47,3 @@ def say(text: str, *, error: bool = False, end: str = "\n") -> None:
 def one_line(text: str) -> str:
     """Returns text with line ends and other unprintable characters, as of a path, as escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-class RowProgress:
-    """Counts the rows of one phase after another, and the seconds that each took.
-
-    Args:
-        quiet: says nothing at all.
-    """
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._terminal = _is_terminal()
-        self._start = self._phase_start = time.monotonic()
-        self._next = self._start + _PATIENCE
-        self._phase = ""
-        self._rows = 0
-        self._total: int | None = None
-        self._unfinished_line = False
-        self._seconds: dict[str, float] = {}
-
-    def begin(self, phase: str, total: int | None = None) -> None:
-        """Ends the phase before, if any, and starts one: of so many rows, if that is known."""
-        self._end_phase()
-        self._phase, self._total, self._rows = phase, total, 0
-        self._say_if_due()
-
-    def advance(self, rows: int) -> None:
-        """Counts rows of the current phase."""
-        self._rows += rows
-        self._say_if_due()
-
-    def end(self) -> None:
-        """Ends the last phase; a command that took long says what took how long."""
-        self._end_phase()
-        self._phase = ""
-        if self._next > self._start + _PATIENCE:  # it has spoken
-            parts = ", ".join(f"{name} {taken:.1f} s" for name, taken in self._seconds.items())
-            self._say(f"took {sum(self._seconds.values()):.1f} s: {parts}")
-        self.close()
-
-    def close(self) -> None:
-        """Leaves the terminal at the start of a line."""
-        if self._unfinished_line:
-            say("", error=True)
-            self._unfinished_line = False
-
-    def _end_phase(self) -> None:
-        now = time.monotonic()
-        if self._phase:
-            self._seconds[self._phase] = now - self._phase_start
-        self._phase_start = now
-
-    def _say_if_due(self) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + (_EVERY_TERMINAL if self._terminal else _EVERY_FILE)
-        text = self._phase
-        if self._rows:
-            share = f" of {self._total:,}" if self._total else ""
-            rate = self._rows / max(now - self._phase_start, 1e-9)
-            text += f": {self._rows:,}{share} rows, {rate:,.0f} a second"
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        if self._quiet:
-            return
-        if self._terminal:
-            # Over the line before: its rest is erased.
-            say(f"\r{text}\033[K", error=True, end="")
-            self._unfinished_line = True
-        else:
-            say(text, error=True)
-
-
-def _is_terminal() -> bool:
-    try:
-        return bool(sys.stderr.isatty())
-    except (AttributeError, ValueError):  # None, or closed
-        return False

@@ -23,6 +23,8 @@ FASHION_CLASSES = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 
+DIGITS = tuple(str(digit) for digit in range(10))
+
 _DIGITS_TEST_SIZE = 360
 # Numeric columns as float, categorical ones as text; '?' (unknown) is a category of its own.
 _ADULT_COLUMNS = {
@@ -37,23 +39,14 @@ _SMALLEST_IMAGE = 10
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassificationData:
-    """Features and labels of a classification task.
-
-    Attributes:
-        name: of the data set.
-        x_train: ``float32`` (n, ...).
-        y_train: ``int64`` (n,), in 0..K-1; sensitive.
-        x_test: ``float32`` (m, ...).
-        y_test: ``int64`` (m,).
-        class_names: K names, in the order of the codes.
-    """
+    """Features and labels of a classification task."""
 
     name: str
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    class_names: tuple[str, ...]
+    x_train: np.ndarray  # float32 (n, ...)
+    y_train: np.ndarray  # int64 (n,), in 0..K-1; sensitive
+    x_test: np.ndarray  # float32 (m, ...)
+    y_test: np.ndarray  # int64 (m,)
+    class_names: tuple[str, ...]  # K names, in the order of the codes
 
     @property
     def num_classes(self) -> int:
@@ -105,13 +98,8 @@ def load_digits() -> ClassificationData:
     from sklearn.datasets import load_digits as from_sklearn
 
     x, y = from_sklearn(return_X_y=True)
-    return split(
-        "digits",
-        (x / 16.0).astype(np.float32),
-        y.astype(np.int64),
-        tuple(str(digit) for digit in range(10)),
-        _DIGITS_TEST_SIZE,
-    )
+    x = (x / 16.0).astype(np.float32)
+    return split("digits", x, y.astype(np.int64), DIGITS, _DIGITS_TEST_SIZE)
 
 
 def split(
@@ -129,22 +117,20 @@ def load_idx_images(name: str, data_dir: str | os.PathLike[str]) -> Classificati
     Pixels are scaled to [0, 1] and get a channel axis: (n, 28, 28, 1).
     """
     folder = pathlib.Path(data_dir) / name
-    images, labels = {}, {}
+    x, y = {}, {}
     for part, stem in (("train", "train"), ("test", "t10k")):
-        images[part] = _read_idx(folder, f"{stem}-images-idx3-ubyte", rank=3)[..., np.newaxis]
-        labels[part] = _read_idx(folder, f"{stem}-labels-idx1-ubyte", rank=1).astype(np.int64)
-        if len(images[part]) != len(labels[part]):
+        images = _read_idx(folder, f"{stem}-images-idx3-ubyte", rank=3)[..., np.newaxis]
+        labels = _read_idx(folder, f"{stem}-labels-idx1-ubyte", rank=1).astype(np.int64)
+        if len(images) != len(labels):
             raise DatasetError(
-                f"{folder} has {len(images[part])} {part} images but {len(labels[part])} labels; "
-                "copy the files again"
+                f"{folder} has {len(images)} {part} images but {len(labels)} labels; copy the "
+                "files again"
             )
-        if labels[part].size and labels[part].max() > 9:
+        if labels.size and labels.max() > 9:
             raise DatasetError(f"{folder} has {part} labels above 9; the demo knows ten classes")
-    names = FASHION_CLASSES if name == "fashion_mnist" else tuple(str(i) for i in range(10))
-    scaled = {part: array.astype(np.float32) / 255.0 for part, array in images.items()}
-    return ClassificationData(
-        name, scaled["train"], labels["train"], scaled["test"], labels["test"], names
-    )
+        x[part], y[part] = images.astype(np.float32) / 255.0, labels
+    names = FASHION_CLASSES if name == "fashion_mnist" else DIGITS
+    return ClassificationData(name, x["train"], y["train"], x["test"], y["test"], names)
 
 
 def read_file(folder: pathlib.Path, name: str) -> bytes:
@@ -190,10 +176,10 @@ def _read_adult(folder: pathlib.Path, name: str) -> tuple[dict[str, np.ndarray],
     # The test file begins with a comment, both end with empty lines.
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("|")]
     rows = list(csv.reader(lines, skipinitialspace=True))
-    if not rows or any(len(row) != len(_ADULT_COLUMNS) + 1 for row in rows):
+    width = len(_ADULT_COLUMNS) + 1
+    if not rows or any(len(row) != width for row in rows):
         raise DatasetError(
-            f"{folder / name} must have {len(_ADULT_COLUMNS) + 1} columns in every line; copy it "
-            "again"
+            f"{folder / name} must have {width} columns in every line; copy it again"
         )
     *values, labels = zip(*rows, strict=True)
     try:
@@ -215,21 +201,16 @@ def encode(
     """Returns training and test features, with scales and categories taken from training."""
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    parts_train, parts_test = [], []
+    parts = []
     for name, column in train.items():
-        other = test[name]
         if column.dtype.kind in "biuf":
             encoder = StandardScaler()
-            rows, other_rows = column.reshape(len(column), -1), other.reshape(len(other), -1)
         else:
             encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore")
-            rows, other_rows = column[:, np.newaxis], other[:, np.newaxis]
-        parts_train.append(encoder.fit_transform(rows))
-        parts_test.append(encoder.transform(other_rows))
-    return (
-        np.concatenate(parts_train, axis=1).astype(np.float32),
-        np.concatenate(parts_test, axis=1).astype(np.float32),
-    )
+        rows, other_rows = (part.reshape(len(part), -1) for part in (column, test[name]))
+        parts.append((encoder.fit_transform(rows), encoder.transform(other_rows)))
+    x_train, x_test = (np.concatenate(side, axis=1) for side in zip(*parts, strict=True))
+    return x_train.astype(np.float32), x_test.astype(np.float32)
 
 
 def _is_tfds(folder: pathlib.Path, name: str) -> bool:
@@ -256,7 +237,7 @@ def load_tfds(name: str, data_dir: pathlib.Path) -> ClassificationData:
             name, data_dir=str(data_dir), download=False, batch_size=-1, with_info=True
         )
     except (AssertionError, ValueError, OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise DatasetError(f"TFDS cannot read {name} in {data_dir}: {reason}") from error
     if "train" not in splits:
         raise DatasetError(f"{name} has no split 'train', but {sorted(splits)}")
@@ -268,14 +249,12 @@ def load_tfds(name: str, data_dir: pathlib.Path) -> ClassificationData:
     if any((codes < 0).any() for codes in labels.values()):
         raise DatasetError(f"{name} has examples without a label (-1), which the demo cannot use")
 
-    if "image" in features["train"]:
+    train, test = features["train"], features.get("test")
+    if "image" in train:
         x = {key: _images(value["image"]) for key, value in features.items()}
-    elif "test" in features:
-        x_train, x_test = encode(features["train"], features["test"])
-        x = {"train": x_train, "test": x_test}
     else:
-        x = {"train": encode(features["train"], features["train"])[0]}
-    if "test" not in x:
+        x = dict(zip(("train", "test"), encode(train, test or train), strict=True))
+    if test is None:
         size = max(1, len(x["train"]) // 5)
         return split(name, x["train"], labels["train"], names, size)
     return ClassificationData(name, x["train"], labels["train"], x["test"], labels["test"], names)

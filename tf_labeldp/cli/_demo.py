@@ -98,7 +98,6 @@ class Job:
 
     @property
     def num_stages(self) -> int:
-        """Number of training stages."""
         return 2 if self.method == "LP-2ST" else 1
 
     @property
@@ -232,24 +231,15 @@ def train(
         # The only place where true training labels are used; its result is marked NOT PRIVATE.
         targets = np.eye(data.num_classes, dtype=np.float32)[data.y_train]
         model.fit(
-            data.x_train,
-            targets,
-            batch_size=settings.batch_size,
-            epochs=settings.epochs,
+            data.x_train, targets, settings.batch_size, settings.epochs, verbose=0,
             callbacks=[ticks],
-            verbose=0,
-        )
+        )  # fmt: skip
         guarantee = PrivacyGuarantee(epsilon=math.inf)
     else:
-        labels = PrivateLabels(
-            data.y_train,
-            data.num_classes,
-            budget=PrivacyBudget(job.epsilon),
-            insecure_seed=seed,
-        )
+        budget = PrivacyBudget(job.epsilon)
         stages = MultiStageTraining(
             data.x_train,
-            labels,
+            PrivateLabels(data.y_train, data.num_classes, budget=budget, insecure_seed=seed),
             epsilon=job.epsilon,
             fractions=settings.fractions if job.num_stages == 2 else (1.0,),
             epochs_per_stage=settings.epochs,
@@ -260,12 +250,9 @@ def train(
             verbose=0,
         )
         model.fit(
-            stages.dataset(),
-            epochs=stages.epochs,
-            callbacks=[stages, ticks],
-            shuffle=False,
+            stages.dataset(), epochs=stages.epochs, callbacks=[stages, ticks], shuffle=False,
             verbose=0,
-        )
+        )  # fmt: skip
         noisy_labels = stages.noisy_labels()
         guarantee = stages.guarantee().with_assumptions((ALONE, _SETTINGS))
     logits = np.asarray(model.predict(data.x_test, batch_size=1024, verbose=0))
@@ -294,6 +281,11 @@ class Report:
         self.data = data
         self.results: list[Result] = []
         self._seeded = seeded
+        # Test accuracy of always answering the most frequent class of the public test labels.
+        self.baseline = float(np.bincount(data.y_test).max() / data.y_test.size)
+        self.remarks = [_PUBLIC_TEST]  # what the statements do not cover
+        if data.name in _CHOSEN_ON:
+            self.remarks.append(_CHOSEN.format(data.name))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()) and not (folder / _MARKER).exists():
@@ -321,25 +313,17 @@ class Report:
         result.model.save(self.folder / result.model_file)
         if result.noisy_labels is not None and result.noisy_labels_folder is not None:
             result.noisy_labels.save(self.folder / result.noisy_labels_folder)
-        self._write("privacy.txt", self._privacy_text())
-        self._write("privacy.json", json.dumps(self._privacy(), indent=2) + "\n")
-        self._write("results.json", json.dumps(self._figures(), indent=2) + "\n")
+        for name, text in (
+            ("privacy.txt", self._privacy_text()),
+            ("privacy.json", json.dumps(self._privacy(), indent=2) + "\n"),
+            ("results.json", json.dumps(self._figures(), indent=2) + "\n"),
+        ):
+            (self.folder / name).write_text(text, encoding="utf-8")
 
     @property
     def epsilons(self) -> list[float]:
         """The epsilons with results, rising."""
         return sorted({r.job.epsilon for r in self.results if r.job.epsilon is not None})
-
-    @property
-    def baseline(self) -> float:
-        """Test accuracy of always answering the most frequent class of the public test labels."""
-        return float(np.bincount(self.data.y_test).max() / self.data.y_test.size)
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the statements do not cover."""
-        chosen = [_CHOSEN.format(self.data.name)] if self.data.name in _CHOSEN_ON else []
-        return [_PUBLIC_TEST, *chosen]
 
     def accuracies(self, method: str) -> list[float]:
         """Test accuracies of a private method in the order of ``epsilons``."""
@@ -445,9 +429,6 @@ class Report:
                 for result in self.results
             ],
         }
-
-    def _write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="utf-8")
 
 
 def draw(report: Report) -> str:

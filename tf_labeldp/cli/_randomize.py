@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -20,67 +21,76 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tf_labeldp._progress import Progress
 from tf_labeldp._version import __version__
 from tf_labeldp.cli import _tables, _tasks
-from tf_labeldp.cli._console import CommandError, RowProgress, one_line, say
+from tf_labeldp.cli._console import CommandError, one_line, say
 from tf_labeldp.vault._noisy_labels import sealed, table_arrays
 from tf_labeldp.vault._store import publish
 
 _ROWS = 1 << 18
-"""Rows written at once where the ids are row numbers."""
+"""Rows that are written, or whose ids are counted, at once."""
 _ROW_COLUMN = "row"
 """The column of row numbers, where there are no ids."""
 _AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
 _NAMED = 20
 """At most so many columns are listed by name."""
 _DIGEST_FILE = "ids-digest"
-_CHUNK_BYTES = 1 << 20
-"""Ids are hashed so many bytes of text at a time, which bounds the working memory."""
+_PATIENCE = 2.0
+"""Seconds until the first word of progress."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Randomizes the labels of a table.
-
-    Returns:
-        The exit code.
-    """
-    with contextlib.closing(RowProgress(quiet=args.quiet)) as progress:
-        table = _tables.open_table(args.input)
-        ids = _id_columns(table, args)
-        target = _tables.Output(args.output, overwrite=args.overwrite, source=args.input)
-        if args.store is not None:
-            _check_apart(args.output, args.store)
-        task = _tasks.task_of(args)
-        names = [*(ids or [_ROW_COLUMN]), _output_column(args)]
-        types = [*(table.id_types(ids) if ids else [pa.int64()]), task.output_type]
-        with target as output:
-            output.begin(names, types)
-            progress.begin("reading labels")
+    """Randomizes the labels of a table and returns the exit code."""
+    table = _tables.open_table(args.input)
+    noisy_column = args.column if args.output_column is None else args.output_column
+    ids = _id_columns(table, args, noisy_column)
+    task = _tasks.task_of(args)
+    columns = [(name, table.types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
+    columns.append((noisy_column, task.output_type))
+    target = _tables.Output(args.output, columns, overwrite=args.overwrite, source=args.input)
+    if args.store is not None:
+        _check_apart(args.output, args.store)
+    pass_over = functools.partial(_Progress, delay=_PATIENCE, quiet=args.quiet)
+    with target as output:
+        with pass_over("reading labels") as progress:
             vault = task.vault(_read_labels(table, args.column, task, progress))
-            progress.begin("drawing noisy labels")
+        with pass_over("drawing noisy labels") as progress:
             draw = task.draw(vault)
-            del vault  # the labels are not needed any more
-            size = len(draw.noisy_labels)
-            facts = IdFacts(ids, size, digested=args.store is not None)
-            progress.begin("writing", size)
-            for columns in _output_chunks(table, ids, task, draw.noisy_labels.values):
-                output.write(columns)
-                facts.add(columns[:-1])
-                progress.advance(len(columns[0]))
-            table.check_unchanged()
-            if args.store is not None:
-                with task.explained():
-                    facts.check_store(args.store.expanduser())
-            most_rows = facts.most_rows()
-            output.publish(_statement(names, draw, most_rows))
-        progress.end()
+            progress.advance(len(draw.noisy_labels))
+        del vault  # the labels are not needed any more
+        size = len(draw.noisy_labels)
+        facts = IdFacts(ids, size, digested=args.store is not None)
+        with pass_over("writing", size) as progress:
+            for arrays in _output_chunks(table, ids, task, draw.noisy_labels.values):
+                output.write(arrays)
+                facts.add(arrays[:-1])
+                progress.advance(len(arrays[0]))
+        table.check_unchanged()
+        if args.store is not None:
+            with task.explained():
+                facts.check_store(args.store.expanduser())
+        most_rows = facts.most_rows()
+        output.publish(_statement([name for name, _ in columns], draw, most_rows))
     if not args.quiet:
         _report(args, table, ids, output, draw, most_rows)
     return 0
 
 
+class _Progress(Progress):
+    """A pass over rows; that its lines cannot be written is no failure of the command."""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().display(msg, pos)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().close()
+
+
 def _read_labels(
-    table: _tables.Table, column: str, task: _tasks.Task, progress: RowProgress
+    table: _tables.Table, column: str, task: _tasks.Task, progress: Progress
 ) -> np.ndarray:
     """Returns the labels as the vault takes them, after checking them."""
     parts: list[np.ndarray] = []
@@ -196,7 +206,7 @@ def _check_apart(output: pathlib.Path, store: pathlib.Path) -> None:
         )
 
 
-def _id_columns(table: _tables.Table, args: argparse.Namespace) -> list[str]:
+def _id_columns(table: _tables.Table, args: argparse.Namespace, noisy_column: str) -> list[str]:
     """Returns the columns to copy, after checking them and the label column; may be empty."""
     for option, name in [("--column", args.column), *(("--id", name) for name in args.id or ())]:
         if table.columns.count(name) != 1:
@@ -219,17 +229,12 @@ def _id_columns(table: _tables.Table, args: argparse.Namespace) -> list[str]:
                 f"{table.path} has several columns that look like row ids, {_listed(ids)}; choose "
                 "with --id"
             )
-    if _output_column(args) in (ids or [_ROW_COLUMN]):
+    if noisy_column in (ids or [_ROW_COLUMN]):
         raise CommandError(
-            f"the noisy labels would have the name of the id column, {_output_column(args)!r}; "
-            "give another --output-column"
+            f"the noisy labels would have the name of the id column, {noisy_column!r}; give "
+            "another --output-column"
         )
     return ids
-
-
-def _output_column(args: argparse.Namespace) -> str:
-    """Returns the name of the column of noisy labels."""
-    return str(args.column if args.output_column is None else args.output_column)
 
 
 def _in_words(table: _tables.Table, label: str, ids: Sequence[str]) -> str:
@@ -242,20 +247,14 @@ def _in_words(table: _tables.Table, label: str, ids: Sequence[str]) -> str:
 
 def _what_there_is(names: Sequence[str]) -> str:
     """Returns the names of all columns, unless they may be the cells of the first row."""
-    if any(_is_number(name) for name in names):
-        return (
-            f"its {len(names)} columns are not shown, as some are named by numbers: is there a "
-            "header line?"
-        )
+    for name in names:
+        with contextlib.suppress(ValueError):
+            float(name)
+            return (
+                f"its {len(names)} columns are not shown, as some are named by numbers: is there a "
+                "header line?"
+            )
     return f"its columns are {_listed(names)}"
-
-
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -275,26 +274,27 @@ class IdFacts:
 
     def __init__(self, names: Sequence[str], size: int, *, digested: bool) -> None:
         # Whose rows they are is told by one id; several columns do not say which of them it is.
-        self._hashes = np.empty(size if len(names) == 1 else 0, np.uint64)
+        self._hashes = np.empty(size if len(names) == 1 else 0, np.int64)
         self._hashed = 0
-        self._hash = _TextHash()
         # Texts and lengths apart, so that the size of the chunks makes no difference.
         self._digests = [(hashlib.sha256(), hashlib.sha256()) for _ in names] if digested else []
         self._names = names
 
     def add(self, columns: Sequence[Any]) -> None:
         """Takes one Arrow array for each id column."""
-        if not self._names or not (self._digests or self._hashes.size):
+        if not self._digests and not self._hashes.size:
             return
-        for place, column in enumerate(columns):
-            content, lengths = _texts(column)
-            if self._digests:
-                for digest, array in zip(self._digests[place], (content, lengths), strict=True):
-                    digest.update(np.ascontiguousarray(array).data)
-            if self._hashes.size:
-                end = self._hashed + lengths.size
-                self._hash.into(self._hashes[self._hashed : end], content, lengths)
-                self._hashed = end
+        texts = [_texts(column) for column in columns]
+        for column, (of_content, of_lengths) in zip(texts, self._digests, strict=False):
+            content, lengths = _bytes_of(column)
+            of_content.update(np.ascontiguousarray(content).data)
+            of_lengths.update(np.ascontiguousarray(lengths).data)
+        for start in range(0, len(texts[0]) if self._hashes.size else 0, _ROWS):
+            part = texts[0].slice(start, _ROWS)
+            hashes = map(hash, part.to_numpy(zero_copy_only=False))
+            end = self._hashed + len(part)
+            self._hashes[self._hashed : end] = np.fromiter(hashes, np.int64, len(part))
+            self._hashed = end
 
     def most_rows(self) -> int | None:
         """Returns the largest number of rows with the same id; None without a single id column.
@@ -303,16 +303,9 @@ class IdFacts:
         """
         if not self._hashes.size:
             return None
-        hashes = self._hashes
-        hashes.sort()
-        low, high = 1, hashes.size  # some id comes `low` times, none more than `high` times
-        while low < high:
-            middle = (low + high + 1) // 2
-            if np.any(hashes[middle - 1 :] == hashes[: hashes.size - middle + 1]):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        self._hashes.sort()
+        last = np.flatnonzero(self._hashes[1:] != self._hashes[:-1])  # of each id but the largest
+        return int(np.diff(last, prepend=-1, append=self._hashes.size - 1).max())
 
     def check_store(self, store: pathlib.Path) -> None:
         """Raises if the store's noisy labels went to rows of other ids; else remembers these.
@@ -335,58 +328,20 @@ class IdFacts:
                 ) from None
 
 
-class _TextHash:
-    """Hashes of texts: a sum of random numbers, one for each byte and its place."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng()
-        self._of_byte = self._draw(256)
-        self._of_place = self._draw(64)
-        self._of_null = self._draw(1)[0]
-
-    def into(self, hashes: np.ndarray, content: np.ndarray, lengths: np.ndarray) -> None:
-        """Writes the hashes of texts that lie one after another; a length of -1 is a null."""
-        ends = np.cumsum(np.maximum(lengths, 0))
-        row = start = 0
-        while row < lengths.size:
-            # At least one row, however long it is.
-            stop = max(int(np.searchsorted(ends, start + _CHUNK_BYTES, side="right")), row + 1)
-            end = int(ends[stop - 1])
-            hashes[row:stop] = self._of(content[start:end], lengths[row:stop])
-            row, start = stop, end
-
-    def _of(self, content: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        sizes = np.maximum(lengths, 0)
-        ends = np.cumsum(sizes)
-        longest = int(sizes.max())
-        if longest > self._of_place.size:
-            more = self._draw(longest - self._of_place.size)
-            self._of_place = np.concatenate([self._of_place, more])
-        place = np.arange(content.size) - np.repeat(ends - sizes, sizes)
-        sums = np.zeros(content.size + 1, np.uint64)
-        np.cumsum(self._of_byte[content] * self._of_place[place], out=sums[1:])  # modulo 2^64
-        found = sums[ends] - sums[ends - sizes]
-        return np.where(lengths < 0, self._of_null, found)
-
-    def _draw(self, size: int) -> np.ndarray:
-        # Odd: a product with an even number would lose bits.
-        return self._rng.integers(0, 2**64, size, np.uint64) | np.uint64(1)
-
-
-def _texts(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bytes of all texts of an Arrow array, ``uint8``, and ``int64`` lengths."""
+def _texts(column: Any) -> Any:
+    """Returns an Arrow array as the bytes of its texts."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        texts = column.cast(pa.string()).cast(pa.large_binary())
+        return column.cast(pa.string()).cast(pa.large_binary())
     except pa.ArrowException:  # bytes that are no text, or a type without one, such as a list
-        texts = pa.array([repr(value).encode() for value in column.to_pylist()], pa.large_binary())
-    if texts.null_count:
-        sizes = pc.if_else(texts.is_valid(), pc.binary_length(texts), -1)
-        texts = texts.fill_null(b"")  # what lies under a null may be anything
-    else:
-        sizes = pc.binary_length(texts)
-    lengths = sizes.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return pa.array([repr(value).encode() for value in column.to_pylist()], pa.large_binary())
+
+
+def _bytes_of(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bytes of all texts, ``uint8``, and ``int64`` lengths, -1 for a null."""
+    lengths = pc.binary_length(texts).fill_null(-1).to_numpy(zero_copy_only=False)
+    texts = texts.fill_null(b"")  # what lies under a null may be anything
     _, offsets, content = texts.buffers()
     if content is None or not len(texts):
         return np.empty(0, np.uint8), lengths

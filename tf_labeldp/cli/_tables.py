@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import gzip
+import itertools
 import json
 import os
 import pathlib
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,16 +36,41 @@ try:
 except ImportError:  # not on Windows
     _fcntl = None
 
-NUMBER, CLASS, NAME = "a number", "a whole number", "a class name"
-"""What a label column may hold."""
 
-_ARROW_TYPES = {NUMBER: pa.float64(), CLASS: pa.int64(), NAME: pa.string()}
-_REMEDIES = {
-    NUMBER: "repair the column, or give the --column that holds the labels",
-    CLASS: "classes are numbered 0, 1, ..., without a decimal point; give --classes for names",
-    NAME: "give the --column that holds the labels",
-}
-"""What to do about a column that holds something else."""
+@dataclasses.dataclass(frozen=True)
+class LabelKind:
+    """What a label column may hold."""
+
+    words: str
+    arrow_type: Any  # that the labels are read as
+    remedy: str  # what to do about a column that holds something else
+    suits: tuple[Callable[[Any], bool], ...]  # tests of a Parquet column's type; one must hold
+
+
+NUMBER = LabelKind(
+    "a number",
+    pa.float64(),
+    "repair the column, or give the --column that holds the labels",
+    (types.is_integer, types.is_floating, types.is_decimal),
+)
+CLASS = LabelKind(
+    "a whole number",
+    pa.int64(),
+    "classes are numbered 0, 1, ..., without a decimal point; give --classes for names",
+    (types.is_integer,),
+)
+NAME = LabelKind(
+    "a class name",
+    pa.string(),
+    "give the --column that holds the labels",
+    (
+        types.is_string,
+        types.is_large_string,
+        types.is_string_view,
+        types.is_integer,
+        types.is_boolean,
+    ),
+)
 
 FILL = (
     "fill them by a rule that does not look at labels, or choose the rows to send by features "
@@ -56,14 +82,14 @@ MADE_BY = "tf-labeldp"
 """How the entry ``made_by`` of a statement begins."""
 
 _MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
-"""Cells of a number column of a CSV file that hold no number on purpose."""
+"""Cells of a CSV number column that hold no number on purpose."""
 
 _BLOCK_BYTES = 16 << 20
 """A CSV file is read in blocks of this size; a row must fit into one."""
 _BATCH_ROWS = 1 << 16
 """A Parquet file is read in batches of at most this many rows."""
 _ROW_GROUP_ROWS = 1 << 20
-"""Rows a Parquet row group that is written, but for the last one."""
+"""Rows of a Parquet row group that is written, but for the last one."""
 
 _SUFFIXES = {".csv": "csv", ".csv.gz": "csv.gz", ".parquet": "parquet"}
 _LONGEST_PART = "-old-statement"
@@ -73,17 +99,6 @@ _LONGEST_PART = "-old-statement"
 def open_table(path: pathlib.Path) -> Table:
     """Returns the table in a file; only its columns have been read."""
     kind = _format_of(path, "the input")
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise CommandError(f"the input {path} does not exist; check the path") from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise CommandError(
-            f"the input {path} is not a regular file, which it must be to be read twice; give the "
-            "path of a file"
-        )
     return ParquetTable(path) if kind == "parquet" else CsvTable(path, gzipped=kind == "csv.gz")
 
 
@@ -95,25 +110,27 @@ def no_rows(path: pathlib.Path) -> CommandError:
 
 
 class Table(abc.ABC):
-    """A file with named ``columns``, in the order of the file."""
+    """A file with named ``columns``, in the order of the file, whose ids have Arrow ``types``."""
 
     columns: list[str]
+    types: dict[str, Any]
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self._version = self._stat()
 
     @abc.abstractmethod
-    def label_chunks(self, column: str, kind: str) -> Iterator[Any]:
-        """Yields Arrow arrays of the labels: floats, integers or texts, by the kind."""
+    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
+        """Yields Arrow arrays of the labels, of the kind's type."""
 
     @abc.abstractmethod
+    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yields record batches with these columns, and perhaps others."""
+
     def id_chunks(self, columns: Sequence[str]) -> Iterator[list[Any]]:
         """Yields lists of Arrow arrays, one per column."""
-
-    @abc.abstractmethod
-    def id_types(self, columns: Sequence[str]) -> list[Any]:
-        """Returns the Arrow types of what ``id_chunks`` yields."""
+        for batch in self._batches(columns):
+            yield [batch.column(name) for name in columns]
 
     def check_unchanged(self) -> None:
         """Raises if the file has been written to since it was opened."""
@@ -123,11 +140,31 @@ class Table(abc.ABC):
             )
 
     def _stat(self) -> tuple[int, int, int]:
-        try:
+        with self._explained():
             found = os.stat(self.path)
+        if not stat.S_ISREG(found.st_mode):
+            raise CommandError(
+                f"the input {self.path} is not a regular file, which it must be to be read twice; "
+                "give the path of a file"
+            )
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    @contextlib.contextmanager
+    def _explained(
+        self, columns: Sequence[str] = (), kind: LabelKind | None = None
+    ) -> Iterator[None]:
+        """Replaces errors while columns are read: ids, or if there is a kind, the labels."""
+        try:
+            yield
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise self._explanation(str(error), columns, kind) from None
         except OSError as error:
             raise _unreadable(self.path, error) from None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _explanation(
+        self, message: str, columns: Sequence[str], kind: LabelKind | None
+    ) -> CommandError:
+        return _unreadable(self.path)
 
 
 class ParquetTable(Table):
@@ -138,41 +175,26 @@ class ParquetTable(Table):
         with self._explained(), parquet.ParquetFile(str(path)) as file:
             schema = file.schema_arrow
         self.columns = list(schema.names)
-        self._types = dict(zip(schema.names, schema.types, strict=True))
+        self.types = dict(zip(schema.names, schema.types, strict=True))
 
-    def label_chunks(self, column: str, kind: str) -> Iterator[Any]:
-        found = self._types[column]
-        if not _suits(found, kind):
+    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
+        found = self.types[column]
+        plain = found.value_type if kind is NAME and types.is_dictionary(found) else found
+        if not any(suits(plain) for suits in kind.suits):
             raise CommandError(
-                f"column {column!r} of {self.path} has type {found}, expected {kind}; "
-                f"{_REMEDIES[kind]}"
+                f"column {column!r} of {self.path} has type {found}, expected {kind.words}; "
+                f"{kind.remedy}"
             )
         for batch in self._batches([column]):
             with self._explained():
                 # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
-                chunk = batch.column(column).cast(_ARROW_TYPES[kind], safe=False)
+                chunk = batch.column(column).cast(kind.arrow_type, safe=False)
             yield chunk
 
-    def id_chunks(self, columns: Sequence[str]) -> Iterator[list[Any]]:
-        for batch in self._batches(columns):
-            yield [batch.column(name) for name in columns]
-
-    def id_types(self, columns: Sequence[str]) -> list[Any]:
-        return [self._types[name] for name in columns]
-
     def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Yields batches with these columns, and perhaps others: "a" may bring "a.b" along."""
+        # "a" may bring "a.b" along.
         with self._explained(), parquet.ParquetFile(str(self.path)) as file:
             yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, UnicodeDecodeError):
-            raise _unreadable(self.path) from None
-        except OSError as error:
-            raise _unreadable(self.path, error) from None
 
 
 class CsvTable(Table):
@@ -184,45 +206,34 @@ class CsvTable(Table):
         self._check_start()
         self._ignore_empty_lines = True
         self._empty_last_line = False
-        with self._explained(None), self._reader(None) as reader:
+        with self._explained(), self._reader() as reader:
             self.columns = list(reader.schema.names)
+        self.types = dict.fromkeys(self.columns, pa.string())
         if len(self.columns) == 1:
             # There an empty line is an empty cell, not the absence of a row; but for the last one.
             self._ignore_empty_lines = False
             self._empty_last_line = re.search(rb"\n\r?\n\Z", self._end()) is not None
 
-    def label_chunks(self, column: str, kind: str) -> Iterator[Any]:
-        for batch in self._batches({column: _ARROW_TYPES[kind]}, kind):
+    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
+        for batch in self._batches([column], kind):
             yield batch.column(0)
 
-    def id_chunks(self, columns: Sequence[str]) -> Iterator[list[Any]]:
-        for batch in self._batches(dict.fromkeys(columns, pa.string())):
-            yield batch.columns
+    def _batches(self, columns: Sequence[str], kind: LabelKind | None = None) -> Iterator[Any]:
+        with self._explained(columns, kind), self._reader(columns, kind) as reader:
+            for batch, following in itertools.pairwise(itertools.chain(reader, [None])):
+                last = following is None and self._empty_last_line
+                yield batch.slice(0, max(batch.num_rows - 1, 0)) if last else batch
 
-    def id_types(self, columns: Sequence[str]) -> list[Any]:
-        return [pa.string()] * len(columns)
-
-    def _batches(self, columns: dict[str, Any], kind: str = "") -> Iterator[Any]:
-        with self._explained(columns, kind), self._reader(columns) as reader:
-            if not self._empty_last_line:
-                yield from reader
-                return
-            held = None
-            for batch in reader:
-                if held is not None:
-                    yield held
-                held = batch
-            if held is not None:
-                yield held.slice(0, max(held.num_rows - 1, 0))
-
-    def _reader(self, columns: dict[str, Any] | None, use_threads: bool = True) -> Any:
+    def _reader(
+        self, columns: Sequence[str] = (), kind: LabelKind | None = None, use_threads: bool = True
+    ) -> Any:
         return csv.open_csv(
             self._stream(),
             csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
             csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=self._ignore_empty_lines),
             csv.ConvertOptions(
-                include_columns=None if columns is None else list(columns),
-                column_types=columns,
+                include_columns=list(columns),
+                column_types=dict.fromkeys(columns, kind.arrow_type if kind else pa.string()),
                 null_values=_MISSING,
             ),
         )
@@ -232,7 +243,7 @@ class CsvTable(Table):
 
     def _check_start(self) -> None:
         """Raises for files that begin like something else than UTF-8 text."""
-        with self._explained(None), self._stream() as stream:
+        with self._explained(), self._stream() as stream:
             start = stream.read(4)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise CommandError(
@@ -240,65 +251,53 @@ class CsvTable(Table):
                 "as UTF-8"
             )
         if start[:2] == b"\x1f\x8b":
-            raise CommandError(
-                f"the input {self.path} is a gzip archive"
-                + (" in another; unpack one" if self._gzipped else "; name it .csv.gz")
-            )
+            remedy = " in another; unpack one" if self._gzipped else "; name it .csv.gz"
+            raise CommandError(f"the input {self.path} is a gzip archive{remedy}")
 
     def _end(self) -> bytes:
         """Returns the last bytes of the text."""
         end = b""
-        with self._explained(None), self._stream() as stream:
+        with self._explained(), self._stream() as stream:
             while block := stream.read(_BLOCK_BYTES):
                 end = (end + block)[-3:]
         return end
 
-    @contextlib.contextmanager
-    def _explained(self, columns: dict[str, Any] | None, kind: str = "") -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            self._explain(str(error), columns, kind)
-        except OSError as error:
-            raise _unreadable(self.path, error) from None
-
-    def _explain(self, message: str, columns: dict[str, Any] | None, kind: str) -> NoReturn:
-        """Raises what Arrow's message means, without the cell that it quotes."""
+    def _explanation(
+        self, message: str, columns: Sequence[str], kind: LabelKind | None
+    ) -> CommandError:
+        """Returns what Arrow's message means, without the cell that it quotes."""
+        start = f"the input {self.path}"
         if "Empty CSV file or block" in message:
-            raise no_rows(self.path) from None
+            return no_rows(self.path)
         if "Empty CSV file" in message:
-            problem = "is empty; give a CSV file with a header line"
-        elif "straddling object" in message:
-            problem = (
-                f"has a row longer than {_BLOCK_BYTES >> 20} MB; look for a quote that is not "
-                "closed"
+            return CommandError(f"{start} is empty; give a CSV file with a header line")
+        if "straddling object" in message:
+            return CommandError(
+                f"{start} has a row longer than {_BLOCK_BYTES >> 20} MB; look for a quote that is "
+                "not closed"
             )
-        else:
-            row = self._row_of_error(columns)
-            ragged = re.search(r"Expected (\d+) columns, got (\d+)", message)
-            if ragged:
-                problem = (
-                    f"has {ragged[2]} cells{row}, but {ragged[1]} columns; repair that row (a cell "
-                    "with a comma or a quote must be quoted)"
-                )
-            elif "UTF8" in message or "utf-8" in message:
-                problem = f"is not UTF-8 text{row}; convert it to UTF-8"
-            elif "conversion error" in message and columns is not None and len(columns) == 1:
-                raise CommandError(
-                    f"column {next(iter(columns))!r} of {self.path} holds something that is not "
-                    f"{kind}{row}; {_REMEDIES[kind]}"
-                ) from None
-            else:
-                problem = (
-                    f"cannot be read as CSV{row}; check that it has a header line and commas "
-                    "between the cells"
-                )
-        raise CommandError(f"the input {self.path} {problem}") from None
+        row = self._row_of_error(columns, kind)
+        if ragged := re.search(r"Expected (\d+) columns, got (\d+)", message):
+            return CommandError(
+                f"{start} has {ragged[2]} cells{row}, but {ragged[1]} columns; repair that row (a "
+                "cell with a comma or a quote must be quoted)"
+            )
+        if "UTF8" in message or "utf-8" in message:
+            return CommandError(f"{start} is not UTF-8 text{row}; convert it to UTF-8")
+        if "conversion error" in message and kind is not None:
+            return CommandError(
+                f"column {columns[0]!r} of {self.path} holds something that is not "
+                f"{kind.words}{row}; {kind.remedy}"
+            )
+        return CommandError(
+            f"{start} cannot be read as CSV{row}; check that it has a header line and commas "
+            "between the cells"
+        )
 
-    def _row_of_error(self, columns: dict[str, Any] | None) -> str:
+    def _row_of_error(self, columns: Sequence[str], kind: LabelKind | None) -> str:
         """Returns where reading stops, in words; only the serial reader counts rows."""
         try:
-            with self._reader(columns, use_threads=False) as reader:
+            with self._reader(columns, kind, use_threads=False) as reader:
                 for _ in reader:
                     pass
         except Exception as error:
@@ -323,6 +322,7 @@ class Output:
 
     Args:
         path: of the table; its suffix decides the format.
+        columns: the names and Arrow types of its columns.
         overwrite: whether files of these names may be replaced.
         source: the input, which must be another file.
 
@@ -330,9 +330,17 @@ class Output:
         CommandError: nothing can be written there.
     """
 
-    def __init__(self, path: pathlib.Path, *, overwrite: bool, source: pathlib.Path) -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        columns: Sequence[tuple[str, Any]],
+        *,
+        overwrite: bool,
+        source: pathlib.Path,
+    ) -> None:
         self.path = path
         self.statement = statement_path(path)
+        self._columns = columns
         self._format = _format_of(path, "--output")
         self._overwrite = overwrite
         with self._explained():
@@ -342,75 +350,50 @@ class Output:
                 raise CommandError(
                     f"the folder of --output {path} does not exist; make {path.parent} first"
                 )
-        self._lock = OutputLock(path)
         self._temporary = self._hidden("")
-        self._file: IO[bytes] | None = None
-        self._writer: CsvWriter | ParquetWriter | None = None
 
     def __enter__(self) -> Output:
-        """Creates the hidden file, so that a folder that refuses it is found out at once."""
-        try:
-            with self._explained():
-                locked = self._lock.acquire()
-                for target in (self.path, self.statement):
-                    if os.path.lexists(target) and not self._may_replace(target):
-                        raise CommandError(
-                            f"{target} exists; give another --output, or --overwrite to replace it"
-                        )
-                if locked:  # else they may be those of a run that is at work
-                    self._remove_leftovers()
-                with contextlib.suppress(FileNotFoundError):
-                    os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
-                self._file = open(self._temporary, "xb")
-        except BaseException:
-            self._lock.release()
-            raise
+        """Starts the hidden file, so that a folder or a column that it cannot hold is found out."""
+        with contextlib.ExitStack() as undo, self._explained():
+            lock = OutputLock(self.path)
+            locked = lock.acquire()
+            undo.callback(lock.release)
+            for target in (self.path, self.statement):
+                if os.path.lexists(target) and not self._may_replace(target):
+                    raise CommandError(
+                        f"{target} exists; give another --output, or --overwrite to replace it"
+                    )
+            if locked:  # else they may be those of a run that is at work
+                self._remove_leftovers()
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
+            self._file = open(self._temporary, "xb")
+            undo.callback(self._temporary.unlink, missing_ok=True)
+            undo.callback(_close, self._file)
+            self._writer: CsvWriter | ParquetWriter
+            if self._format == "parquet":
+                self._writer = ParquetWriter(self._file, self._columns)
+            else:
+                self._writer = CsvWriter(self._file, self._columns, self._format == "csv.gz")
+            undo.callback(_close, self._writer)
+            self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Removes what has not been published."""
-        try:
-            if self._writer is not None:
-                with contextlib.suppress(Exception):
-                    self._writer.close()
-            if self._file is not None:
-                with contextlib.suppress(OSError):
-                    self._file.close()
-            self._temporary.unlink(missing_ok=True)
-        finally:
-            self._lock.release()
-
-    def begin(self, names: Sequence[str], types: Sequence[Any]) -> None:
-        """Starts the table with the names and Arrow types of its columns."""
-        if self._file is None:
-            raise RuntimeError("begin() belongs inside the with block of the output")
-        with self._explained():
-            if self._format == "parquet":
-                self._writer = ParquetWriter(self._file, names, types)
-            else:
-                self._writer = CsvWriter(self._file, names, types, self._format == "csv.gz")
+        self._undo.close()
 
     def write(self, arrays: Sequence[Any]) -> None:
         """Appends rows: one Arrow array a column, all of the same length."""
-        if self._writer is None:
-            raise RuntimeError("write() comes after begin()")
         with self._explained():
             self._writer.write(arrays)
 
     def publish(self, statement: str) -> None:
         """Puts the table and its statement on disk, whole, under their names."""
-        if self._writer is None or self._file is None:
-            raise RuntimeError("publish() comes after write()")
         hidden = self._hidden("-statement")
         with self._explained():
             try:
                 self._writer.close()
-                self._writer = None
                 _sync(self._file)
                 with open(hidden, "xb") as file:
                     file.write(statement.encode())
@@ -484,11 +467,7 @@ class Output:
 
 
 class OutputLock:
-    """A lock on a hidden file beside the output, which the system lifts when the process dies.
-
-    Args:
-        output: the path that is locked.
-    """
+    """A lock on a hidden file beside the output, which the system lifts when the process dies."""
 
     def __init__(self, output: pathlib.Path) -> None:
         self._output = output
@@ -511,9 +490,10 @@ class OutputLock:
                 os.close(descriptor)
                 self._path.unlink(missing_ok=True)
                 return False
-            if self._is_at_its_path(descriptor):
-                self._descriptor = descriptor
-                return True
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
+                    self._descriptor = descriptor
+                    return True
             os.close(descriptor)  # of a run that ended in between, and removed it
         return False
 
@@ -525,25 +505,17 @@ class OutputLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _is_at_its_path(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
-        except FileNotFoundError:
-            return False
-
 
 class CsvWriter:
-    """Comma-separated values in UTF-8; only cells that need quotes get them."""
+    """Comma-separated values in UTF-8; unlike Arrow's, quotes only the cells that need it."""
 
-    def __init__(
-        self, file: IO[bytes], names: Sequence[str], kinds: Sequence[Any], gzipped: bool
-    ) -> None:
-        for kind in kinds:
+    def __init__(self, file: IO[bytes], columns: Sequence[tuple[str, Any]], gzipped: bool) -> None:
+        for _, kind in columns:
             _check_text(kind)
         # No name and no time in the header of the archive.
         self._gzip = gzip.GzipFile("", "wb", 6, file, 0) if gzipped else None
-        self._file: Any = file if self._gzip is None else self._gzip
-        self.write([pa.array([name]) for name in names])
+        self._file: Any = self._gzip or file
+        self.write([pa.array([name]) for name, _ in columns])
 
     def write(self, arrays: Sequence[Any]) -> None:
         lines = pc.binary_join_element_wise(*[_cells(array) for array in arrays], ",")
@@ -560,11 +532,11 @@ class CsvWriter:
 
 
 class ParquetWriter:
-    """A Parquet file without metadata of the input."""
+    """A Parquet file without metadata of the input, in large row groups."""
 
-    def __init__(self, file: IO[bytes], names: Sequence[str], kinds: Sequence[Any]) -> None:
+    def __init__(self, file: IO[bytes], columns: Sequence[tuple[str, Any]]) -> None:
         # Names and types alone: metadata of the input's schema may say anything.
-        self._schema = pa.schema(list(zip(names, kinds, strict=True)))
+        self._schema = pa.schema(list(columns))
         self._writer = parquet.ParquetWriter(file, self._schema)
         self._batches: list[Any] = []
         self._rows = 0
@@ -620,26 +592,12 @@ def _format_of(path: pathlib.Path, option: str) -> str:
 
 
 def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandError:
-    """Returns the error for a file that is damaged or that the system refuses to read."""
+    """Returns the error for a file that is damaged, or that the system refuses to read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return CommandError(f"the input {path} does not exist; check the path")
     code = error.errno if error else None
     reason = os.strerror(code) if code else "damaged, or not what its name says"
     return CommandError(f"the input {path} cannot be read ({reason}); copy or make it again")
-
-
-def _suits(found: Any, kind: str) -> bool:
-    if kind == CLASS:
-        return bool(types.is_integer(found))
-    if kind == NUMBER:
-        return bool(types.is_integer(found) or types.is_floating(found) or types.is_decimal(found))
-    if types.is_dictionary(found):
-        found = found.value_type
-    return bool(
-        types.is_string(found)
-        or types.is_large_string(found)
-        or types.is_string_view(found)
-        or types.is_integer(found)
-        or types.is_boolean(found)
-    )
 
 
 def _is_statement(path: pathlib.Path) -> bool:
@@ -653,3 +611,9 @@ def _is_statement(path: pathlib.Path) -> bool:
 def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+def _close(file: Any) -> None:
+    """Closes a file or a writer whose content nobody will see."""
+    with contextlib.suppress(Exception):
+        file.close()

@@ -14,7 +14,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -55,11 +55,13 @@ def task_of(args: argparse.Namespace) -> Task:
     """Returns the task that the checked options of the command ask for."""
     common = {"epsilon": args.epsilon, "store": args.store, "insecure_seed": args.insecure_seed}
     if args.task == "classification":
-        classes = None if args.classes is None else tuple(args.classes)
-        number = len(classes) if classes else args.num_classes
-        names = classes or tuple(str(code) for code in range(number))
+        names = args.classes or [str(code) for code in range(args.num_classes)]
         prior = None if args.prior is None else _read_class_prior(args.prior, names)
-        return Classification(**common, num_classes=number, classes=classes, prior=prior)
+        if args.classes is None:
+            return Classification(**common, num_classes=args.num_classes, prior=prior)
+        return NamedClassification(
+            **common, num_classes=len(names), prior=prior, classes=tuple(names)
+        )
     mechanism = None
     if args.mechanism not in (None, "rr_on_bins"):
         name = args.mechanism.title().replace("_", "") + "Mechanism"
@@ -94,42 +96,32 @@ class Draw:
 class Task(abc.ABC):
     """How labels are read, randomized and written."""
 
+    kind: ClassVar[_tables.LabelKind]
+    output_type: ClassVar[Any]  # the Arrow type of the column of noisy labels
+    assumption: ClassVar[str]  # what the statement rests on for labels of this kind
+
     epsilon: float  # of all that is handed out together
     store: pathlib.Path | None  # folder of the vault's store
     insecure_seed: int | None  # for repeatable draws that protect nobody
-
-    @property
-    @abc.abstractmethod
-    def kind(self) -> str:
-        """What the label column holds: a kind of ``_tables``."""
-
-    @property
-    @abc.abstractmethod
-    def output_type(self) -> Any:
-        """The Arrow type of the column of noisy labels."""
-
-    @property
-    @abc.abstractmethod
-    def assumption(self) -> str:
-        """What the statement rests on for labels of this kind."""
 
     @abc.abstractmethod
     def check(self, labels: np.ndarray) -> str | None:
         """Returns what is wrong with the labels, in words that show none of them, or None."""
 
-    @abc.abstractmethod
     def encoded(self, chunk: Any) -> np.ndarray:
         """Returns an Arrow array of labels as the vault takes them."""
+        return chunk.to_numpy(zero_copy_only=False)
 
-    @abc.abstractmethod
     def decoded(self, noisy: np.ndarray) -> Any:
         """Returns noisy labels as an Arrow array of the output's column."""
+        return pa.array(noisy)
 
     def vault(self, labels: np.ndarray) -> PrivateLabels:
         """Returns the vault of the labels, which it copies."""
         with self.explained():
-            return self._vault(
+            return PrivateLabels(
                 labels,
+                **self._label_set(),
                 budget=budget_for_store(self.store, PrivacyBudget(self.epsilon)),
                 store=self.store,
                 insecure_seed=self.insecure_seed,
@@ -139,8 +131,7 @@ class Task(abc.ABC):
         """Returns the noisy labels: those in the store, or new ones."""
         with self.explained():
             before = [one for one in vault.receipts if one.key.startswith(_OWN_KEYS)]
-            secret = any(not one.seeded for one in before)
-            if self.insecure_seed is not None and secret:
+            if self.insecure_seed is not None and not all(one.seeded for one in before):
                 raise CommandError(
                     f"the store {self.store} holds draws of these labels made without a seed, "
                     "which --insecure-seed does not change; leave --insecure-seed out, or give a "
@@ -152,34 +143,30 @@ class Task(abc.ABC):
                 if before:
                     raise
                 raise CommandError(f"the store {self.store}: {error}") from None
-            notes, remarks, everything = [*_ASSUMPTIONS, self.assumption], [], vault.guarantee()
+            assumptions, remarks = [*_ASSUMPTIONS, self.assumption], list(noisy.remarks)
             if {one.id for one in vault.receipts} - {one.id for one in noisy.receipts}:
-                remarks = [
+                remarks.append(
                     "this is the statement of this table alone; with all else that the store has "
-                    f"handed out of these labels it is {everything.headline}"
-                ]
+                    f"handed out of these labels it is {vault.guarantee().headline}"
+                )
             else:
-                notes.append(_ALONE)
+                assumptions.append(_ALONE)
             noisy = dataclasses.replace(
-                noisy, assumptions=tuple(notes), remarks=(*noisy.remarks, *remarks)
+                noisy, assumptions=tuple(assumptions), remarks=tuple(remarks)
             )
             earlier = {one.id for one in before}
-            return Draw(noisy, facts, any(one.id in earlier for one in noisy.receipts))
+            return Draw(noisy, facts, stored=any(one.id in earlier for one in noisy.receipts))
 
     def split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
         """Returns the mechanism that drew, and how epsilon was split, as JSON can hold them."""
         return {
-            "epsilon": {
-                "total": self.epsilon,
-                "prior": prior_epsilon,
-                "draw": mechanism.epsilon,
-            },
+            "epsilon": {"total": self.epsilon, "prior": prior_epsilon, "draw": mechanism.epsilon},
             "mechanism": serialize(mechanism),
         }
 
     @abc.abstractmethod
-    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
-        """Returns the vault of these labels."""
+    def _label_set(self) -> dict[str, Any]:
+        """Returns what the vault is told of the labels."""
 
     @abc.abstractmethod
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
@@ -191,12 +178,14 @@ class Task(abc.ABC):
         try:
             yield
         except (BudgetExceededError, DrawSettingsError):
-            raise self._other_settings() from None
-        except LabelStoreError as error:
-            raise CommandError(f"{error}") from None
+            raise CommandError(
+                f"the store {self.store} holds draws of these labels made with other settings; "
+                "give those, or a new --store (publishing from both costs the sum of their "
+                "epsilons)"
+            ) from None
         except CommandError:
             raise
-        except ValueError as error:  # what it says of labels is how many, never which
+        except (LabelStoreError, ValueError) as error:  # these say how many labels, never which
             raise CommandError(" ".join(str(error).split())) from None
         except OSError as error:
             raise CommandError(
@@ -204,61 +193,33 @@ class Task(abc.ABC):
                 "another --store"
             ) from None
 
-    def _other_settings(self) -> CommandError:
-        return CommandError(
-            f"the store {self.store} holds draws of these labels made with other settings; give "
-            "those, or a new --store (publishing from both costs the sum of their epsilons)"
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Classification(Task):
-    """Classes 0..K-1, or named classes."""
+    """Classes 0..K-1."""
+
+    kind = _tables.CLASS
+    output_type = pa.int64()
+    assumption = "every label was known to be one of the classes, as the table itself shows"
 
     num_classes: int
-    classes: tuple[str, ...] | None = None  # names in the order of their codes, or 0..K-1
     prior: np.ndarray | None = None  # public probabilities (K,); plain randomized response without
 
     @property
-    def kind(self) -> str:
-        return _tables.CLASS if self.classes is None else _tables.NAME
-
-    @property
-    def output_type(self) -> Any:
-        return pa.int64() if self.classes is None else pa.string()
-
-    @property
-    def assumption(self) -> str:
-        return "every label was known to be one of the classes, as the table itself shows"
+    def names(self) -> list[str] | None:
+        """The names of the classes, if they have any, in the order of their codes."""
+        return None
 
     def check(self, labels: np.ndarray) -> str | None:
         wrong = int(np.count_nonzero((labels < 0) | (labels >= self.num_classes)))
-        if not wrong:
-            return None
-        if self.classes is None:
-            return (
-                f"{wrong} of {labels.size} labels are not in 0..{self.num_classes - 1}; raise "
-                "--num-classes or renumber the classes"
-            )
-        return (
-            f"{wrong} of {labels.size} labels are none of the {self.num_classes} --classes; add "
-            "what is missing or check the spelling"
-        )
+        return f"{wrong} of {labels.size} labels are {self._outside()}" if wrong else None
 
-    def encoded(self, chunk: Any) -> np.ndarray:
-        """Returns ``int64`` codes, -1 for an unknown name."""
-        if self.classes is not None:
-            names = pa.array(self.classes, pa.string())
-            chunk = pc.index_in(chunk, value_set=names).fill_null(-1).cast(pa.int64())
-        return chunk.to_numpy(zero_copy_only=False)
+    def _outside(self) -> str:
+        return f"not in 0..{self.num_classes - 1}; raise --num-classes or renumber the classes"
 
-    def decoded(self, noisy: np.ndarray) -> Any:
-        codes = pa.array(noisy)
-        return codes if self.classes is None else pa.array(self.classes, pa.string()).take(codes)
-
-    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
+    def _label_set(self) -> dict[str, Any]:
         # Codes, not names: ten million texts would not fit, and the codes are the same labels.
-        return PrivateLabels(labels, num_classes=self.num_classes, **arguments)
+        return {"num_classes": self.num_classes}
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         mechanism: mechanisms.ClassificationMechanism
@@ -271,14 +232,13 @@ class Classification(Task):
             size = with_prior.optimal_k(self.prior)
             possible = np.flatnonzero(top_k_members(self.prior[np.newaxis], size)[0])
             if possible.size < self.num_classes:
-                names = self.classes
-                outputs = possible.tolist() if names is None else [names[i] for i in possible]
-            prior = {"source": "public", "probabilities": _as_list(self.prior)}
+                outputs = self.decoded(possible).to_pylist()
+            prior = {"source": "public", "probabilities": self.prior.tolist()}
         noisy = vault.randomize(mechanism, priors=self.prior, key=self._key())
         return noisy, {
             "task": "classification",
             "num_classes": self.num_classes,
-            "classes": None if self.classes is None else list(self.classes),
+            "classes": self.names,
             **self.split(mechanism),
             "outputs": outputs,
             "prior": prior,
@@ -289,13 +249,49 @@ class Classification(Task):
 
         With others the stored draw is not found, and a new one would pass the budget.
         """
-        text = repr((self.classes, None if self.prior is None else self.prior.tolist()))
+        names = None if self.names is None else tuple(self.names)
+        text = repr((names, None if self.prior is None else self.prior.tolist()))
         return f"{_KEY}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NamedClassification(Classification):
+    """Classes with names; their codes are in the order of these."""
+
+    kind = _tables.NAME
+    output_type = pa.string()
+
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str] | None:
+        return list(self.classes)
+
+    def encoded(self, chunk: Any) -> np.ndarray:
+        """Returns ``int64`` codes, -1 for an unknown name."""
+        codes = pc.index_in(chunk, value_set=pa.array(self.classes, pa.string()))
+        return super().encoded(codes.fill_null(-1).cast(pa.int64()))
+
+    def decoded(self, noisy: np.ndarray) -> Any:
+        return pa.array(self.classes, pa.string()).take(pa.array(noisy))
+
+    def _outside(self) -> str:
+        return (
+            f"none of the {self.num_classes} --classes; add what is missing or check the spelling"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regression(Task):
     """Numbers in a public range."""
+
+    kind = _tables.NUMBER
+    output_type = pa.float64()
+    # The same with and without `clip`: whether it was needed depends on the labels.
+    assumption = (
+        "every label was known to lie in the label range, or was set to its nearer end "
+        "(--clip); without that the table itself shows that all of them lie there"
+    )
 
     low: float
     high: float
@@ -306,22 +302,6 @@ class Regression(Task):
     max_values: int | None = None  # most cells of that histogram
     whole_numbers: bool = False
     prior: tuple[np.ndarray, np.ndarray] | None = None  # public values and probabilities
-
-    @property
-    def kind(self) -> str:
-        return _tables.NUMBER
-
-    @property
-    def output_type(self) -> Any:
-        return pa.float64()
-
-    @property
-    def assumption(self) -> str:
-        # The same with and without `clip`: whether it was needed depends on the labels.
-        return (
-            "every label was known to lie in the label range, or was set to its nearer end "
-            "(--clip); without that the table itself shows that all of them lie there"
-        )
 
     def check(self, labels: np.ndarray) -> str | None:
         bad = int(np.count_nonzero(~np.isfinite(labels)))
@@ -335,14 +315,8 @@ class Regression(Task):
             )
         return None
 
-    def encoded(self, chunk: Any) -> np.ndarray:
-        return chunk.to_numpy(zero_copy_only=False)
-
-    def decoded(self, noisy: np.ndarray) -> Any:
-        return pa.array(noisy)
-
-    def _vault(self, labels: np.ndarray, **arguments: Any) -> PrivateLabels:
-        return PrivateLabels(labels, low=self.low, high=self.high, clip=self.clip, **arguments)
+    def _label_set(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high, "clip": self.clip}
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         # No word of clipping: whether it was needed depends on the labels.
@@ -355,18 +329,20 @@ class Regression(Task):
             noisy = vault.randomize(self.mechanism, key=_KEY)
             return noisy, {**facts, **self.split(self.mechanism), "prior": None}
 
-        randomizer = LabelRandomizer(
-            self.epsilon,
-            self.loss,
-            prior_epsilon=self.prior_epsilon,
-            whole_numbers=self.whole_numbers,
-        )
+        options: dict[str, Any] = {}
         if self.max_values is not None:
-            randomizer = dataclasses.replace(randomizer, max_values=self.max_values)
+            options["max_values"] = self.max_values
         if self.prior is not None:
-            values, prior = (tuple(array.tolist()) for array in self.prior)
-            randomizer = dataclasses.replace(randomizer, values=values, prior=prior)
-        noisy = vault.randomize(randomizer)
+            options["values"], options["prior"] = (tuple(part.tolist()) for part in self.prior)
+        noisy = vault.randomize(
+            LabelRandomizer(
+                self.epsilon,
+                self.loss,
+                prior_epsilon=self.prior_epsilon,
+                whole_numbers=self.whole_numbers,
+                **options,
+            )
+        )
         bins, told = noisy.mechanism, noisy.priors
         if not isinstance(bins, mechanisms.RROnBins) or told is None:
             raise CommandError("the draw of this store was not made on bins; give a new --store")
@@ -374,29 +350,20 @@ class Regression(Task):
             **facts,
             "loss": self.loss,
             **self.split(bins, self.epsilon - bins.epsilon),
-            "outputs": _as_list(bins.outputs),
+            "outputs": np.asarray(bins.outputs).tolist(),
             "prior": {
                 "source": "private histogram" if self.prior is None else "public",
-                "values": _as_list(told.values),
-                "probabilities": _as_list(told.probabilities),
+                "values": np.asarray(told.values).tolist(),
+                "probabilities": np.asarray(told.probabilities).tolist(),
             },
         }
-
-
-def _as_list(values: Any) -> list[Any]:
-    """Returns numbers as JSON can hold them."""
-    return np.asarray(values).tolist()
 
 
 def _read_number_prior(
     path: pathlib.Path, low: float, high: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the values, rising, and the probabilities of a prior over numbers in a range."""
-    found = _read_prior(path, _NUMBER_PRIOR)
-    if isinstance(found, dict):
-        columns = [found.get("values"), found.get("probabilities")]
-    else:
-        columns = [[row[0] for row in found], [row[1] for row in found]]
+    columns = _read_prior(path, _NUMBER_PRIOR, "values")
     values, probabilities = (_numbers(path, column, _NUMBER_PRIOR) for column in columns)
     if values.size != probabilities.size:
         raise CommandError(
@@ -421,14 +388,12 @@ def _read_number_prior(
 
 def _read_class_prior(path: pathlib.Path, classes: Sequence[str]) -> np.ndarray:
     """Returns the probabilities of a prior over classes, in their order."""
-    found = _read_prior(path, _CLASS_PRIOR)
-    if isinstance(found, dict):
-        column: Any = found.get("probabilities")
-    else:
-        by_name = {row[0].strip(): row[1] for row in found}
-        if len(by_name) != len(found) or set(by_name) != set(classes):
+    names, column = _read_prior(path, _CLASS_PRIOR)
+    if names is not None:
+        by_name = dict(zip((name.strip() for name in names), column, strict=True))
+        if len(by_name) != len(names) or set(by_name) != set(classes):
             raise CommandError(
-                f"--prior {path} has {len(found)} rows for {len(set(by_name) & set(classes))} of "
+                f"--prior {path} has {len(names)} rows for {len(set(by_name) & set(classes))} of "
                 f"the {len(classes)} classes; give each class one row"
             )
         column = [by_name[name] for name in classes]
@@ -441,44 +406,47 @@ def _read_class_prior(path: pathlib.Path, classes: Sequence[str]) -> np.ndarray:
     return _sums_to_one(path, probabilities)
 
 
-def _read_prior(path: pathlib.Path, expected: str) -> Any:
-    """Returns the object of a JSON file, or the rows of a CSV file without its header."""
+def _read_prior(path: pathlib.Path, expected: str, first: str = "") -> tuple[Any, Any]:
+    """Returns the two columns of a CSV file, or of a JSON file ``first`` and the probabilities.
+
+    What a JSON file lacks is None.
+    """
     suffix = path.suffix.lower()
     if suffix not in (".json", ".csv"):
         raise CommandError(f"--prior {path} is neither .json nor .csv; give {expected}")
+    content: Any = None
+    rows: list[list[str]] = []
     try:
         text = path.read_text(encoding="utf-8-sig")
+        if suffix == ".json":
+            content = json.loads(text)
+        else:
+            rows = [row for row in csv.reader(text.splitlines()) if row]
     except OSError as error:
         raise CommandError(
             f"--prior {path} cannot be read ({error.strerror}); check the path"
         ) from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"--prior {path} is not UTF-8 text; give {expected}") from error
+    except UnicodeDecodeError:
+        _malformed(path, "is not UTF-8 text", expected)
+    except (ValueError, RecursionError, csv.Error):
+        _malformed(path, f"is not {suffix[1:].upper()}", expected)
     if suffix == ".json":
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError):
-            _malformed(path, "is not JSON", expected)
         if isinstance(content, list):
             content = {"probabilities": content}
         if not isinstance(content, dict) or "probabilities" not in content:
             _malformed(path, 'has no "probabilities"', expected)
-        return content
-    try:
-        rows = [row for row in csv.reader(text.splitlines()) if row]
-    except csv.Error:
-        _malformed(path, "is not CSV", expected)
+        return content.get(first), content["probabilities"]
     if len(rows) < 2 or any(len(row) != 2 for row in rows):
         _malformed(path, "does not have a header and rows of two cells", expected)
-    return rows[1:]
+    return [row[0] for row in rows[1:]], [row[1] for row in rows[1:]]
 
 
 def _numbers(path: pathlib.Path, column: Any, expected: str) -> np.ndarray:
     if not isinstance(column, list) or not column:
         _malformed(path, "lacks a list of numbers", expected)
-    if any(isinstance(cell, bool) for cell in column):
-        _malformed(path, "holds something that is not a number", expected)
     try:
+        if any(isinstance(cell, bool) for cell in column):
+            raise ValueError
         array = np.array([float(cell) for cell in column])
     except (TypeError, ValueError, OverflowError):
         _malformed(path, "holds something that is not a number", expected)

@@ -1,9 +1,7 @@
 """Labels in the elements of a dataset: where they are, how they are read and replaced.
 
-An element-wise ``map`` costs more than the rest of a small pipeline (a thread hop per element, and
-it stands between the user's ``map`` and ``batch``, which tf.data would fuse). So labels are
-replaced in blocks of elements, ``batch -> map -> unbatch``, wherever the elements have static
-shapes; order and values of the elements stay what they are. Other elements go one by one.
+Labels are replaced in blocks of elements, ``batch -> map -> unbatch``, where elements have static
+shapes: an element-wise ``map`` costs more than the rest of a small pipeline.
 """
 
 from __future__ import annotations
@@ -89,11 +87,9 @@ def find_label(element_spec: Any, label_key: str) -> LabelSlot:
         )
     if isinstance(element_spec, tuple) and len(element_spec) in (2, 3):
         return LabelSlot(None)
-    kind = (
-        f"a tuple of {len(element_spec)}"
-        if isinstance(element_spec, tuple)
-        else f"a single {type(element_spec).__name__.removesuffix('Spec').lower()}"
-    )
+    kind = f"a single {type(element_spec).__name__.removesuffix('Spec').lower()}"
+    if isinstance(element_spec, tuple):
+        kind = f"a tuple of {len(element_spec)}"
     raise ValueError(
         f"the dataset is unlabelled: each element is {kind}, expected (x, y), "
         "(x, y, sample_weight) or a dict with a label. Zip features and labels with "
@@ -115,14 +111,13 @@ def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
         )
     if spec.shape == (1,):
         raise ValueError(
-            "the label has shape (1,), a scalar is expected. Squeeze it first: "
-            ".map(lambda x, y: (x, y[0])); if these are batches of one, call .unbatch()."
+            "the label has shape (1,), a scalar is expected. Squeeze it first with "
+            ".map(lambda x, y: (x, y[0])), or .unbatch() batches of one."
         )
     if spec.shape.rank > 0:
         raise ValueError(
             f"the label has shape {spec.shape}, a scalar is expected: the dataset looks already "
-            "batched. Apply randomize_labels before .batch(), or call .unbatch() first. Turn "
-            "one-hot labels into indices with tf.argmax."
+            "batched. Call .unbatch() first; turn one-hot labels into indices with tf.argmax."
         )
     if num_classes is None:
         if spec.dtype not in (tf.float32, tf.float64):
@@ -150,10 +145,7 @@ def read_labels(
     id_of: Callable[[Any], tf.Tensor] | None,
     verbose: bool,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the labels (n,) and ids (n,) or None, in the order of the source.
-
-    Raises where there are no elements, or an id comes twice.
-    """
+    """Returns the labels (n,) and ids (n,) or None, in the order of the source."""
 
     def pick(*parts: Any) -> Any:
         element = slot.element(parts)
@@ -174,8 +166,7 @@ def read_labels(
     progress.end()
     if count == 0:
         raise ValueError(
-            "the dataset is empty: it has no labels to randomize. Check the files or the split "
-            "it is made from, and filters before this transform."
+            "the dataset is empty: it has no labels to randomize. Check its files and filters."
         )
     if id_of is None:
         return np.concatenate(labels), None
@@ -224,9 +215,8 @@ def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
     unordered = source.options().deterministic is False
     if unordered or _digest_of_start(source, slot) != _digest_of_start(source, slot):
         raise ValueError(
-            "the dataset gives other features, or in another order, each time it is iterated, so "
-            "its examples cannot be identified by their place. Apply randomize_labels before "
-            ".shuffle() and random augmentation (best on the source itself), or pass id_fn="
+            "the dataset gives other features, or in another order, each time it is iterated. "
+            "Apply randomize_labels before .shuffle() and random augmentation, or pass id_fn="
             + (", or set options.deterministic to True." if unordered else ".")
         )
 
@@ -248,8 +238,7 @@ def replace_in_order(
 ) -> tf.data.Dataset:
     """Returns ``source`` with its i-th label replaced by ``labels[i]``.
 
-    Iterating raises ``FailedPreconditionError`` once the source gives more or fewer elements than
-    there are labels.
+    Iterating raises ``FailedPreconditionError`` at more or fewer elements than labels.
     """
     block = block_size(source.element_spec)
     if block == 1:
@@ -267,7 +256,13 @@ def replace_in_order(
         zipped = tf.data.Dataset.zip((source.batch(block), rows))
         replaced = zipped.map(replace, **_SYNCHRONOUS).unbatch()
     replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
-    return _never_sharded_by_file(replaced)
+    # Several workers must share out elements, not files: labels go by place in the source.
+    policy = tf.data.experimental.AutoShardPolicy
+    if replaced.options().experimental_distribute.auto_shard_policy == policy.OFF:
+        return replaced
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy.DATA
+    return replaced.with_options(options)
 
 
 def replace_by_id(
@@ -279,8 +274,7 @@ def replace_by_id(
 ) -> tf.data.Dataset:
     """Returns ``source`` with the label of id ``ids[i]`` replaced by ``labels[i]``.
 
-    Iterating raises ``InvalidArgumentError`` at an id that is not among the distinct ``ids``,
-    ``int64`` or bytes.
+    Iterating raises ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
     """
     keys = tf.constant(ids if ids.dtype != object else ids.tolist())
     # The place and not the label: a noisy number may be any, so none could mean "not found".
@@ -295,20 +289,16 @@ def replace_by_id(
         with tf.control_dependencies([known]):
             return tf.gather(noisy, found)
 
-    def replace(*parts: Any) -> Any:
-        element = slot.element(parts)
-        return slot.replace(element, look_up(id_of(slot.features(element))))
+    block = block_size(source.element_spec)
 
-    def replace_block(*parts: Any) -> Any:
+    def replace(*parts: Any) -> Any:
         elements = slot.element(parts)
-        wanted = tf.vectorized_map(id_of, slot.features(elements))
+        features = slot.features(elements)
+        wanted = id_of(features) if block == 1 else tf.vectorized_map(id_of, features)
         return slot.replace(elements, look_up(wanted))
 
-    block = block_size(source.element_spec)
-    if block == 1:
-        replaced = source.map(replace, **_SYNCHRONOUS)
-    else:
-        replaced = source.batch(block).map(replace_block, **_SYNCHRONOUS).unbatch()
+    replaced = (source if block == 1 else source.batch(block)).map(replace, **_SYNCHRONOUS)
+    replaced = replaced if block == 1 else replaced.unbatch()
     if source.cardinality() == len(labels):  # a size that is known stays known
         replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
     return replaced
@@ -326,13 +316,3 @@ def block_size(element_spec: Any) -> int:
     block = min(_BLOCK, _BLOCK_BYTES // max(size, 1))
     # Where elements are this large, copying them costs more than the map.
     return block if block >= _SMALLEST_BLOCK else 1
-
-
-def _never_sharded_by_file(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Several workers must share out elements, not files: labels go by place in the source."""
-    policy = tf.data.experimental.AutoShardPolicy
-    if dataset.options().experimental_distribute.auto_shard_policy == policy.OFF:
-        return dataset
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policy.DATA
-    return dataset.with_options(options)

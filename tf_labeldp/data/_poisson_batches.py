@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -43,28 +42,25 @@ def poisson_batches(
 
     Guarantee:
         Sampling does not look at labels, and takes its bits from the operating system unless a seed
-        is given: then the run is "not private: seeded".
+        is given: then the run is "not private: seeded". Given which others are in a batch, an
+        example (user) is in it with probability at most ``sampling_probability``, exactly.
 
-        Given which others are in a batch, an example (user) is in it with probability at most
-        ``sampling_probability``, exactly: counts are drawn with integer weights, rounded such that
-        this holds.
-
-        A batch that does not fit into the buffer is emptied: all its weights are zero, and the
-        step is noise alone. So the guarantee of the subsampled Gaussian holds under replacement
-        of one label: let R be the batch without example i. If R has fewer examples than the
-        buffer, i is in the batch with probability at most q. If R fills the buffer, the batch
-        with i is emptied, and the one without i does not depend on i's label; neither does a
-        larger R. Under ``relation="add_or_remove"`` it does not hold, as the presence of i
-        empties batches. Truncating the batch to the buffer would break it for both.
+        A batch that does not fit into the buffer is emptied: all its weights are zero, and the step
+        is noise alone. The guarantee of the subsampled Gaussian holds all the same under
+        replacement of one label: let R be the batch without example i. If R has fewer examples than
+        the buffer, i is in the batch with probability at most q; otherwise the step does not depend
+        on i's label. Under ``relation="add_or_remove"`` it does not hold, as the presence of i
+        empties batches. Truncating batches would break it for both.
 
         Padding repeats the first row of the features, with the label 0 (or the low end of the
-        range) and weight zero, and so does not depend on labels.
-
-        With ``users``, a user's k rows come together or not at all, so all of this holds for
-        replacement of all labels of one user.
+        range), and so does not depend on labels. With ``users``, a user's k rows come together or
+        not at all, so all of this holds for replacement of all labels of one user.
 
         Batches must stay hidden: an adversary who learns which examples are in a batch, also
         through its size, gets no amplification by sampling.
+
+    Source: ``ghazi2024``, Algorithm 1, line 2, with the Poisson sampling that its accounting
+    (Appendix C) assumes.
 
     Args:
         features: public features of n examples: an array (n, ...), or a nested dict or tuple of
@@ -96,12 +92,9 @@ def poisson_batches(
     Raises:
         TypeError: features that can't be read by row number, features or labels that are not
             numbers, arguments of a wrong type.
-        ValueError: q outside (0, 1], fewer than two examples expected in a batch, a buffer smaller
-            than the expected batch, no steps, lengths that differ, labels with NaN, ``users``
-            without ``max_examples_per_user`` or the other way round.
-
-    Source: ``ghazi2024``, Algorithm 1, line 2, with the Poisson sampling that its accounting
-    (Appendix C) assumes.
+        ValueError: an argument out of range, fewer than two examples expected in a batch, a buffer
+            smaller than the expected batch, lengths that differ, labels with NaN, ``users`` without
+            ``max_examples_per_user`` or the other way round.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
@@ -112,11 +105,16 @@ def poisson_batches(
                        privacy_unit='label', group_size=1, seeded=False)
     """
     source = RowSource(features)
-    q = _checked_probability(sampling_probability)
+    q = _validate.number_in(
+        "sampling_probability",
+        sampling_probability,
+        "(0, 1]",
+        ". For an expected batch of b of n examples, give b / n",
+    )
     if (users is None) != (max_examples_per_user is None):
         raise ValueError(
-            "users and max_examples_per_user go together: a guarantee for users needs to know who "
-            "they are and a limit to what each contributes. Give both, or none."
+            "users and max_examples_per_user go together: a guarantee for users needs both. Give "
+            "both, or none."
         )
     seed = insecure_seed
     if seed is not None:
@@ -173,16 +171,13 @@ class PoissonBatches:
             alt_examples: size of a second set of examples, drawn for each step uniformly without
                 replacement and independently of the batch; 0 for none.
             disjoint: for a training step that reveals which examples are in a batch, and so gets no
-                amplification: batches of the expected size without sampling. Each epoch takes all
-                units in turn, in a random order, so that each is used
-                ``ceil(steps / (num_units // size))`` times at most.
+                amplification: batches of the expected size, without sampling (``_Turns``).
 
         Returns:
             An endless dataset of (x, y, weights), or (x, y, weights, alt_x) with a second set. With
-            B = ``buffer_size * group_size``: x has the structure of the features, each (B, ...); y
-            is (B, ...), ``int64`` codes or ``float32`` numbers of a vault, else the dtype of the
-            array; weights ``float32`` (B,) are one for examples and zero for padding; alt_x has the
-            structure of the features, each (alt_examples, ...).
+            B = ``buffer_size * group_size``: x, of the structure of the features, has B rows; y is
+            (B, ...), ``int64`` codes or ``float32`` numbers of a vault, else of the array's dtype;
+            weights ``float32`` (B,) are one for examples and zero for padding.
         """
         alt_examples = _validate.integer_at_least("alt_examples", alt_examples, 0)
         if alt_examples > self.num_examples:
@@ -200,7 +195,10 @@ class PoissonBatches:
         specs += alt_specs if alt_examples else []
 
         def make(step: int) -> list[np.ndarray]:
-            drawn = self._draw(opening, step, turns)
+            if turns is not None:
+                drawn = turns.take(step)
+            else:
+                drawn = self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
             if self._user_rows is not None:
                 drawn = self._user_rows[drawn].ravel()
             y = np.full(spec.shape, labels.padding, spec.dtype.as_numpy_dtype)
@@ -234,12 +232,6 @@ class PoissonBatches:
         """Units of a batch where batches are disjoint: the expected size, rounded."""
         return max(1, min(round(self.expected_batch_size), self.buffer_size))
 
-    def _draw(self, opening: int, step: int, turns: _Turns | None) -> np.ndarray:
-        """Returns the units of a step's batch."""
-        if turns is not None:
-            return turns.take(step)
-        return self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
-
     def __iter__(self) -> NoReturn:
         """Raises: the batches have true labels."""
         raise TypeError(
@@ -256,7 +248,10 @@ class PoissonBatches:
 
 
 class _Turns:
-    """Batches in which no unit comes twice within a pass; each epoch begins a new pass."""
+    """Batches of all units in turn, in a random order; each epoch begins a new pass.
+
+    So in an epoch each unit is used ``ceil(steps / (num_units // size))`` times at most.
+    """
 
     def __init__(self, batches: PoissonBatches, opening: int) -> None:
         self._batches, self._opening = batches, opening
@@ -279,9 +274,7 @@ class _Turns:
 class _OneAhead:
     """Calls a function of the step on a thread of its own, one step ahead.
 
-    It replaces ``tf.data``'s prefetch: if Python exits while a thread of that one is in a Python
-    function, it waits for an interpreter that is gone, and the program never ends. The thread here
-    ends after its current batch.
+    In place of ``tf.data``'s prefetch, which hangs if Python exits while it calls Python.
     """
 
     def __init__(self, make: Callable[[int], Any]) -> None:
@@ -298,16 +291,11 @@ class _OneAhead:
 
 
 class _LabelRows:
-    """The labels of n examples in the dtype of batches: of a vault, or an array, which is copied.
-
-    Attributes:
-        vault: the vault, or None.
-        padding: the label of rows without an example: 0, or the low end of a vault's range.
-    """
+    """The labels of n examples in the dtype of batches: of a vault, or of an array."""
 
     def __init__(self, labels: Any, num_rows: int) -> None:
         self.vault = labels if isinstance(labels, PrivateLabels) else None
-        self.padding: float = 0
+        self.padding: float = 0  # the label of rows without an example
         self._array: np.ndarray | None = None
         self._shape: tuple[int, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
@@ -363,11 +351,7 @@ def _checked_labels(labels: Any) -> np.ndarray:
 def rows_of_users(
     users: Any, num_rows: int, rows_per_user: int, rng: np.random.Generator | None
 ) -> np.ndarray:
-    """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels.
-
-    A user with more than k rows keeps a random k of them; one with fewer has all of them, and
-    random repeats of them up to k (``ghazi2024``, section 6).
-    """
+    """Returns k row numbers for each user, ``int64`` (num_users, k), without looking at labels."""
     codes = _user_codes(users, num_rows)
     counts = np.bincount(codes)
     starts = np.cumsum(counts) - counts
@@ -398,23 +382,9 @@ def _user_codes(users: Any, num_rows: int) -> np.ndarray:
     if missing:
         raise ValueError(
             f"users must be known, but {missing} of {num_rows} are missing (None or NaN). Give "
-            "each of these rows a user of its own, or leave them out, by a rule that does not look "
-            "at labels."
+            "each of these rows a user of its own, or leave them out, without looking at labels."
         )
     return codes
-
-
-def _checked_probability(value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"sampling_probability must be a number in (0, 1], got {type(value).__name__}."
-        )
-    if not 0.0 < float(value) <= 1.0:
-        raise ValueError(
-            f"sampling_probability must be in (0, 1], got {float(value)}. For an expected batch of "
-            "b of n examples, give b / n."
-        )
-    return float(value)
 
 
 def _sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
@@ -430,8 +400,8 @@ def _sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
         buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)
         if buffer_size < expected:
             raise ValueError(
-                f"buffer_size={buffer_size} is smaller than the expected batch of {expected:g}, so "
-                "that most batches would be emptied. Leave it out for one that fits."
+                f"buffer_size={buffer_size} is smaller than the expected batch of {expected:g}: "
+                "most batches would be emptied. Leave it out for one that fits."
             )
     sampler = PoissonSampler(num_units, q, buffer_size)
     lost = sampler.overflow_probability

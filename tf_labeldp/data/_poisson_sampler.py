@@ -22,17 +22,15 @@ _MULTIPLE = 8
 class PoissonSampler:
     """Draws sets of units (examples or users), each unit in a set with probability q.
 
-    A Poisson sample is a number of units that is binomial, and then a uniform subset of that size.
-    The number is drawn from a table of integer weights: the binomial ones, rounded such that each
-    count is at most as likely, relative to the count before, as it should be.
+    The number of units is drawn from a table of integer weights: the binomial ones, rounded such
+    that each count is at most as likely, relative to the count before, as it should be. The units
+    are a uniform subset of that size.
 
     Guarantee:
         Given which other units are in the sample, a unit is in it with probability at most q,
         exactly: the odds are ``w[r + 1] (r + 1) / (w[r] (n - r))`` for r others, and the rounding
         never takes them above ``q / (1 - q)``. The sample as a whole differs from a Poisson sample
         by less than 2^-150 in total variation.
-
-    A draw takes O(q n) time and random bits, apart from the table, which is made once.
 
     Args:
         num_units: n.
@@ -61,10 +59,7 @@ class PoissonSampler:
         return (self._sums[-1] - held) / self._sums[-1]
 
     def draw(self, rng: np.random.Generator | None) -> np.ndarray:
-        """Returns the units of one batch, ``int64`` (m,) increasing.
-
-        Empty if no unit was drawn, and also if more were drawn than the buffer holds.
-        """
+        """Returns the units of a batch, ``int64`` (m,) increasing; none where they don't fit."""
         place = bisect.bisect_right(self._sums, _integer_below(self._sums[-1], rng))
         count = self.first + place
         if count > self.buffer_size:
@@ -104,8 +99,7 @@ def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]
 def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np.ndarray:
     """Returns a uniform subset of 0..bound-1 of the given size, ``int64`` (size,) increasing.
 
-    What is missing is drawn again until it is not; no element is favoured at any time, so every
-    subset is equally likely. A subset of more than half is drawn as the rest of a smaller one.
+    What is missing is drawn again until it is not; no element is favoured at any time.
     """
     if 2 * size > bound:
         inside = np.ones(bound, dtype=bool)

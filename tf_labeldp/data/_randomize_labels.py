@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -54,9 +55,8 @@ def randomize_labels(
 
     ``apply`` reads the labels in one pass into a ``PrivateLabels`` vault, draws one noisy label per
     example, and returns a dataset with those. Every epoch, and every shuffle, batch, shard, repeat,
-    cache or prefetch that follows, sees the same draw. A ``map`` that draws noise would run again
-    in each epoch: over ten epochs an adversary sees ten draws of each label, and ten times epsilon
-    is spent.
+    cache or prefetch that follows, sees the same draw; a ``map`` that draws noise would spend
+    epsilon again in each epoch.
 
     Guarantee:
         The dataset that ``apply`` returns is (epsilon, delta)-label-DP under replacement of one
@@ -69,8 +69,7 @@ def randomize_labels(
 
     Examples are identified by their place in the source, which must then give the same elements in
     the same order each time, or by ``id_fn``. Apply the transform directly on the source, before
-    maps that decode or augment: the pass over the labels then runs none of them. A transform is
-    for one dataset: a second one would need a draw, and a charge, of its own.
+    maps that decode or augment. A transform is for one dataset.
 
     Args:
         mechanism: whatever ``PrivateLabels.randomize`` takes except
@@ -83,8 +82,7 @@ def randomize_labels(
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
             scalar integer or string tensor that no other example has. Needed for sources whose
             order varies (shuffled, read in parallel), and for pipelines that distribute files among
-            workers. It is called on blocks of examples through ``tf.vectorized_map``, so it should
-            be made of TensorFlow operations.
+            workers. Make it of TensorFlow operations: ``tf.vectorized_map`` calls it.
         priors: probabilities for mechanisms that use them: (K,), or (n, K) in the order of the
             source (not with ``id_fn``).
         clusters: the cluster of each example, integers (n,) in the order of the source (not with
@@ -100,12 +98,11 @@ def randomize_labels(
 
     Returns:
         A ``LabelRandomization``, a function of a dataset of single examples: ``(x, y)``,
-        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar integer in
-        0..K-1, or a scalar float for a mechanism of numbers. It returns a dataset in the same order
-        with the same ``element_spec``, except for the labels of ``ALIBI``. After ``apply`` it has
-        ``guarantee()``, the ``noisy_labels`` that were drawn, and the ``private_labels`` vault they
-        came from, in the order of the source or of the sorted ids; further draws from the vault are
-        charged to the same examples.
+        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It returns a
+        dataset in the same order with the same ``element_spec``, except for the labels of
+        ``ALIBI``. After ``apply`` it has ``guarantee()``, the ``noisy_labels`` that were drawn, and
+        the ``private_labels`` vault they came from, in the order of the source or of the sorted
+        ids; further draws from the vault are charged to the same examples.
 
     Raises:
         TypeError: ``mechanism`` is not a mechanism, ``id_fn`` not callable, ``budget`` no budget;
@@ -129,8 +126,7 @@ def randomize_labels(
     """
     if id_fn is not None and not callable(id_fn):
         raise TypeError(
-            f"id_fn must be a function of an example's features, got {type(id_fn).__name__}, "
-            'for example id_fn=lambda x: x["id"].'
+            f"id_fn must be a function of an example's features, got {type(id_fn).__name__}."
         )
     if budget is not None and not isinstance(budget, PrivacyBudget):
         raise TypeError(
@@ -148,44 +144,38 @@ def randomize_labels(
             "range: low= and high=."
         )
     delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
-    vault_settings = {
-        "num_classes": num_classes,
-        "low": None if label_range is None else label_range[0],
-        "high": None if label_range is None else label_range[1],
-        "budget": budget or budget_for_store(store, PrivacyBudget(mechanism.epsilon, delta)),
-        "store": store,
-        "insecure_seed": insecure_seed,
-    }
-    return LabelRandomization(mechanism, public, vault_settings, label_key, id_fn, bool(verbose))
+    low, high = label_range or (None, None)
+    vault = functools.partial(
+        PrivateLabels,
+        num_classes=num_classes,
+        low=low,
+        high=high,
+        budget=budget or budget_for_store(store, PrivacyBudget(mechanism.epsilon, delta)),
+        store=store,
+        insecure_seed=insecure_seed,
+    )
+    return LabelRandomization(mechanism, public, vault, label_key, id_fn, bool(verbose))
 
 
+@dataclasses.dataclass(repr=False, eq=False)
 class LabelRandomization:
     """The transform that ``randomize_labels`` returns."""
 
-    def __init__(
-        self,
-        mechanism: LabelMechanism | Randomizer,
-        public: dict[str, Any],
-        vault_settings: dict[str, Any],
-        label_key: str,
-        id_fn: Callable[[Any], Any] | None,
-        verbose: bool,
-    ) -> None:
-        self.mechanism = mechanism
-        self.private_labels: PrivateLabels | None = None
-        self.noisy_labels: NoisyLabels | None = None
-        self._public = public
-        self._vault_settings = vault_settings
-        self._label_key = label_key
-        self._id_fn = id_fn
-        self._verbose = verbose
+    mechanism: LabelMechanism | Randomizer
+    _public: dict[str, Any]
+    _make_vault: Callable[[np.ndarray], PrivateLabels]
+    _label_key: str
+    _id_fn: Callable[[Any], Any] | None
+    _verbose: bool
+    private_labels: PrivateLabels | None = None
+    noisy_labels: NoisyLabels | None = None
 
     def guarantee(self) -> PrivacyGuarantee:
         """Returns the guarantee of the labels in the returned dataset: one draw per label."""
         if self.noisy_labels is None:
             raise RuntimeError(
-                "no label has been randomized yet, so there is nothing to state. Apply the "
-                "transform first: dataset = dataset.apply(transform)."
+                "no label has been randomized yet. Apply the transform first: "
+                "dataset = dataset.apply(transform)."
             )
         return self.noisy_labels.guarantee()
 
@@ -199,17 +189,16 @@ class LabelRandomization:
         if self.private_labels is not None:
             raise RuntimeError(
                 "this transform has been applied already; a second draw would be a second charge. "
-                "Use the dataset that it returned for every epoch and every pipeline; for other "
-                "data make a new transform with randomize_labels."
+                "Use the dataset that it returned; for other data make a new transform."
             )
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "randomize_labels reads the labels when it is applied, which needs eager "
-                "execution. Apply it outside tf.function and outside other datasets' functions."
+                "execution. Apply it outside tf.function."
             )
         slot = find_label(dataset.element_spec, self._label_key)
         spec = slot.label(dataset.element_spec)
-        dtype = check_label_spec(spec, self._vault_settings["num_classes"])
+        dtype = check_label_spec(spec, getattr(self.mechanism, "num_classes", None))
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
@@ -223,19 +212,16 @@ class LabelRandomization:
         if ids is not None:  # a canonical order: the store knows the labels again in any other
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
-        noisy = self._draw(labels)
+        vault = self._make_vault(labels)
+        drawn = vault.randomize(self.mechanism, **self._public)
+        self.noisy_labels = dataclasses.replace(drawn, assumptions=_ASSUMPTIONS)
+        self.private_labels = vault
+        noisy = drawn.values
         if not isinstance(self.mechanism, ALIBI):
             noisy = noisy.astype(dtype.as_numpy_dtype)
         if id_of is None or ids is None:
             return replace_in_order(dataset, slot, noisy)
         return replace_by_id(dataset, slot, id_of, ids, noisy)
-
-    def _draw(self, labels: np.ndarray) -> np.ndarray:
-        vault = PrivateLabels(labels, **self._vault_settings)
-        noisy = vault.randomize(self.mechanism, **self._public)
-        self.noisy_labels = dataclasses.replace(noisy, assumptions=_ASSUMPTIONS)
-        self.private_labels = vault
-        return self.noisy_labels.values
 
     def __repr__(self) -> str:
         """Returns the mechanism and whether it has been applied, never a label."""
@@ -251,8 +237,8 @@ def _range_of(
         return own
     if own is not None or getattr(mechanism, "num_classes", None) is not None:
         raise ValueError(
-            f"low and high are for mechanisms that do not know their labels, and "
-            f"{type(mechanism).__name__} does. Leave them out."
+            f"low and high are for mechanisms that do not know their labels; "
+            f"{type(mechanism).__name__} does."
         )
     return _validate.number_range(low, high)
 
@@ -282,9 +268,8 @@ def _checked_public(
         )
     if with_ids and (wanted == "clusters" or np.ndim(value) != 1):
         raise ValueError(
-            f"with id_fn, {wanted} can't have a row for each example, got {np.shape(value)}: rows "
-            "would have to follow the order of the source. Leave id_fn out for a source in a fixed "
-            f"order, or give one row of priors, ({classes},)."
+            f"with id_fn, {wanted} can't have a row for each example, got {np.shape(value)}. Leave "
+            f"id_fn out for a source in a fixed order, or give one row of priors, ({classes},)."
         )
     if wanted == "priors":
         _validate.prior_rows("priors", value, None, classes)

@@ -11,18 +11,7 @@ from tf_labeldp.features._reader import as_rows, check_lengths, check_numbers, m
 
 
 class RowSource:
-    """Features of n examples, of which rows are read into buffers of a fixed size.
-
-    Args:
-        features: an array (n, ...), a list of rows, a data frame, a sparse matrix, a source of
-            rows, or a dict or tuple of these, nested as wanted. A source of rows is an object with
-            ``__len__`` and ``__getitem__`` of increasing row numbers, ``int64`` (m,), to an array
-            (m, ...) or a dict or tuple of arrays.
-
-    Raises:
-        TypeError: features that can't be read by row, or are not numbers.
-        ValueError: no examples, or parts of different lengths.
-    """
+    """Features of n examples, as for ``poisson_batches``, read into buffers of a fixed size."""
 
     def __init__(self, features: Any) -> None:
         parts = map_parts(as_rows, features)
@@ -47,30 +36,28 @@ class RowSource:
     def read(self, rows: np.ndarray, buffer_rows: int) -> list[np.ndarray]:
         """Returns buffers (buffer_rows, ...) that hold these rows and then copies of row 0."""
         # Lazy sources are read once a row and in order, as files on disk want it.
-        ordered = bool(np.all(rows[1:] > rows[:-1]))
-        once, repeats = (rows, None) if ordered else np.unique(rows, return_inverse=True)
+        once, places = np.unique(rows, return_inverse=True)
         found: list[tuple[np.ndarray, np.ndarray]] = []
         for part in self._parts if rows.size else ():
             if isinstance(part, np.ndarray):
                 found.append((part, rows))
             else:
-                places = np.arange(rows.size) if repeats is None else repeats
                 found += [(array, places) for array in tf.nest.flatten(_arrays(part, once))]
         buffers = []
         for first in self._first:
             buffer = np.empty((buffer_rows, *first.shape[1:]), kept_dtype(first.dtype))
             buffer[rows.size :] = first
             buffers.append(buffer)
-        for buffer, (array, places) in zip(buffers, found, strict=bool(found)):
+        for buffer, (array, taken) in zip(buffers, found, strict=bool(found)):
             if array.shape[1:] != buffer.shape[1:]:
                 raise ValueError(
                     f"features gave rows of shape {array.shape[1:]}, and {buffer.shape[1:]} for "
                     "row 0. All rows need the same shape: pad or crop them."
                 )
             if array.dtype == buffer.dtype:
-                np.take(array, places, axis=0, out=buffer[: rows.size], mode="clip")
+                np.take(array, taken, axis=0, out=buffer[: rows.size], mode="clip")
             else:
-                buffer[: rows.size] = array[places]
+                buffer[: rows.size] = array[taken]
         return buffers
 
 
@@ -86,8 +73,8 @@ def _arrays(part: Any, rows: np.ndarray) -> Any:
         array = np.asarray(found)
         if array.shape[:1] != rows.shape:
             raise ValueError(
-                f"features gave an array of shape {array.shape} for {rows.size} row numbers, "
-                f"expected ({rows.size}, ...). source[rows] must give one row for each number."
+                f"features gave an array of shape {array.shape} for {rows.size} row numbers. "
+                "source[rows] must give one row for each number."
             )
         return array
 

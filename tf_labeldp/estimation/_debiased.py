@@ -12,25 +12,16 @@ from tf_labeldp.estimation._posterior import number_priors, priors_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
-    DiscreteLaplaceMechanism,
-    DiscreteStaircaseMechanism,
-    LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
     RandomizedResponse,
     RROnBins,
-    StaircaseMechanism,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.mechanisms._clusters import PriorResampling, checked_bias_correction
+from tf_labeldp.mechanisms._numbers import AdditiveMechanism
 
-_ADDITIVE = (
-    LaplaceMechanism,
-    DiscreteLaplaceMechanism,
-    StaircaseMechanism,
-    DiscreteStaircaseMechanism,
-)
 _MAX_CONDITION = 1e12
 
 
@@ -50,11 +41,9 @@ def debiased(
     with ``p = 1 / (e^eps + k - 1)``, ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``.
     For randomized response (k = K) this is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``,
     and appendix D.1 of ``ghazi2024``. For any other mechanism with a square channel Q, w is the row
-    of ``Q^-1`` at the noisy label.
-
-    The loss is unbiased where the true label lies in the top-k set (``ghazi2021``, Lemma 18); for
-    bounded losses the bias is at most the probability that it does not (Lemma 20). Its Lipschitz
-    constant grows by ``(1 + k p) / (1 - k p)`` (Lemma 19).
+    of ``Q^-1`` at the noisy label. The loss is unbiased where the true label lies in the top-k set
+    (``ghazi2021``, Lemma 18); for bounded losses the bias is at most the probability that it does
+    not (Lemma 20). Its Lipschitz constant grows by ``(1 + k p) / (1 - k p)`` (Lemma 19).
 
     For ``PriorResampling``, which cluster-based randomized response draws by, the weights are those
     of the modified loss of ``esfandiari2022`` (lines 28 to 30 of Algorithm 1):
@@ -67,16 +56,13 @@ def debiased(
     *Noisy one-hot rows* of ``ALIBI`` are unbiased as they are.
 
     *Numbers.* An output of RR-on-Bins is the mean over everybody who may have been given it, so
-    noisy labels, and the predictions of a model that is trained on them, are pulled to the overall
-    mean. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
+    noisy labels are pulled to the overall mean, a bias that section 6 of ``ghazi2023`` names as an
+    open question. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
     ``T = 1 + (d - 1) s``, the labels ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have
     ``E[w | bin b] = r_b``: the inverse of the channel over the bins, applied to ``r``. They spread
-    more, by about ``T / (1 - s)``, and may leave the range of the labels; the remaining bias is the
-    width of the bins. They pay off where there are many examples and features predict: on 80,000
-    insurance policies, at epsilon 1 to 4, a third to 57 % of the loss that privacy costs the plain
-    labels remains; below 0.8 their variance costs more than the pull (``tests/benchmarks``).
-    Section 6 of ``ghazi2023`` names this bias as an open question. Laplace and staircase noise that
-    is not clipped has no bias.
+    more, by about ``T / (1 - s)``; the remaining bias is the width of the bins. They pay off where
+    there are many examples and features predict, from about epsilon 1 (``tests/benchmarks``).
+    Laplace and staircase noise that is not clipped has no bias.
 
     Guarantee:
         Post-processing of noisy labels, and of a prior that is public or was paid for: no charge.
@@ -95,9 +81,9 @@ def debiased(
 
     Raises:
         TypeError: a mechanism whose bias is not known here, or labels of a wrong type.
-        ValueError: priors missing, superfluous or of a wrong shape; a noisy label that the
-            mechanism and these priors cannot have produced; a channel that cannot be inverted; a
-            bias correction out of its range, or for another mechanism.
+        ValueError: priors missing, superfluous or of a wrong shape; noisy labels that the mechanism
+            and these priors cannot have produced; a channel that cannot be inverted; a wrong bias
+            correction.
 
     Example:
         >>> from tf_labeldp.mechanisms import Priors, RandomizedResponse, RROnBins
@@ -118,7 +104,7 @@ def debiased(
         return _of_classes(mechanism, noisy_labels, priors, bias_correction)
     if isinstance(mechanism, RROnBins):
         return _of_bins(mechanism, noisy_labels, priors)
-    if isinstance(mechanism, _ADDITIVE):
+    if isinstance(mechanism, AdditiveMechanism):
         if mechanism.clip:
             raise ValueError(
                 f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "
@@ -160,8 +146,7 @@ def _of_classes(
     if not np.all(possible):
         raise ValueError(
             f"{int(np.count_nonzero(~possible))} noisy label(s) lie outside the top-k set of their "
-            "prior, so these are not the priors of the draw. Keep the priors that you randomize "
-            "with and pass those, in the same order."
+            "prior: these are not the priors of the draw, in the same order."
         )
     return _top_k_weights(noisy, members, k, mechanism.epsilon)
 
@@ -169,10 +154,8 @@ def _of_classes(
 def _resampling_weights(
     mechanism: PriorResampling, noisy: np.ndarray, rows: np.ndarray, beta: float | None
 ) -> np.ndarray:
-    """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``.
-
-    As ``q^T 1 = 1``, the formula of Sherman and Morrison gives ``(I - beta 1 q^T) / (1 - beta)``.
-    """
+    """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``."""
+    # As q^T 1 = 1, the formula of Sherman and Morrison gives (I - beta 1 q^T) / (1 - beta).
     if beta is not None:
         betas = np.array([checked_bias_correction(beta)])
     else:
@@ -180,10 +163,8 @@ def _resampling_weights(
         lost = int(np.count_nonzero((1.0 - betas) * _MAX_CONDITION < 1.0))
         if lost:
             raise ValueError(
-                f"{lost} prior(s) have resampling probability 1, or next to it: the noisy label "
-                "reveals nothing of the true one, and no loss is unbiased. Give a bias_correction "
-                "below 1 (0 takes the noisy labels as they are), or draw with priors that have no "
-                "entries near zero."
+                f"{lost} prior(s) have resampling probability 1, or next to it: no loss is "
+                "unbiased. Give a bias_correction below 1 (0 takes the noisy labels as they are)."
             )
     weights = np.broadcast_to(rows, (noisy.size, mechanism.num_classes)) * -betas[:, np.newaxis]
     weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them
@@ -226,14 +207,10 @@ def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
 
 
 def channel_inverse(transition_matrix: Any) -> np.ndarray:
-    """Returns ``Q^-1`` of a square channel ``Q[input, output]``.
+    """Returns ``Q^-1`` of a square channel ``Q[input, output]`` (``esfandiari2022``).
 
-    Row z of the inverse holds the weights of the unbiased loss when z was observed:
-    ``sum_z Q[y, z] Q^-1[z, k] = [y == k]`` (matrix-inverse loss, ``esfandiari2022``).
-
-    Example:
-        >>> channel_inverse([[0.75, 0.25], [0.25, 0.75]]).tolist()
-        [[1.5, -0.5], [-0.5, 1.5]]
+    Row z holds the weights of the unbiased loss when z was observed:
+    ``sum_z Q[y, z] Q^-1[z, k] = [y == k]``.
     """
     matrix = np.asarray(transition_matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:

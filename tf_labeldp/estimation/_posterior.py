@@ -29,19 +29,15 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
 
     * Classes: ``P(true class | noisy label, prior)``, the best soft targets that the draw allows if
       the priors are right. Where they are wrong, a model that is trained on them learns part of the
-      error; ``debiased`` targets are free of that, and far noisier. For a mechanism that draws with
-      priors, they must be those of the draw, since they decide the channel. A label that no class
-      of positive prior can have produced carries no information: there the posterior is the prior.
-    * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``. The noise has the density f,
-      so class i has the likelihood ``f(x - e_i)``: up to a factor that all classes share,
-      ``exp((|x_i| - |x_i - 1|) / b)`` for Laplace noise of scale b, and ``exp(x_i / sigma^2)`` for
-      Gaussian noise. (Published code has ``x_i / sigma``, which is Bayes' rule at sigma 1 only.)
+      error; ``debiased`` targets are free of that, and far noisier. A label that no class of
+      positive prior can have produced carries no information: there the posterior is the prior.
+    * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``.
     * Numbers: ``E[true label | noisy label]``, the guess of least expected squared error if the
       prior is right. It is the best guess of the *label*, not the best *target*: guesses are shrunk
-      towards the mean of the prior, and so are the predictions of a model that is trained on them,
-      the more so the smaller epsilon. Where the scale of the predictions matters and there are many
-      examples, use ``debiased`` labels. The outputs of ``optimal_bins`` for squared error are
-      posterior means already, under the prior that it was given.
+      towards the mean of the prior, and so are the predictions of a model that is trained on them.
+      Where the scale of the predictions matters and there are many examples, use ``debiased``
+      labels. The outputs of ``optimal_bins`` for squared error are posterior means already, under
+      the prior that it was given.
 
     Guarantee:
         Post-processing of noisy labels: no charge, if the priors are public or were released.
@@ -52,8 +48,9 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
     Args:
         mechanism: the mechanism that drew the labels.
         noisy_labels: its output, (n,) or, of ``ALIBI``, (n, K).
-        priors: for classes probabilities (K,) or (n, K), or ``Priors``; None for uniform ones, if
-            the mechanism draws without. For numbers ``Priors`` with their ``values``.
+        priors: for classes probabilities (K,) or (n, K), or ``Priors``: those of the draw, or any,
+            None for uniform ones, if the mechanism draws without. For numbers ``Priors`` with their
+            ``values``.
 
     Returns:
         ``float64`` (n, K) with rows that sum to one; for numbers (n,), between the smallest and the
@@ -61,9 +58,8 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
 
     Raises:
         TypeError: a mechanism of another kind, or labels of a wrong type.
-        ValueError: labels or priors out of range, missing or of a wrong shape; a mechanism whose
-            channel depends on the prior in a way that is not known here; or, for numbers, noisy
-            labels that no value of positive probability can have produced.
+        ValueError: labels or priors out of range, missing or of a wrong shape; a channel by prior
+            that is not known here; numbers that no value of positive probability can have produced.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse, RROnBins
@@ -87,9 +83,7 @@ def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) 
     )
 
 
-def _of_classes(
-    mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any
-) -> np.ndarray:
+def _of_classes(mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     num_classes = mechanism.num_classes
     likelihood = _likelihood_of_classes(mechanism)
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
@@ -174,9 +168,7 @@ def _resampling_likelihood(
 def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     values, probabilities = number_priors(priors)
     noisy = _validate.real_vector("noisy_labels", noisy_labels)
-    bad = int(np.count_nonzero(~np.isfinite(noisy)))
-    if bad:
-        raise ValueError(f"noisy_labels must be finite, but {bad} of {noisy.size} are infinite.")
+    _check_finite(noisy)
     outputs, place = np.unique(noisy, return_inverse=True)
     means = np.empty(outputs.size)
     impossible = np.zeros(outputs.size, dtype=bool)
@@ -187,11 +179,10 @@ def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) 
         with np.errstate(invalid="ignore"):
             means[chunk] = (weights @ values) / total
     if np.any(impossible):
-        count = int(np.count_nonzero(impossible[place]))
         raise ValueError(
-            f"{count} of {noisy.size} noisy labels can't come from {type(mechanism).__name__} and "
-            "these values. Pass the very mechanism that drew them, and values that cover its "
-            "label_range()."
+            f"{int(np.count_nonzero(impossible[place]))} of {noisy.size} noisy labels can't come "
+            f"from {type(mechanism).__name__} and these values. Pass the very mechanism that drew "
+            "them, and values that cover its label_range()."
         )
     # Rounding may carry a mean of nearly equal values beyond them.
     return np.clip(means, values[0], values[-1])[place]
@@ -216,12 +207,15 @@ def number_priors(priors: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
     num_classes = mechanism.num_classes
-    rows = _finite_rows("noisy_labels", noisy_labels)
-    if rows.shape[1] != num_classes:
+    rows = np.asarray(noisy_labels)
+    if rows.ndim != 2 or rows.shape[1] != num_classes:
         raise ValueError(
             f"noisy_labels must have shape (n, {num_classes}), got {rows.shape}: the rows that "
             "this mechanism released."
         )
+    if rows.dtype.kind not in "iuf":
+        raise TypeError(f"noisy_labels must be numbers, got dtype {rows.dtype}.")
+    _check_finite(rows)
     if priors is None:
         priors = np.full(num_classes, 1.0 / num_classes)
     found = np.empty(rows.shape)
@@ -233,14 +227,14 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
 
 
 def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Returns log f(x - e_i), up to a constant in each row, ``float64`` (m, K).
+    """Returns log f(x - e_i) for the noise's density f, up to a constant in each row: (m, K).
 
-    For Gaussian noise at most 0, the most that a class of positive prior has. Where the prior is
-    zero it may be wrong: it is not used there.
+    It may be wrong, and is not used, where the prior is zero.
     """
     if mechanism.noise == "laplace":
         # |x| - |x - 1|, without the difference of two large numbers.
         return (2.0 * np.clip(noisy, 0.0, 1.0) - 1.0) / mechanism.scale
+    # exp(x_i / sigma^2); published code divides by sigma, which is Bayes' rule at sigma 1 only.
     largest = np.where(prior > 0.0, noisy, -np.inf).max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
         return np.minimum(noisy - largest, 0.0) / mechanism.scale**2
@@ -254,46 +248,9 @@ def _softmax(scores: np.ndarray, prior: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def project_onto_simplex(values: Any) -> np.ndarray:
-    """Returns the nearest probabilities to each row (n, K), in Euclidean distance; ``float64``.
-
-    Soft targets from ``ALIBI`` that need neither the law of the noise nor a prior: the
-    "MinProjection" mode of the published code. ``posterior`` is the better target as a rule.
-
-    Source: by sorting, Wang and Carreira-Perpinan 2013, "Projection onto the probability simplex".
-
-    Example:
-        >>> project_onto_simplex([[0.9, -0.2, 0.4], [3.0, 0.0, 0.0]]).round(2).tolist()
-        [[0.75, 0.0, 0.25], [1.0, 0.0, 0.0]]
-    """
-    rows = _finite_rows("values", values)
-    nearest = np.empty(rows.shape)
-    counts = np.arange(1, rows.shape[1] + 1)
-    for some, _ in _chunks(rows, rows.shape[0]):
-        chunk = rows[some].astype(np.float64)
-        # Entries more than one below the largest are zero in the answer, so they may move up to
-        # there: sums then run over numbers of the size of the answer.
-        with np.errstate(over="ignore"):
-            chunk = np.maximum(chunk - chunk.max(axis=1, keepdims=True), -2.0)
-        ordered = -np.sort(-chunk, axis=1)
-        excess = np.cumsum(ordered, axis=1) - 1.0
-        support = np.count_nonzero(ordered * counts > excess, axis=1)[:, np.newaxis]
-        threshold = np.take_along_axis(excess, support - 1, axis=1) / support
-        nearest[some] = np.maximum(chunk - threshold, 0.0)
-    return nearest
-
-
-def _finite_rows(name: str, values: Any) -> np.ndarray:
-    """Returns numbers as they are (n, K), or raises."""
-    rows = np.asarray(values)
-    if rows.ndim != 2 or rows.shape[1] == 0:
-        raise ValueError(f"{name} must have shape (n, K), one row a label, got {rows.shape}.")
-    if rows.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be numbers, got dtype {rows.dtype}.")
-    wrong = int(np.count_nonzero(~np.isfinite(rows)))
+def _check_finite(noisy: np.ndarray) -> None:
+    wrong = int(np.count_nonzero(~np.isfinite(noisy)))
     if wrong:
         raise ValueError(
-            f"{name} must be finite, but {wrong} of {rows.size} entries are NaN or infinite. Pass "
-            "what the mechanism released."
+            f"noisy_labels must be finite, but {wrong} of {noisy.size} entries are NaN or infinite."
         )
-    return rows

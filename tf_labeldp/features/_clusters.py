@@ -30,8 +30,7 @@ class Clusters:
     """A cluster for each example, made by ``find_clusters`` or ``Clusters.from_assignments``.
 
     Guarantee:
-        No label is looked at, if the encoder has seen none. The assignments, and so the sizes, are
-        public like the features.
+        No label is looked at, if the encoder has seen none; all of it is public like the features.
 
     Attributes:
         assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
@@ -40,8 +39,7 @@ class Clusters:
             ``merge_small``. None where only the assignments are known.
         cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
         encoder: what made features of the inputs; None for features as they are.
-        feature_names: names of the columns of ``find_clusters``, if they had any; ``assign``
-            refuses others, and another order.
+        feature_names: names of the columns of ``find_clusters``, if any; ``assign`` refuses others.
 
     Example:
         >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
@@ -86,8 +84,8 @@ class Clusters:
         most = int(array.max()) + 1
         if most > _MOST_CLUSTERS:
             raise ValueError(
-                f"assignments must be numbered 0..C-1, got {most - 1}: a table of so many rows "
-                "would not fit. Number them with np.unique(assignments, return_inverse=True)[1]."
+                f"assignments must be numbered 0..C-1, got {most - 1}: too many. Number them with "
+                "np.unique(assignments, return_inverse=True)[1]."
             )
         if num_clusters is None:
             num_clusters = most
@@ -121,9 +119,8 @@ class Clusters:
         """
         if self.centres is None or self.cluster_of_centre is None:
             raise ValueError(
-                "these clusters were given by their assignments and have no centres, so new "
-                "examples can't be assigned. Make them with find_clusters(features, ...), or "
-                "assign new examples where the clusters come from."
+                "these clusters have no centres, so new examples can't be assigned. Make them with "
+                "find_clusters, or assign new examples where the clusters come from."
             )
         found = Rows(features, self.encoder, columns=self.feature_names, flatten=True)
         rows = found.array()
@@ -137,13 +134,9 @@ class Clusters:
     def merge_small(self, minimum_size: int) -> Clusters:
         """Returns clusters of which each has at least ``minimum_size`` examples.
 
-        A smaller cluster joins, whole, the larger one whose centre is nearest to its own. The
-        others keep their order and are renumbered. In a cluster of m examples a histogram by
-        clusters adds noise of about ``3 / (epsilon m)`` to each class's share, so the priors of
-        small clusters are mostly noise.
-
-        Guarantee:
-            Looks at sizes and centres, which are public.
+        A smaller cluster joins, whole, the larger one whose centre is nearest to its own; numbers
+        follow the order of those kept. A histogram adds noise of about ``3 / (epsilon m)`` to each
+        class's share in a cluster of m examples, so the priors of small ones are mostly noise.
 
         Args:
             minimum_size: at least 1; public.
@@ -206,20 +199,20 @@ def find_clusters(
     """Returns clusters of public features by k-means.
 
     Uses scikit-learn's ``KMeans`` up to 100,000 examples, and its ``MiniBatchKMeans`` beyond. The
-    same features and seed give the same clusters on one machine; another machine may round
-    differently. To be sure, keep the ``assignments``.
+    same features and seed give the same clusters on one machine; another may round differently. To
+    be sure, keep the ``assignments``.
 
     Guarantee:
         No label is looked at. Assumes that ``encoder`` has seen none of the labels either, except
-        through noisy labels and releases of the vault that the clusters are used with, whose
-        guarantee then covers both. This is not checked here; a head such as ``NoiseCluster`` does.
+        through noisy labels and releases of the vault that the clusters are used with (a head such
+        as ``NoiseCluster`` checks it).
 
     Source: steps 2 and 3 of Algorithm 4 of ``ghazi2021``.
 
     Args:
-        features: numbers (n, ...), finite; more than two dimensions are flattened to (n, d). An
-            array, a sparse matrix, a table of columns, or a ``tf.data.Dataset`` of batches of
-            these, not shuffled. Or what the encoder takes.
+        features: numbers (n, ...), finite, flattened to (n, d): an array, a sparse matrix, a table
+            of columns, or a ``tf.data.Dataset`` of batches of these, not shuffled. Or what the
+            encoder takes.
         num_clusters: C, at least 1, at most n.
         encoder: a Keras model, an object with ``transform``, or a callable, from inputs to (m, d);
             arrays are given to it in blocks.
@@ -415,10 +408,9 @@ def denoise_labels(
 ) -> DenoisedLabels:
     """Returns which noisy labels agree with the majority of their cluster, and are worth keeping.
 
-    The class of a cluster is the most frequent of its noisy labels, the lowest of equally frequent
-    ones, and 0 for an empty cluster. An example whose noisy label is that class keeps it; all
-    others become unlabelled examples for semi-supervised learning. Fewer labels are left, and more
-    of them are true: see ``expected_purity`` of the result.
+    The class of a cluster is the most frequent of its noisy labels (the lowest of several, 0 for
+    an empty cluster). An example whose noisy label is that class keeps it; all others become
+    unlabelled examples for semi-supervised learning. Of the labels that are left, more are true.
 
     Guarantee:
         Post-processing of noisy labels; nothing is charged. Assumes that the clusters were made
@@ -437,9 +429,9 @@ def denoise_labels(
             is known from elsewhere.
 
     Returns:
-        The examples that keep their label (``labelled``, with their ``labels``), the others
-        (``unlabelled``), ``cluster_classes``, ``kept_fraction``; ``expected_purity()``,
-        ``expected_kept_fraction()`` and ``estimated_cluster_accuracy()`` need the mechanism.
+        ``DenoisedLabels``: the examples that keep their label (``labelled``, with ``labels``), the
+        others (``unlabelled``), ``cluster_classes``, ``kept_fraction``; with the mechanism also
+        ``expected_purity()``, ``expected_kept_fraction()``, ``estimated_cluster_accuracy()``.
 
     Raises:
         TypeError: labels or clusters that are not integers, or another mechanism.
@@ -484,4 +476,4 @@ def denoise_labels(
 
 def _checked_accuracy(value: Any) -> float:
     """Returns a share in [0, 1], or raises."""
-    return 1.0 if value == 1 else _validate.probability_below_one("cluster_accuracy", value)
+    return 1.0 if value == 1 else _validate.number_in("cluster_accuracy", value, "[0, 1)")

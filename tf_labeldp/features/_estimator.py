@@ -20,11 +20,7 @@ class Estimator(BaseEstimator):
     """scikit-learn's estimator, whose encoder is one argument and no estimator inside."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Returns the constructor's arguments by name.
-
-        Args:
-            deep: for scikit-learn's sake; arguments of an encoder are not listed.
-        """
+        """Returns the constructor's arguments by name; those of an encoder are not listed."""
         del deep
         return super().get_params(deep=False)
 
@@ -39,8 +35,7 @@ class Estimator(BaseEstimator):
         return super().set_params(**params)
 
     def __sklearn_clone__(self: _Self) -> _Self:
-        # scikit-learn would clone an encoder too: unfitted, or a Keras model that no one knows to
-        # have seen labels.
+        # scikit-learn would clone an encoder too: unfitted, or without what it knows of labels.
         made = type(self)(**self.get_params())
         made._family = self._family_of_clones()
         return made
@@ -70,28 +65,16 @@ class FeatureMap(Estimator):
     """A map of public inputs to features, with the tags of a transformer."""
 
     def __sklearn_tags__(self) -> Any:
-        return _Transformer().__sklearn_tags__()
-
-
-class _Transformer(TransformerMixin, BaseEstimator):
-    """Has the tags of a transformer."""
-
-
-class _Classifier(ClassifierMixin, BaseEstimator):
-    """Has the tags of a classifier."""
-
-
-class _Regressor(RegressorMixin, BaseEstimator):
-    """Has the tags of a regressor."""
+        return _tags_of(TransformerMixin)
 
 
 def supervised_tags(*, is_number: bool) -> Any:
-    """Returns scikit-learn's tags (from 1.6 on) of an estimator that is fitted to labels.
+    """Returns scikit-learn's tags (from 1.6 on) of a regressor, or else of a classifier."""
+    return _tags_of(RegressorMixin if is_number else ClassifierMixin)
 
-    Args:
-        is_number: whether labels are numbers, not classes.
-    """
-    return (_Regressor() if is_number else _Classifier()).__sklearn_tags__()
+
+def _tags_of(mixin: type) -> Any:
+    return type(mixin.__name__, (mixin, BaseEstimator), {})().__sklearn_tags__()
 
 
 def note_release(layer: Any, receipts: Any, weights: Any) -> None:
@@ -101,10 +84,7 @@ def note_release(layer: Any, receipts: Any, weights: Any) -> None:
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
-    """Returns new inputs like those of an encoder, and its outputs (m, width) for them.
-
-    Without an encoder both are the features.
-    """
+    """Returns new Keras inputs, and what an encoder (or None) makes of them, (m, width)."""
     import keras
 
     if encoder is None:
@@ -127,8 +107,8 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
         ) from None
     if len(shape) != 2 or shape[1] != width:
         raise ValueError(
-            f"the encoder gives outputs of shape {shape}, the head was fitted on "
-            f"{width} features. Pass the encoder that made them, flattened."
+            f"the encoder gives outputs of shape {shape}, the head was fitted on {width} features. "
+            "Pass the encoder that made them, flattened."
         )
     inputs = keras.tree.map_structure(
         lambda one: keras.Input(tuple(one.shape[1:]), dtype=one.dtype, name=one.name), given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, TypeVar
 
@@ -26,20 +27,18 @@ _NEGLIGIBLE = 0.01
 """What is left of the start when the smoothing ends."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class NeighbourSmoothing(FeatureMap):
     """Draws the features of each example towards those of its nearest neighbours.
 
-    Examples of one class lie close together, so features that vary slowly over the graph of
-    neighbours separate classes in few strong directions, and a release of few strong directions
-    loses less to noise. With P the mean over an example's nearest neighbours, features X become
-    ``(1 - strength) * sum_t strength^t P^t X``, the fixed point of
+    Features that vary slowly over the graph of neighbours separate classes in few strong
+    directions, and a release of few strong directions loses less to noise. With P the mean over an
+    example's nearest neighbours, features X become the fixed point of
     ``F = strength * P F + (1 - strength) * X``. The same equation gives the features of a new
     example from those of its neighbours in the training set.
 
     X are the principal components of the encoder's outputs. Neighbours are nearest by cosine in
-    the first 100 of them, each divided by the fourth root of its variance. An example is no
-    neighbour of its equals, so that ``transform`` of a training example gives its features in the
-    training set.
+    the first 100 of them, each divided by the fourth root of its variance; equals do not count.
 
     Guarantee:
         No label is looked at, so fitting and using it costs no budget, as long as the examples are
@@ -47,26 +46,11 @@ class NeighbourSmoothing(FeatureMap):
 
     Source: the graph and its fixed point are those of Zhou et al., "Learning with local and global
     consistency" (2004), who smooth labels; here features are smoothed, before a private release.
-    (On smoothed features as a graph filter: Wu et al. 2019, "Simplifying graph convolutional
-    networks".)
 
-    The gain depends on whether neighbours share labels. Test accuracy of a logistic head on the
-    patch features of 60,000 images, plain and smoothed, at epsilon 0.01, 0.1, 0.5 and 2 (one seed;
-    strength and number of neighbours were compared on these two public data sets):
-
-    =============  ===========  ===========  ===========  ===========
-    epsilon           0.01          0.1          0.5           2
-    =============  ===========  ===========  ===========  ===========
-    MNIST          88.0, 95.8   95.7, 98.3   97.7, 98.7   98.4, 98.8
-    Fashion-MNIST  72.5, 78.8   85.1, 86.9   88.4, 89.3   90.4, 90.4
-    =============  ===========  ===========  ===========  ===========
-
-    On Adult, a table (random Fourier features), it cost a ridge head 0.4 to 0.6 points of accuracy
-    at epsilon 0.01 to 0.2.
-
-    Time and memory: all pairs of examples are compared, 15 seconds on one core for 60,000 and so
-    an hour for a million. The map keeps two tables of the training set, and so does the exported
-    Keras model: 120 megabytes for 60,000 examples. Where that is too much, let the head's
+    The gain depends on whether neighbours share labels: large on MNIST and Fashion-MNIST, a small
+    loss on Adult, a table (``docs/heads.md``). All pairs of examples are compared: 15 seconds on
+    one core for 60,000, an hour for a million. The map and its Keras model keep two tables of the
+    training set, 120 megabytes for 60,000 examples. Where that is too much, let the head's
     predictions teach a small model (``teacher_labels``).
 
     Args:
@@ -78,8 +62,7 @@ class NeighbourSmoothing(FeatureMap):
 
     Attributes:
         n_features_out_: number of features.
-        feature_names_in_: names of the columns of ``fit``, if they had any; ``transform`` refuses
-            others, and another order.
+        feature_names_in_: names of the columns of ``fit``, if any; ``transform`` refuses others.
 
     Raises:
         TypeError: features that are not numbers.
@@ -95,17 +78,10 @@ class NeighbourSmoothing(FeatureMap):
         ((500, 8), True)
     """
 
-    def __init__(
-        self,
-        encoder: Any = None,
-        num_neighbours: int = 10,
-        strength: float = 0.8,
-        num_components: int = 400,
-    ) -> None:
-        self.encoder = encoder
-        self.num_neighbours = num_neighbours
-        self.strength = strength
-        self.num_components = num_components
+    encoder: Any = None
+    num_neighbours: int = 10
+    strength: float = 0.8
+    num_components: int = 400
 
     def fit(self: _Self, inputs: Any, labels: Any = None) -> _Self:
         """Finds the principal directions and the neighbours, and smooths.
@@ -122,7 +98,7 @@ class NeighbourSmoothing(FeatureMap):
         del labels
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
-        strength = _validate.probability_below_one("strength", self.strength)
+        strength = _validate.number_in("strength", self.strength, "[0, 1)")
         self.receipts_ = receipts_of(self.encoder)
         rows = Rows(inputs, self.encoder)
         if len(rows) <= k:
@@ -260,10 +236,9 @@ def _block(rows: Rows, which: Any) -> np.ndarray:
 def nearest_neighbours(queries: np.ndarray, rows: np.ndarray, num: int) -> np.ndarray:
     """Returns the nearest rows of each query by cosine, without its equals, ``int32`` (m, num).
 
-    Queries (m, d) and rows (n, d), more than ``num``, are ``float32`` of unit norm or zero. All
-    products are computed, in blocks. A row among the ``num`` nearest lies in one of the ``num``
-    groups of rows with the largest maxima, so only these are searched.
+    Queries (m, d) and rows (n, d), more than ``num``, are ``float32`` of unit norm or zero.
     """
+    # A row among the nearest lies in one of the ``num`` groups with the largest maxima.
     size, width = rows.shape
     groups = max(1, min(_GROUPS, size // num))
     length = -(-size // groups)

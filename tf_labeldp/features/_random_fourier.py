@@ -22,6 +22,7 @@ _MOST_CATEGORIES = 10_000
 """A column of more is an identifier or free text rather than a choice."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class RandomFourierFeatures(FeatureMap):
     """Maps a table to random features of a Gaussian kernel, beside the columns themselves.
 
@@ -69,21 +70,12 @@ class RandomFourierFeatures(FeatureMap):
         ((3, 104), [1.0, 1.0, 1.0])
     """
 
-    def __init__(
-        self,
-        num_features: int = 1000,
-        bandwidth: float | str = "median",
-        categorical: Sequence[str | int] | None = None,
-        hash_buckets: int | None = None,
-        linear_weight: float = 0.5,
-        seed: int | None = 0,
-    ) -> None:
-        self.num_features = num_features
-        self.bandwidth = bandwidth
-        self.categorical = categorical
-        self.hash_buckets = hash_buckets
-        self.linear_weight = linear_weight
-        self.seed = seed
+    num_features: int = 1000
+    bandwidth: float | str = "median"
+    categorical: Sequence[str | int] | None = None
+    hash_buckets: int | None = None
+    linear_weight: float = 0.5
+    seed: int | None = 0
 
     def fit(self: _Self, table: Any, labels: Any = None) -> _Self:
         """Learns the encoding and the bandwidth, and draws the frequencies.
@@ -122,8 +114,8 @@ class RandomFourierFeatures(FeatureMap):
         """Returns the features of a table with the columns of ``fit``.
 
         Args:
-            table: as in ``fit``. Columns are found by name, in any order, and those that ``fit``
-                did not see are ignored; an array has the same columns as in ``fit``.
+            table: as in ``fit``. Columns are found by name, in any order, and others ignored; an
+                array has the same columns as in ``fit``.
 
         Returns:
             ``float32`` (m, n_features_out_).
@@ -205,18 +197,17 @@ class RandomFourierFeatures(FeatureMap):
                 "num_features must be even, as cosines and sines come in pairs, got "
                 f"{self.num_features}."
             )
-        if isinstance(self.bandwidth, str):
-            if self.bandwidth != "median":
-                raise ValueError(
-                    f"bandwidth must be 'median' or a number above zero, got {self.bandwidth!r}."
-                )
-        else:
+        if not isinstance(self.bandwidth, str):
             _validate.positive_finite("bandwidth", self.bandwidth)
+        elif self.bandwidth != "median":
+            raise ValueError(
+                f"bandwidth must be 'median' or a number above zero, got {self.bandwidth!r}."
+            )
         if isinstance(self.categorical, str):
             raise TypeError("categorical must be a list of names, got a single text.")
         if self.hash_buckets is not None:
             _validate.integer_at_least("hash_buckets", self.hash_buckets, 2)
-        _validate.probability_below_one("linear_weight", self.linear_weight)
+        _validate.number_in("linear_weight", self.linear_weight, "[0, 1)")
 
 
 def _median_distance(rows: np.ndarray) -> float:
@@ -258,9 +249,8 @@ class NumericColumn:
         import keras
 
         # The deviation itself and not Normalization, which puts a floor under it.
-        gain = 1.0 / self.stddev
         centre = keras.layers.Rescaling(1.0, offset=-self.mean, dtype="float32")
-        return keras.layers.Rescaling(gain, dtype="float32")(centre(inputs))
+        return keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(inputs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,17 +311,12 @@ class CategoricalColumn:
         if self.buckets is not None:
             return self._hashing("one_hot")(inputs)
         words = self.vocabulary.tolist()
+        # No category may be the name of the unknown ones.
         if self.vocabulary.dtype.kind == "i":
-            lookup = keras.layers.IntegerLookup(
-                vocabulary=words, output_mode="one_hot", oov_token=min(words) - 1
-            )
+            lookup, unknown = keras.layers.IntegerLookup, min(words) - 1
         else:
-            # No category may be the name of the unknown ones.
-            unknown = max(words, key=len) + "?"
-            lookup = keras.layers.StringLookup(
-                vocabulary=words, output_mode="one_hot", oov_token=unknown
-            )
-        return lookup(inputs)
+            lookup, unknown = keras.layers.StringLookup, max(words, key=len) + "?"
+        return lookup(vocabulary=words, output_mode="one_hot", oov_token=unknown)(inputs)
 
     def _hashing(self, output_mode: str) -> Any:
         import keras

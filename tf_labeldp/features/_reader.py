@@ -2,8 +2,7 @@
 
 Inputs are arrays, lists of rows, sparse matrices, tables (dicts of columns, structured arrays, data
 frames), tuples of arrays, and ``tf.data`` data sets of batches of these; with an encoder in front
-where there is one. Nothing here looks at a label: those of a data set of pairs are handed on, to
-who asks for them, or dropped.
+where there is one. Labels of a data set of pairs are handed on to who asks for them, or dropped.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ _ENCODED_ROWS = 4096
 """Rows that an encoder is given at a time."""
 _FINITE_CELLS = 1 << 24
 NO_ROWS = "features hold no rows; give at least one."
+SHUFFLED = (
+    "the data set gave other rows, or the same in another order, when it was read again. It must "
+    "not be shuffled: leave out .shuffle(), or pass reshuffle_each_iteration=False with a seed; "
+    "augment nothing."
+)
 
 
 class Rows:
@@ -34,6 +38,7 @@ class Rows:
 
     Attributes:
         columns: names of the columns of a table, else None.
+        encoder: what encodes rows when they are read; None where they are encoded already.
     """
 
     def __init__(
@@ -46,11 +51,9 @@ class Rows:
             _check_columns(self.columns, columns)
         if is_dataset(inputs):
             inputs = collected(inputs)
-        self._encoder = encoder
-        if encoder is None or not _is_plain_array(inputs):
-            inputs = _features_of(inputs, encoder, flatten)
-            self._encoder = None
-        self._rows = inputs
+        is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
+        self.encoder = encoder if is_plain else None
+        self._rows = inputs if self.encoder is not None else _features_of(inputs, encoder, flatten)
 
     def __len__(self) -> int:
         return int(self._rows.shape[0])
@@ -58,17 +61,15 @@ class Rows:
     def take(self, rows: Any) -> np.ndarray:
         """Returns some rows (m, d), by a slice or their numbers."""
         block = take_rows(self._rows, rows)
-        return block if self._encoder is None else _features_of(block, self._encoder)
+        return block if self.encoder is None else _features_of(block, self.encoder)
 
     def array(self) -> np.ndarray:
         """Returns all rows (n, d), finite ones; raises if there are none."""
         if len(self) == 0:
             raise ValueError(NO_ROWS)
-        if self._encoder is None:
-            return checked_finite(self.take(slice(None)))
-        starts = range(0, len(self), _ENCODED_ROWS)
-        parts = [self.take(slice(start, start + _ENCODED_ROWS)) for start in starts]
-        return checked_finite(np.concatenate(parts))
+        step = len(self) if self.encoder is None else _ENCODED_ROWS
+        parts = [self.take(slice(at, at + step)) for at in range(0, len(self), step)]
+        return checked_finite(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
 class FeatureSource:
@@ -81,79 +82,71 @@ class FeatureSource:
             the encoder is asked again on each reading.
 
     Attributes:
-        raw: the array that an encoder is given; None for anything else.
+        num_rows: n, or None for a data set, which has to be read for it.
         columns: names of the columns of a table, else None.
+        is_encoded: whether an encoder makes the features.
     """
 
     def __init__(self, source: Any, encoder: Any = None, max_bytes: float = 2e9) -> None:
-        self._encoder = encoder
-        self._dataset = source if is_dataset(source) else None
-        self._is_encoded_again = False
-        self.raw = source if encoder is not None and _is_plain_array(source) else None
-        if self._dataset is not None:
+        self._source, self._encoder = source, encoder
+        self.is_encoded = encoder is not None
+        self.num_rows: int | None = None
+        if is_dataset(source):
             _check_encoder(encoder)
             _refuse_endless(source)
             self.columns = column_names(source)
             return
         self._rows = Rows(source, encoder)
         self.columns = self._rows.columns
-        if len(self._rows) == 0:
+        self.num_rows = len(self._rows)
+        if self.num_rows == 0:
             raise ValueError(NO_ROWS)
-        if self.raw is not None:
-            self._keep_if_there_is_room(max_bytes)
-
-    @property
-    def num_rows(self) -> int | None:
-        """n, or None for a data set, which has to be read for it."""
-        return None if self._dataset is not None else len(self._rows)
-
-    def blocks(
-        self, labels: list[np.ndarray] | None = None, digest: Any = None
-    ) -> Iterator[np.ndarray]:
-        """Yields rows as given (m, d), in blocks of a size that suits matrix products."""
-        if self._dataset is None:
-            size = len(self._rows)
-            step = _ENCODED_ROWS
-            if not self._is_encoded_again:
-                step = _block_rows(self._rows.take(slice(0, 1)).shape[1])
-            for start in range(0, size, step):
-                block = self._rows.take(slice(start, start + step))
-                yield block.astype(np.float32) if self._is_encoded_again else block
+        width = self._rows.take(slice(0, 1)).shape[1]
+        self._step = _block_rows(width)
+        if self._rows.encoder is None:
             return
+        if 4.0 * width * self.num_rows > max_bytes:
+            self._step = _ENCODED_ROWS
+            return
+        kept = np.empty((self.num_rows, width), np.float32)
+        for start in range(0, self.num_rows, self._step):
+            kept[start : start + self._step] = self._rows.take(slice(start, start + self._step))
+        self._rows = Rows(kept)
+
+    def blocks(self, see: Callable[[Any, Any], None] | None = None) -> Iterator[np.ndarray]:
+        """Yields rows of features (m, d), in blocks of a size that suits matrix products.
+
+        Args:
+            see: called with what was given, before any encoder, and its labels or None: a data set
+                batch after batch, anything else as a whole.
+        """
+        if self.num_rows is None:
+            yield from self._joined_batches(see)
+            return
+        if see is not None:
+            see(self._source, None)
+        for start in range(0, self.num_rows, self._step):
+            block = self._rows.take(slice(start, start + self._step))
+            yield block if self._rows.encoder is None else block.astype(np.float32)
+
+    def _joined_batches(self, see: Callable[[Any, Any], None] | None) -> Iterator[np.ndarray]:
         waiting: list[np.ndarray] = []
-        for batch in self._batches(labels, digest):
-            waiting.append(batch)
+        for element in self._source.as_numpy_iterator():
+            x, y = _pair(element)
+            rows = _features_of(x, self._encoder)
+            if y is not None and np.shape(y)[:1] != rows.shape[:1]:
+                raise ValueError("a batch has another number of labels than of rows.")
+            if see is not None:
+                see(x, y)
+            if not rows.shape[0]:
+                continue
+            waiting.append(rows)
             _check_widths(waiting)
-            if sum(map(len, waiting)) >= _block_rows(batch.shape[1]):
-                yield np.concatenate(waiting) if len(waiting) > 1 else batch
+            if sum(map(len, waiting)) >= _block_rows(rows.shape[1]):
+                yield np.concatenate(waiting) if len(waiting) > 1 else rows
                 waiting = []
         if waiting:
             yield np.concatenate(waiting)
-
-    def _keep_if_there_is_room(self, max_bytes: float) -> None:
-        size, width = len(self._rows), self._rows.take(slice(0, 1)).shape[1]
-        if 4.0 * width * size > max_bytes:
-            self._is_encoded_again = True
-            return
-        step = _block_rows(width)
-        kept = np.empty((size, width), np.float32)
-        for start in range(0, size, step):
-            kept[start : start + step] = self._rows.take(slice(start, start + step))
-        self._rows = Rows(kept)
-
-    def _batches(self, labels: list[np.ndarray] | None, digest: Any) -> Iterator[np.ndarray]:
-        for element in self._dataset.as_numpy_iterator():  # type: ignore[union-attr]
-            x, y = _pair(element)
-            if digest is not None:
-                _add_to_digest(digest, x)
-            rows = _features_of(x, self._encoder)
-            if y is not None:
-                if np.shape(y)[:1] != rows.shape[:1]:
-                    raise ValueError("a batch has another number of labels than of rows.")
-                if labels is not None:
-                    labels.append(np.asarray(y))
-            if rows.shape[0]:
-                yield rows
 
 
 class Table(Mapping[Any, np.ndarray]):
@@ -174,7 +167,7 @@ class Table(Mapping[Any, np.ndarray]):
         self._matrix: Any = None
         if self._columns is None:
             if _is_several(table):
-                table = _side_by_side(_columns_alone(table))
+                table = _side_by_side(parts_of(table))
             self._matrix = table.tocsc() if _is_sparse(table) else np.asarray(table)
             if self._matrix.ndim != 2:
                 raise TypeError(
@@ -184,12 +177,11 @@ class Table(Mapping[Any, np.ndarray]):
                 )
         if len(self) == 0:
             raise ValueError("the table has no columns; give at least one.")
-        if self._columns is not None:
-            shapes = {values.shape for values in self._columns.values()}
-            if len(shapes) > 1 or len(next(iter(shapes))) != 1:
-                raise ValueError(
-                    f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
-                )
+        shapes = {values.shape for values in (self._columns or {}).values()}
+        if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+            raise ValueError(
+                f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
+            )
 
     @property
     def num_rows(self) -> int:
@@ -231,15 +223,23 @@ def column_names(inputs: Any) -> tuple[str, ...] | None:
     if is_dataset(inputs):
         spec = inputs.element_spec
         inputs = spec[0] if isinstance(spec, tuple) and spec else spec
-    names: Any = ()
-    if isinstance(inputs, Mapping):
-        names = inputs
-    elif _is_frame(inputs):
-        names = inputs.columns
-    elif _is_structured(inputs):
-        names = inputs.dtype.names
-    found = tuple(names)
+    found = tuple(_names_of(inputs) or ())
     return found if found and all(isinstance(name, str) for name in found) else None
+
+
+def parts_of(inputs: Any) -> list[Any]:
+    """Returns the columns of a table, the parts of a tuple of arrays, or the inputs alone."""
+    columns = _columns_of(inputs)
+    if columns is not None:
+        return list(columns.values())
+    if not _is_several(inputs):
+        return [inputs]
+    if all(np.ndim(part) == 1 for part in inputs):
+        raise ValueError(
+            f"features are a tuple of {len(inputs)} vectors, which may be rows or columns. Give "
+            "np.stack(features) if they are rows, np.column_stack(features) if columns."
+        )
+    return list(inputs)
 
 
 def as_rows(part: Any) -> Any:
@@ -252,7 +252,7 @@ def as_rows(part: Any) -> Any:
     if _is_frame(part) or _is_structured(part):
         array = np.asarray(part)
         if array.dtype.kind in "OV":  # kinds of numbers that differ: column by column
-            array = _side_by_side(list((_columns_of(part) or {}).values()))
+            array = _side_by_side(parts_of(part))
         return array
     if isinstance(part, (list, tuple)):
         part = np.asarray(part)
@@ -266,7 +266,7 @@ def as_rows(part: Any) -> Any:
             "features must be an array, a list of rows, a table of columns, a sparse matrix, a "
             "dict or tuple of arrays, or an object with __len__ and __getitem__ of row numbers, "
             f"got {type(part).__name__}. A tf.data.Dataset can't be read by row number: give the "
-            "arrays or the files behind it."
+            "arrays behind it."
         )
     if isinstance(part, np.ndarray) and part.ndim == 0:
         raise ValueError("features must have shape (n, ...), got one number.")
@@ -343,15 +343,11 @@ def collected(dataset: Any) -> Any:
         raise ValueError(NO_ROWS)
     first, again = new_digest(), new_digest()
     for x in batches:
-        _add_to_digest(first, x)
+        add_to_digest(first, x)
     for element in dataset.as_numpy_iterator():
-        _add_to_digest(again, _pair(element)[0])
+        add_to_digest(again, _pair(element)[0])
     if first.digest() != again.digest():
-        raise ValueError(
-            "the data set gave other rows, or the same in another order, when it was read again. "
-            "It must not be shuffled: leave out .shuffle(), or pass "
-            "reshuffle_each_iteration=False with a seed; augment nothing."
-        )
+        raise ValueError(SHUFFLED)
 
     def joined(*parts: Any) -> np.ndarray:
         arrays = [np.atleast_1d(part) for part in parts]
@@ -384,24 +380,23 @@ def _is_several(inputs: Any) -> bool:
     return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
 
 
-def _is_plain_array(inputs: Any) -> bool:
-    return isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
+def _names_of(table: Any) -> Any:
+    """Returns the names of the columns of a table; None of other inputs."""
+    if isinstance(table, Mapping):
+        return table
+    if _is_frame(table):
+        return list(table.columns)
+    return table.dtype.names if _is_structured(table) else None
 
 
 def _columns_of(table: Any) -> dict[Any, np.ndarray] | None:
     """Returns the columns of a table by name; None of other inputs."""
-    if isinstance(table, Mapping):
-        return {name: np.asarray(values) for name, values in table.items()}
-    if _is_frame(table):
-        return {name: np.asarray(table[name]) for name in table.columns}
-    if _is_structured(table):
-        array = np.asarray(table)
-        return {name: array[name] for name in array.dtype.names or ()}
-    return None
+    names = _names_of(table)
+    return None if names is None else {name: np.asarray(table[name]) for name in names}
 
 
 def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
-    """Raises if columns have other names than in ``fit``, or another order, as scikit-learn does.
+    """Raises if columns have other names or another order than in ``fit``.
 
     Inputs without names are taken as they come.
     """
@@ -463,36 +458,26 @@ def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
     return features
 
 
-def _columns_alone(inputs: tuple[Any, ...]) -> list[Any]:
-    """Returns the parts of a tuple, or raises for vectors that may be rows."""
-    if all(np.ndim(part) == 1 for part in inputs):
-        raise ValueError(
-            f"features are a tuple of {len(inputs)} vectors, which may be rows or columns. Give "
-            "np.stack(features) if they are rows, np.column_stack(features) if columns."
-        )
-    return list(inputs)
-
-
 def _as_matrix(inputs: Any, flatten: bool) -> Any:
     """Returns numbers (n, d): an array, without a copy where it is one, or a CSR matrix."""
-    if isinstance(inputs, Mapping):
-        rows = _side_by_side(list(inputs.values()))
-    elif _is_several(inputs):
-        rows = _side_by_side(_columns_alone(inputs))
+    if isinstance(inputs, Mapping) or _is_several(inputs):
+        rows = _side_by_side(parts_of(inputs))
     else:
         rows = as_rows(inputs)
         rows = rows if _is_sparse(rows) else all_rows(rows)
         if flatten and rows.ndim > 2:
             rows = rows.reshape(rows.shape[0], -1)
-        if rows.ndim != 2 or rows.shape[1] == 0:
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        hint = (
+            "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and a data set in "
+            "batches."
+        )
+        if rows.ndim > 2:
             hint = (
                 "Flatten images with .reshape(len(x), -1), or pass an encoder that makes features "
                 "of them."
-                if rows.ndim > 2
-                else "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and a "
-                "data set in batches."
             )
-            raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
+        raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
     check_numbers(rows.dtype)
     return rows
 
@@ -518,10 +503,11 @@ def _refuse_endless(dataset: Any) -> None:
         raise ValueError("the data set has no end. Leave out .repeat(), or add .take(steps).")
 
 
-def _add_to_digest(digest: Any, x: Any) -> None:
+def add_to_digest(digest: Any, x: Any) -> None:
+    """Adds one batch of inputs to a hash."""
     if isinstance(x, (Mapping, tuple)):
         for part in (x[name] for name in sorted(x)) if isinstance(x, Mapping) else x:
-            _add_to_digest(digest, part)
+            add_to_digest(digest, part)
         return
     part = np.asarray(x)
     digest.update(f"{part.dtype.str}{part.shape[1:]}".encode())

@@ -1,52 +1,57 @@
-"""Clips and sums per-example gradients of known layers after one backward pass.
+"""Clipped sums of models whose layers all have rules, after one backward pass for the batch.
 
 Book-keeping (Bu et al. 2023, "Differentially private optimization on large foundation models at
 almost no cost", algorithm 1): the inputs and output gradients of the layers give the norms first
 and then, scaled, the clipped sum. A layer's gradients are formed and kept for the sum where that
 is cheaper than their Gram matrices (Bu et al. 2022, "Scalable and efficient training of large
-convolutional neural networks with differential privacy": 2 T^2 against the number of weights) and
-where memory allows it.
+convolutional neural networks with differential privacy") and where memory allows it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._layer_gradients import FLOAT_BYTES, Rule
+from tf_labeldp.gradients._clip import (
+    Batch,
+    Clip,
+    Sums,
+    by_row,
+    in_chunks,
+    squared_norms,
+    weighted_sum,
+    zero_where,
+)
+from tf_labeldp.gradients._layer_rules import (
+    FLOAT_BYTES,
+    LayerRule,
+    NoRuleError,
+    Rule,
+    Seen,
+    layer_rule,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerRecord:
-    """What one layer saw in one backward pass.
-
-    Attributes:
-        name: of the layer.
-        rule: how its gradient follows.
-        inputs: (B, ...), ``float32`` (integers for embeddings).
-        output_gradients: (B, ...), ``float32``; the weight of each row is in them.
-        scales: factors on the gradient, like the weights; None for ones.
-    """
+    """The name of a layer, how its gradient follows, and what it saw in one backward pass."""
 
     name: str
     rule: Rule
-    inputs: tf.Tensor
-    output_gradients: tf.Tensor
-    scales: list[tf.Tensor] | None = None
+    seen: Seen
 
-    def norm_bytes(self, group_size: int) -> int | None:
-        """Returns the memory of one norm without its gradient; None if there is no way."""
-        if self.scales is None:
-            return self.rule.norm_bytes(self.output_gradients, group_size)
-        return self.rule.scaled_norm_bytes(self.output_gradients, group_size)
-
-    def scaled(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns gradients (like the weights, or with more axes before) times the scales."""
-        if self.scales is None:
-            return gradients
-        return [g * scale for g, scale in zip(gradients, self.scales, strict=True)]
+    def sum(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the sum of the gradients of all rows times ``rows`` (B,); zero drops even NaN."""
+        dropped = rows == 0
+        kept = zero_where(dropped, self.seen.output_gradients)
+        inputs, weighted = zero_where(dropped, self.seen.inputs), kept * by_row(rows, kept)
+        return self.rule.sum(
+            dataclasses.replace(self.seen, inputs=inputs, output_gradients=weighted)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +69,19 @@ class Plan:
     chunk: int
 
 
-def make_plans(records: Sequence[LayerRecord], group_size: int, max_bytes: int) -> list[Plan]:
+def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
     """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``."""
     plans: dict[int, Plan] = {}
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, record in enumerate(records):
-        groups = record.output_gradients.shape[0] // group_size
         formed = FLOAT_BYTES * record.rule.num_weights
-        ghost = record.norm_bytes(group_size)
+        ghost = record.rule.norm_bytes(record.seen)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
-            wanted.append((formed * groups, place))
+            wanted.append((formed * record.seen.groups, place))
         if work[place][1] > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too small for layer {record.name!r}: the norm of one "
@@ -97,83 +101,41 @@ def make_plans(records: Sequence[LayerRecord], group_size: int, max_bytes: int) 
 
 
 def clipped_sums(
-    records: Sequence[LayerRecord], group_size: int, l2_norm_clip: tf.Tensor, max_bytes: int
+    records: Sequence[LayerRecord], clip: Clip, max_bytes: int
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
     """Returns each layer's sum of clipped group gradients, and the norms (B / group_size,) before.
 
     A group whose norm is not finite adds exactly zero.
     """
-    plans = make_plans(records, group_size, max_bytes)
-    squares: list[tf.Tensor] = []
-    kept: list[list[tf.Tensor]] = []
-    for record, plan in zip(records, plans, strict=True):
-        formed = []
-        if plan.keep:
-            formed = record.scaled(
-                record.rule.gradients(record.inputs, record.output_gradients, group_size)
-            )
-            squares.append(_squared_norms(formed))
-        else:
-            squares.append(_norms_in_chunks(record, plan, group_size))
-        kept.append(formed)
+    plans = make_plans(records, max_bytes)
+    kept = [
+        record.rule.gradients(record.seen) if plan.keep else []
+        for record, plan in zip(records, plans, strict=True)
+    ]
+    squares = [
+        squared_norms(formed) if formed else _norms_in_chunks(record, plan)
+        for record, plan, formed in zip(records, plans, kept, strict=True)
+    ]
     norms = tf.sqrt(tf.add_n(squares))
-    coefficients = clip_coefficients(norms, l2_norm_clip)
-    rows = tf.repeat(coefficients, group_size)
-    sums = []
-    for record, formed in zip(records, kept, strict=True):
-        if formed:
-            sums.append([weighted_sum(coefficients, gradient) for gradient in formed])
-        else:
-            whole = record.rule.sum(
-                zero_where(rows == 0, record.inputs),
-                _scaled(rows, zero_where(rows == 0, record.output_gradients)),
-            )
-            sums.append(record.scaled(whole))
+    coefficients = clip.coefficients(norms)
+    rows = tf.repeat(coefficients, clip.group_size)
+    sums = [
+        [weighted_sum(coefficients, part) for part in formed] if formed else record.sum(rows)
+        for record, formed in zip(records, kept, strict=True)
+    ]
     return sums, norms
 
 
-def clip_coefficients(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
-    """Returns min(1, C / norm) for each norm, and zero for those that are not finite."""
-    coefficients = l2_norm_clip / tf.maximum(norms, l2_norm_clip)
-    return tf.where(tf.math.is_finite(norms), coefficients, 0.0)
-
-
-def weighted_sum(coefficients: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Returns the sum over the first axis; rows with coefficient zero count nothing, even NaN."""
-    return tf.tensordot(coefficients, zero_where(coefficients == 0, gradients), 1)
-
-
-def zero_where(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns ``values`` (B, ...) with zeros in the rows where ``rows`` (B,) is true."""
-    shape = (rows.shape[0], *(1,) * (values.shape.rank - 1))
-    return tf.where(tf.reshape(rows, shape), tf.zeros((), values.dtype), values)
-
-
-def _scaled(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    return values * tf.reshape(rows, (rows.shape[0], *(1,) * (values.shape.rank - 1)))
-
-
-def _squared_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the squared norms over all weights, (N,)."""
-    return tf.add_n(
-        [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
-    )
-
-
-def _norms_in_chunks(record: LayerRecord, plan: Plan, group_size: int) -> tf.Tensor:
+def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
     """Returns the squared norms (N,) of a layer, ``plan.chunk`` groups at a time."""
+    seen, rule = record.seen, record.rule
 
     def norms(inputs: tf.Tensor, output_gradients: tf.Tensor) -> tf.Tensor:
-        if plan.ghost and record.scales is not None:
-            return record.rule.scaled_squared_norms(inputs, output_gradients, record.scales)
-        if plan.ghost:
-            return record.rule.squared_norms(inputs, output_gradients, group_size)
-        formed = record.rule.gradients(inputs, output_gradients, group_size)
-        return _squared_norms(record.scaled(formed))
+        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=output_gradients)
+        return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
 
-    return map_chunks(
-        norms, (record.inputs, record.output_gradients), plan.chunk * group_size, plan.chunk
-    )
+    tensors = (seen.inputs, seen.output_gradients)
+    return map_chunks(norms, tensors, plan.chunk * seen.group_size, plan.chunk)
 
 
 def map_chunks(
@@ -183,20 +145,164 @@ def map_chunks(
     batch = tensors[0].shape[0]
     if rows >= batch:
         return function(*tensors)
-    num_chunks = -(-batch // rows)
-
-    def split(tensor: tf.Tensor) -> tf.Tensor:
-        padding = [(0, num_chunks * rows - batch), *[(0, 0)] * (tensor.shape.rank - 1)]
-        sizes = [
-            tf.shape(tensor)[axis] if size is None else size
-            for axis, size in enumerate(tensor.shape)
-        ]
-        return tf.reshape(tf.pad(tensor, padding), (num_chunks, rows, *sizes[1:]))
-
     mapped = tf.map_fn(
         lambda chunk: function(*chunk),
-        [split(tensor) for tensor in tensors],
+        [in_chunks(tensor, rows) for tensor in tensors],
         fn_output_signature=tf.TensorSpec((results,), tf.float32),
         parallel_iterations=1,  # in parallel, the chunks would need the memory of all
     )
     return tf.reshape(mapped, (-1,))[: batch * results // rows]
+
+
+class GhostClipping:
+    """Clips a functional or sequential model of layers that all have rules.
+
+    Raises:
+        NoRuleError: a layer, or the way in which the model uses it, has no rule.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        inputs, output = unfolded(model)
+        self._model = model
+        self._layers: list[LayerRule] = []
+        befores, afters = [], []
+        for node in _nodes([output]):
+            if _is_entrywise(node):
+                continue
+            tensors = node.input_tensors or node.output_tensors
+            rule = layer_rule(node.operation, tuple(tensors[0].shape))
+            if rule is not None:
+                self._layers.append(rule)
+                befores.append(node.input_tensors[0])
+                afters.append(node.output_tensors[0])
+        claimed = [id(variable) for rule in self._layers for variable in rule.variables]
+        if len(set(claimed)) < len(claimed):
+            raise NoRuleError("it uses trained weights in more than one place")
+        # Shares the layers of the model, which itself stays as it is.
+        self._taps = keras.Model(inputs, {"inputs": befores, "outputs": afters, "model": output})
+
+    def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
+        """Returns the clipped sum for the trainable variables, the norms and the outputs."""
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            # A variable that was created frozen is not watched by itself.
+            tape.watch([variable.value for variable in variables])
+            tapped = self._taps(batch.x, training=True)
+            total = batch.total_loss(tapped["model"])
+        by_outputs = batch.unscaled(
+            tape.gradient(total, tapped["outputs"], unconnected_gradients="zero")
+        )
+        scales = {}
+        if clip.scales is not None:
+            scales = dict(zip(map(id, variables), clip.scales, strict=True))
+        records = []
+        for rule, *tensors in zip(
+            self._layers, tapped["inputs"], tapped["outputs"], by_outputs, strict=True
+        ):
+            factors = [scales[id(v)] for v in rule.variables] if scales else None
+            seen = Seen(*rule.factors(*tensors), clip.group_size, factors)
+            records.append(LayerRecord(rule.layer.name, rule.rule, seen))
+        sums, norms = clipped_sums(records, clip, max_bytes)
+        found = {
+            id(variable): gradient
+            for rule, gradients in zip(self._layers, sums, strict=True)
+            for variable, gradient in zip(rule.variables, gradients, strict=True)
+        }
+        gradients = [
+            found[id(variable)] if id(variable) in found else tf.zeros(variable.shape)
+            for variable in variables
+        ]
+        return gradients, norms, tapped["model"]
+
+
+# The model as a graph of layers.
+
+_ENTRYWISE = ("Add", "Cast", "Divide", "Maximum", "Minimum", "Multiply", "NotEqual", "Subtract")
+
+
+def layer_outputs(model: keras.Model) -> keras.Model | None:
+    """Returns a model that gives the output of every layer; None where these are out of reach.
+
+    ``output_names`` has the names of the layers.
+    """
+    try:
+        inputs, output = unfolded(model)
+    except NoRuleError:
+        return None
+    outputs = {
+        node.operation.name: node.output_tensors[0]
+        for node in _nodes([output])
+        if node.input_tensors
+    }
+    return keras.Model(inputs, list(outputs.values())) if outputs else None
+
+
+def unfolded(model: keras.Model) -> tuple[Any, Any]:
+    """Returns symbolic inputs (as the model takes them) and output, free of nested models.
+
+    Layers are called once more, on symbolic tensors, where they are inside a nested model.
+    """
+    _check_kind(model)
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    if not any(isinstance(node.operation, keras.Model) for node in _nodes(model.outputs)):
+        return structure, model.outputs[0]
+    inputs = keras.tree.map_structure(
+        lambda old: keras.Input(batch_shape=old.shape, dtype=old.dtype, name=old.name), structure
+    )
+    return inputs, _replay(model, keras.tree.flatten(inputs))
+
+
+def _is_entrywise(node: Any) -> bool:
+    """Returns whether a node is arithmetic of tensors of one shape, as in ``x + y``.
+
+    Masks of embeddings (``ids != 0``) and changes of precision are such nodes, too.
+    """
+    kind = type(node.operation)
+    shapes = {tuple(tensor.shape) for tensor in (*node.input_tensors, *node.output_tensors)}
+    return kind.__module__.startswith("keras.") and kind.__name__ in _ENTRYWISE and len(shapes) == 1
+
+
+def _replay(model: keras.Model, inputs: list[Any]) -> Any:
+    """Returns the output of the model's layers, called one by one on other inputs."""
+    _check_kind(model)
+    known = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
+    for node in _nodes(model.outputs):
+        if all(id(output) in known for output in node.output_tensors):
+            continue  # an input
+        operation = node.operation
+        arguments, options = node.arguments.fill_in(known)
+        if not isinstance(operation, keras.Model):
+            outputs = operation(*arguments, **options)
+        elif any(option is not None for option in options.values()):
+            raise NoRuleError(f"its nested model {operation.name!r} is called with {list(options)}")
+        else:
+            outputs = _replay(operation, keras.tree.flatten(arguments))
+        for old, new in zip(node.output_tensors, keras.tree.flatten(outputs), strict=True):
+            known[id(old)] = new
+    return known[id(model.outputs[0])]
+
+
+def _check_kind(model: keras.Model) -> None:
+    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
+        raise NoRuleError(f"{model.name!r} is no functional or sequential model with one output")
+    functional = type(keras.Model(model.inputs, model.outputs))
+    if type(model).call not in (functional.call, keras.Sequential.call):
+        raise NoRuleError(f"the class of {model.name!r} has a call() of its own")
+
+
+def _nodes(outputs: list[Any]) -> list[Any]:
+    """Returns the nodes that lead to symbolic tensors, each after those that it needs."""
+    done: dict[int, Any] = {}
+    pending = [(tensor, False) for tensor in outputs]
+    while pending:
+        tensor, ready = pending.pop()
+        history = tensor._keras_history
+        node = history.operation._inbound_nodes[history.node_index]
+        if id(node) in done:
+            continue
+        if ready:
+            done[id(node)] = node
+        else:
+            pending.append((tensor, True))
+            pending.extend((before, False) for before in node.input_tensors)
+    return list(done.values())

@@ -22,19 +22,14 @@ SOLVERS = ("conjugate", "pgd")
 _PGD_STEP_SIZE, _PGD_STEPS = 0.02, 200
 
 
-# Coefficients.
-
-
 def project_onto_simplex(values: Any, total: Any = 1.0) -> tf.Tensor:
-    """Returns the nearest point with entries of at least 0 that sum to ``total``, row by row.
+    """Returns the nearest rows (..., m) with entries of at least 0 that sum to ``total`` (..., 1).
 
-    By sorting, as in Wang and Carreira-Perpinan (2013), "Projection onto the probability simplex".
-    The rows (..., m) run along the last axis; ``total`` broadcasts to (..., 1).
+    By sorting: Wang and Carreira-Perpinan (2013), "Projection onto the probability simplex".
     """
     values = tf.convert_to_tensor(values)
     total = tf.cast(tf.convert_to_tensor(total, dtype_hint=values.dtype), values.dtype)
-    # A shift does not move the answer, and entries this far below the largest stay at zero. So sums
-    # run over numbers of the size of the answer.
+    # Neither the shift nor the floor moves the answer; sums run over numbers of its size.
     values -= tf.reduce_max(values, axis=-1, keepdims=True)
     values = tf.maximum(values, -2.0 * total)
     ordered = tf.sort(values, axis=-1, direction="DESCENDING")
@@ -61,16 +56,12 @@ def mask_column(mask: Any, num_rows: int, dtype: tf.DType) -> tf.Tensor:
 class CoefficientSet(NamedTuple):
     """Coefficients (n, K) of a hull: at least 0, with fixed sums, and 0 in rows that are padding.
 
-    Attributes:
-        hull: ``"joint"``: all entries together sum to one (``ghazi2024``); ``"per_example"``: the
-            entries of each of m examples sum to 1 / m.
-        mask: float (n, 1), 1 for examples and 0 for padding.
-        row_total: scalar 1 / m.
+    All together sum to one (``"joint"``), or those of each of m examples to 1 / m.
     """
 
     hull: str
-    mask: tf.Tensor
-    row_total: tf.Tensor
+    mask: tf.Tensor  # float (n, 1), 1 for examples and 0 for padding
+    row_total: tf.Tensor  # 1 / m
 
     @classmethod
     def of(cls, hull: str, mask: Any, num_rows: int, dtype: tf.DType) -> CoefficientSet:
@@ -78,15 +69,21 @@ class CoefficientSet(NamedTuple):
         column = mask_column(mask, num_rows, dtype)
         return cls(hull, column, 1.0 / tf.maximum(tf.reduce_sum(column), 1.0))
 
+    @property
+    def total(self) -> Any:
+        """What the entries that are projected together sum to."""
+        return 1.0 if self.hull == "joint" else self.row_total
+
+    def grouped(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns values (n, K) in one row for each fixed sum."""
+        return tf.reshape(values, [1, -1]) if self.hull == "joint" else values
+
     def project(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the nearest coefficients (n, K) to ``values``."""
-        if self.hull == "per_example":
-            return self.mask * project_onto_simplex(values, self.row_total)
         # Padding goes where no entry of the answer can be: more than the total below the largest.
         largest = tf.reduce_max(tf.where(self.mask > 0, values, values.dtype.min))
-        values = tf.where(self.mask > 0, values, largest - 2.0)
-        flat = project_onto_simplex(tf.reshape(values, [-1]))
-        return self.mask * tf.reshape(flat, tf.shape(values))
+        rows = self.grouped(tf.where(self.mask > 0, values, largest - 2.0))
+        return self.mask * tf.reshape(project_onto_simplex(rows, self.total), tf.shape(values))
 
     def fill(self, probabilities: tf.Tensor) -> tf.Tensor:
         """Returns coefficients with each example's row proportional to its probabilities."""
@@ -94,23 +91,17 @@ class CoefficientSet(NamedTuple):
 
     def lowest_vertex(self, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the vertex (n, K) of the set whose inner product with ``gradient`` is least."""
-        best = tf.one_hot(tf.argmin(gradient, axis=1), gradient.shape[1], dtype=gradient.dtype)
-        if self.hull == "per_example":
-            return self.fill(best)
-        lowest = tf.where(self.mask[:, 0] > 0, tf.reduce_min(gradient, axis=1), gradient.dtype.max)
-        row = tf.one_hot(tf.argmin(lowest), gradient.shape[0], dtype=gradient.dtype)
-        return row[:, tf.newaxis] * best
+        rows = self.grouped(tf.where(self.mask > 0, gradient, gradient.dtype.max))
+        best = tf.one_hot(tf.argmin(rows, axis=1), rows.shape[1], dtype=gradient.dtype)
+        return self.mask * self.total * tf.reshape(best, gradient.shape)
 
     def centred(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the gradient less its mean over the coefficients, for each fixed sum.
 
-        No move within the set changes with such a constant. But it multiplies sums of moves, which
-        are zero only up to rounding, and would swamp the small slopes near the solution.
+        Moves within the set do not see the mean, which would swamp small slopes by its rounding.
         """
-        if self.hull == "joint":
-            return gradient - tf.reduce_sum(coefficients * gradient)
-        means = tf.reduce_sum(coefficients * gradient, axis=1, keepdims=True) / self.row_total
-        return gradient - means
+        products = self.grouped(coefficients * gradient)
+        return gradient - tf.reduce_sum(products, axis=1, keepdims=True) / self.total
 
     def gap(self, coefficients: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the Frank-Wolfe gap: the most that ``<gradient, .>`` can fall within the set."""
@@ -127,7 +118,7 @@ def smooth_coefficients(
 ) -> tf.Tensor:
     """Returns ``smoothing * coefficients + (1 - smoothing) * b`` (``ghazi2024``, section 3.3).
 
-    ``b`` is ``1 / (n K)`` (``"uniform"``) or ``predictions / n``, over the examples of the mask.
+    ``b`` is ``1 / (n K)`` (``"uniform"``) or ``predictions / n``, with 0 for padding.
     """
     shape, dtype = coefficients.shape, coefficients.dtype
     feasible = CoefficientSet.of("joint", mask, shape[0], dtype)
@@ -138,7 +129,7 @@ def smooth_coefficients(
 def _starting_coefficients(
     start: Any, predictions: Any, operator: GradientOperator, feasible: CoefficientSet
 ) -> tf.Tensor:
-    """Returns coefficients of the set to begin with, or raises if ``start`` is none."""
+    """Returns the point of the set that ``start`` stands for."""
     shape = operator.coefficients_shape
     if isinstance(start, str):
         if start not in STARTS:
@@ -166,8 +157,7 @@ def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
     value = tf.cast(value, dtype)
     if not value.shape.is_compatible_with(shape):
         raise ValueError(
-            f"{name} must have the shape (n, K) of the losses, {tuple(shape)}, got "
-            f"{tuple(value.shape)}."
+            f"{name} must have the shape (n, K) of the losses, {tuple(shape)}, got {value.shape}."
         )
     return tf.ensure_shape(value, shape)
 
@@ -176,17 +166,11 @@ def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 class Point(NamedTuple):
-    """Coefficients with what is linear in them, so that combinations of points cost no product.
+    """Coefficients with what is linear in them, so that combinations of points cost no product."""
 
-    Attributes:
-        coefficients: float (n, K), ``a``.
-        image: ``G a`` (d,).
-        slope: gradient (n, K) of f there, ``G^T (G a - target)``, up to constants (``centred``).
-    """
-
-    coefficients: tf.Tensor
-    image: tf.Tensor
-    slope: tf.Tensor
+    coefficients: tf.Tensor  # (n, K), ``a``
+    image: tf.Tensor  # (d,), ``G a``
+    slope: tf.Tensor  # (n, K), ``G^T (G a - target)`` up to constants (see ``centred``)
 
     def towards(self, other: Point, step: tf.Tensor) -> Point:
         """Returns ``self + step (other - self)``."""
@@ -200,24 +184,14 @@ class Point(NamedTuple):
 
 
 class HullProblem(NamedTuple):
-    """Minimise ``f(a) = 1/2 |G a - target|^2`` over a set of coefficients: what a solver is given.
+    """What a solver is given: minimise ``f(a) = 1/2 |G a - target|^2`` over a set."""
 
-    Attributes:
-        operator: G.
-        target: float (d,).
-        feasible: the set.
-        relative_gap: scalar; a point is good enough once its gap is at most this part of
-            ``1/2 |G a|^2``.
-        max_products: how many products a solver may take.
-        curvature: scalar that the solver returned at the last training step; 0: none.
-    """
-
-    operator: GradientOperator
-    target: tf.Tensor
+    operator: GradientOperator  # G
+    target: tf.Tensor  # (d,)
     feasible: CoefficientSet
     relative_gap: tf.Tensor
     max_products: int
-    curvature: tf.Tensor
+    curvature: tf.Tensor  # what the solver returned at the last training step; 0: nothing known
 
     def image(self, coefficients: tf.Tensor) -> tf.Tensor:
         """Returns ``G a`` (d,): one product."""
@@ -235,43 +209,39 @@ class HullProblem(NamedTuple):
 
     def centred(self, point: Point) -> Point:
         """Returns the point with its slope centred anew."""
-        slope = self.feasible.centred(point.coefficients, point.slope)
-        return point._replace(slope=slope)
+        return point._replace(slope=self.feasible.centred(point.coefficients, point.slope))
 
     def gap(self, point: Point) -> tf.Tensor:
         """Returns the Frank-Wolfe gap at a point, which bounds how far f can still fall."""
         return tf.maximum(self.feasible.gap(point.coefficients, point.slope), 0.0)
 
     def is_solved(self, point: Point) -> tf.Tensor:
-        """Returns whether the gap is as small as was asked for: where the projection stops."""
+        """Returns whether the gap is at most ``relative_gap |G a|^2 / 2``: solvers stop there."""
         return self.gap(point) <= self.relative_gap * 0.5 * dot(point.image, point.image)
 
 
 # The solvers.
 
+# The last point, the number of products taken, and a curvature to begin the next step with.
 Solution = tuple[Point, Any, Any]
-"""The last point, the number of products taken, and a curvature to begin the next step with."""
-
 Solver = Callable[[HullProblem, tf.Tensor], Solution]
 
 
 def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
     """Projects by conjugate directions, as far as they stay in the set (Polyak 1969).
 
-    Each step goes from the last point towards ``Proj(a + d + b s)``: ``d`` is the projected
-    gradient step of Barzilai and Borwein (1988), ``s`` the previous step, and ``b`` makes the two
-    conjugate. It goes along that line as far as f falls and the set allows. While no coefficient
-    reaches zero these are conjugate gradients, which no other method with as many products beats;
-    f never rises. There is no step size to choose. If no curvature is known, the first step goes
-    towards a vertex.
+    Each step goes towards ``Proj(a + d + b s)``, as far as f falls and the set allows: ``d`` is the
+    projected gradient step of Barzilai and Borwein (1988), ``s`` the previous step, and ``b`` makes
+    the two conjugate. f never rises, and while no coefficient reaches zero these are conjugate
+    gradients. Without a known curvature, the first step goes towards a vertex.
     """
     feasible, dtype = problem.feasible, start.dtype
     first = problem.point(start)
 
     def unfinished(products: Any, point: Point, _: Point, __: Any, length: Any) -> Any:
-        # A step of no length: at this precision there is no way down from here.
-        some_way = (products + 2 <= problem.max_products) & (length > 0)
-        return some_way & ~problem.is_solved(point)
+        # After a step of no length there is no way down at this precision.
+        may_go_on = (products + 2 <= problem.max_products) & (length > 0)
+        return may_go_on & ~problem.is_solved(point)
 
     def goal(point: Point, last: Point, scale: tf.Tensor) -> tf.Tensor:
         here = point.coefficients
@@ -314,7 +284,7 @@ def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
 def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps: int) -> Solution:
     """Projects by a fixed number of steps ``a <- Proj(a - 2 step_size G^T (G a - target))``.
 
-    ``ghazi2024``, section 3.2. Two products a step, and two for the certificate of the last point.
+    ``ghazi2024``, section 3.2. Two products per step, and two for the last point's certificate.
     """
 
     def step(done: Any, coefficients: tf.Tensor) -> tuple[Any, tf.Tensor]:
@@ -326,9 +296,7 @@ def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps
     return point, 2 * steps + 2, tf.zeros([], start.dtype)
 
 
-def checked_solver(
-    solver: Any, step_size: float | None, steps: int | None
-) -> tuple[Solver, float | None, int | None]:
+def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> Solver:
     """Returns the function that a solver's name stands for, or raises if an argument is wrong."""
     if not callable(solver):
         _validate.one_of("solver", solver, SOLVERS)
@@ -336,17 +304,16 @@ def checked_solver(
         if (step_size, steps) != (None, None):
             raise ValueError(
                 f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: "
-                "the other solvers measure their steps, and max_products limits them."
+                "max_products limits the other solvers."
             )
-        return (solver if callable(solver) else solve_conjugate), None, None
-    if step_size is not None:
-        step_size = _validate.positive_finite("step_size", step_size)
-    if steps is not None:
-        steps = _validate.integer_at_least("steps", steps, 1)
-    pgd = functools.partial(
-        solve_pgd, step_size=step_size or _PGD_STEP_SIZE, steps=steps or _PGD_STEPS
+        return solver if callable(solver) else solve_conjugate
+    step_size = _PGD_STEP_SIZE if step_size is None else step_size
+    steps = _PGD_STEPS if steps is None else steps
+    return functools.partial(
+        solve_pgd,
+        step_size=_validate.positive_finite("step_size", step_size),
+        steps=_validate.integer_at_least("steps", steps, 1),
     )
-    return pgd, step_size, steps
 
 
 # The front door.
@@ -382,8 +349,7 @@ def project_onto_hull(
     """Returns the point of a convex hull of gradients that is nearest to ``target``, or near it.
 
     Minimises ``1/2 |G a - target|^2`` over coefficients ``a`` (n, K) of at least 0 (``ghazi2024``,
-    sections 3.1 and 3.2), never forming G, in two products per step. In a ``tf.function`` all of it
-    is in the graph.
+    sections 3.1 and 3.2), never forming G, in two products per step. Works in a ``tf.function``.
 
     Guarantee:
         Post-processing of ``target``: sees no labels.
@@ -394,10 +360,9 @@ def project_onto_hull(
         hull: ``"per_example"``: the coefficients of each of n examples sum to 1 / n, so the set
             holds the mean gradient of the examples for any labels, and little else. ``"joint"``:
             all of them sum to 1, the paper's set.
-        start: ``"predictions"`` begins where each example has the label that the model predicts,
-            which is point 0 for cross-entropy and no ``scales``; ``"uniform"`` with equal
-            coefficients for all labels, as the paper; or coefficients (n, K), which are first
-            projected onto the set.
+        start: ``"predictions"`` begins at the model's predictions, which is point 0 for
+            cross-entropy and no ``scales``; ``"uniform"`` with equal coefficients for all labels,
+            as the paper; or coefficients (n, K), which are first projected onto the set.
         predictions: float (n, K), the model's probabilities of the labels, for this start.
         solver: ``"conjugate"``: projected conjugate gradients. ``"pgd"``: the paper's fixed number
             of plain steps, for comparison. Or a callable ``(problem, start) -> (point,
@@ -406,8 +371,8 @@ def project_onto_hull(
             stop, and ``problem.max_products`` is the limit.
         relative_gap: stop once ``gap <= relative_gap |point|^2 / 2``; at least 0.
         max_products: integer of at least 4: stop before more products than this.
-        curvature: ``curvature`` of the last training step's projection, for a better first step;
-            None or 0: nothing known. Not used by ``"pgd"``.
+        curvature: that of the last training step's result, for a better first step; None or 0:
+            nothing known. Not used by ``"pgd"``.
         mask: (n,), zero for examples that are padding: they get no coefficients. None: all count.
         step_size: of ``"pgd"`` alone, above 0; None: 0.02.
         steps: of ``"pgd"``, which neither ``max_products`` nor gaps stop; None: 200.
@@ -421,7 +386,7 @@ def project_onto_hull(
         relative_gap: scalar ``gap / (1/2 |point|^2)``, whose root bounds
         ``|point - exact projection| / |point|``;
         num_products: int32 scalar, how many products with G or its transpose were taken;
-        converged: boolean scalar, whether the gap is as small as was asked for;
+        converged: boolean scalar, whether the gap is at most the ``relative_gap`` asked for;
         curvature: scalar to give to the projection of the next training step.
 
     Raises:
@@ -443,7 +408,7 @@ def project_onto_hull(
         [[0.0, 0.5], [0.0, 0.5]]
     """
     _validate.one_of("hull", hull, HULLS)
-    solve, _, _ = checked_solver(solver, step_size, steps)
+    solve = checked_solver(solver, step_size, steps)
     if not relative_gap >= 0.0:
         raise ValueError(f"relative_gap must be at least 0, got {relative_gap}.")
     dtype = operator.dtype

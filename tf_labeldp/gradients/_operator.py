@@ -17,12 +17,12 @@ class GradientOperator:
     """The matrix ``G`` (d, n K) of gradients of n examples for each of K labels.
 
     Column ``(i, k)`` is the gradient, with respect to all d weights, of the loss that example i
-    would have with label k (``ghazi2024``, section 3.2). No true label is needed for it. ``G`` is
-    never formed: ``G u`` is one backward pass, ``G^T v`` one forward-mode pass (appendix C).
+    would have with label k (``ghazi2024``, section 3.2). It needs no true label. ``G`` is never
+    formed: ``G u`` is one backward pass, ``G^T v`` one forward-mode pass (appendix C).
 
-    The losses are evaluated here, at the current values of the variables: make a new operator after
-    they have changed. Make it inside the ``tf.function`` that uses it; its products may then be
-    taken inside ``tf.while_loop``.
+    The losses are evaluated at the values that the variables have now: make a new operator once
+    they have changed, inside the ``tf.function`` that uses it. Its products may be taken inside
+    ``tf.while_loop``.
 
     Args:
         losses: callable without arguments that returns the losses (n, K), float, of each example
@@ -30,16 +30,15 @@ class GradientOperator:
             ``lambda: -tf.nn.log_softmax(model(x))``. For numbers in [low, high] and squared error,
             whose gradient is linear in the label, the two ends are enough:
             ``lambda: tf.square(tf.constant([[low, high]]) - model(x))``.
-        variables: the weights, in the order in which gradients are listed; Keras or TensorFlow
+        variables: the weights, in the order in which gradients are listed: Keras or TensorFlow
             variables, or tensors that the losses are made from.
         scales: float (n, K), or a shape that broadcasts to it: factors on the columns, such as
             ``min(1, C / norm)`` to clip each of them. None: 1.
         products: ``"recorded"`` keeps the activations of one evaluation of the model for all
             products, and computes ``G^T v`` as the derivative of ``<v, G u>`` with respect to u.
             ``"recomputed"`` evaluates the model in each product, and computes ``G^T v`` in forward
-            mode (``tf.autodiff.ForwardAccumulator``), which also works for operations that have no
-            second derivative. Both give the same numbers; on the CNN of Table 10(a) the first takes
-            0.7 of the second's time.
+            mode, which also works for operations that have no second derivative. Both give the
+            same numbers; on the CNN of Table 10(a) the first takes 0.7 of the second's time.
 
     Raises:
         TypeError: ``losses`` is not callable, or its result not floating-point.
@@ -73,13 +72,12 @@ class GradientOperator:
                 f"losses must be a callable without arguments, got {type(losses).__name__}. Write "
                 "lambda: -tf.nn.log_softmax(model(x))."
             )
-        _validate.one_of("products", products, PRODUCTS)
+        self._recorded = _validate.one_of("products", products, PRODUCTS) == "recorded"
+        self._losses = losses
         self._variables = [_plain_variable(variable) for variable in variables]
         if not self._variables:
             raise ValueError("variables must not be empty: give model.trainable_variables.")
-        self._losses = losses
-        self._products = products
-        if products == "recorded":
+        if self._recorded:
             self._record()
         else:
             self._values = _checked_losses(losses())
@@ -89,7 +87,7 @@ class GradientOperator:
     def shape(self) -> tuple[int, int]:
         """Shape (d, n K) of the matrix."""
         rows, labels = self.coefficients_shape
-        return sum(variable.shape.num_elements() for variable in self._variables), rows * labels
+        return sum(shape.num_elements() for shape in self.variable_shapes), rows * labels
 
     @property
     def coefficients_shape(self) -> tuple[int, int]:
@@ -119,17 +117,8 @@ class GradientOperator:
         seed = tf.cast(coefficients, self.dtype)
         if self._scales is not None:
             seed *= self._scales
-        seed = tf.cast(seed, self._values.dtype)
-        if self._products == "recorded":
-            return _dense(
-                self._tape.gradient(
-                    self._values, self._variables, seed, unconnected_gradients="zero"
-                )
-            )
-        with tf.GradientTape() as tape:
-            tape.watch([v for v in self._variables if not isinstance(v, tf.Variable)])
-            values = self._losses()
-        return _dense(tape.gradient(values, self._variables, seed, unconnected_gradients="zero"))
+        values, tape = (self._values, self._tape) if self._recorded else self._evaluated()
+        return self._pulled_back(tape, values, tf.cast(seed, values.dtype))
 
     def rmatvec(self, vector: Sequence[Any]) -> tf.Tensor:
         """Returns ``G^T v`` (n, K), the inner product of each column with v, like the variables."""
@@ -137,7 +126,7 @@ class GradientOperator:
             tf.cast(part, variable.dtype)
             for part, variable in zip(vector, self._variables, strict=True)
         ]
-        if self._products == "recorded":
+        if self._recorded:
             products = self._transposed_tape.gradient(
                 self._transposed, self._seed, tangents, unconnected_gradients="zero"
             )
@@ -150,28 +139,29 @@ class GradientOperator:
 
     def _record(self) -> None:
         """Evaluates the losses and their backward pass once, for all products to come."""
-        with tf.GradientTape(persistent=True) as outer:
-            with tf.GradientTape(persistent=True) as inner:
-                inner.watch([v for v in self._variables if not isinstance(v, tf.Variable)])
-                values = _checked_losses(self._losses())
+        with tf.GradientTape(persistent=True) as self._transposed_tape:
+            self._values, self._tape = self._evaluated()
             # The backward pass is linear in its seed, so its derivative is the same at any: 0.
-            self._seed = tf.zeros_like(values)
-            outer.watch(self._seed)
-            self._transposed = _dense(
-                inner.gradient(values, self._variables, self._seed, unconnected_gradients="zero")
-            )
-        self._values, self._tape, self._transposed_tape = values, inner, outer
+            self._seed = tf.zeros_like(self._values)
+            self._transposed_tape.watch(self._seed)
+            self._transposed = self._pulled_back(self._tape, self._values, self._seed)
+
+    def _evaluated(self) -> tuple[tf.Tensor, tf.GradientTape]:
+        with tf.GradientTape(persistent=self._recorded) as tape:
+            tape.watch([v for v in self._variables if not isinstance(v, tf.Variable)])
+            values = _checked_losses(self._losses())
+        return values, tape
+
+    def _pulled_back(self, tape: Any, values: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the backward pass from a seed, with embeddings' sparse gradients made dense."""
+        parts = tape.gradient(values, self._variables, seed, unconnected_gradients="zero")
+        return [tf.convert_to_tensor(part) for part in parts]
 
 
 def _plain_variable(variable: Any) -> Any:
     """Returns the ``tf.Variable`` inside a Keras variable; all else as it is."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value
-
-
-def _dense(gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """Gives embeddings' sparse gradients their full shape."""
-    return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def _checked_losses(values: Any) -> tf.Tensor:
@@ -181,16 +171,15 @@ def _checked_losses(values: Any) -> tf.Tensor:
         raise TypeError(f"losses() must return floats, got {values.dtype.name}.")
     if values.shape.rank != 2 or not values.shape.is_fully_defined():
         raise ValueError(
-            f"losses() must return one loss for each of n examples and K labels, in a fixed shape "
-            f"(n, K), got {values.shape}. Batches of unknown size: pad them, and give a mask."
+            f"losses() must return one loss per example and label, in a fixed shape (n, K), got "
+            f"{values.shape}. Batches of unknown size: pad them, and give a mask."
         )
     return values
 
 
 def _checked_scales(scales: Any, values: tf.Tensor) -> tf.Tensor:
     """Returns the factors on the columns, or raises if they do not fit the losses."""
-    dtype = tf.float64 if values.dtype == tf.float64 else tf.float32
-    scales = tf.cast(scales, dtype)
+    scales = tf.cast(scales, tf.float64 if values.dtype == tf.float64 else tf.float32)
     try:
         fits = tf.broadcast_static_shape(scales.shape, values.shape) == values.shape
     except ValueError:
@@ -238,8 +227,5 @@ def flat_target(target: Sequence[Any], operator: GradientOperator) -> tf.Tensor:
             )
     vector = flatten(parts, operator.dtype)
     if tf.executing_eagerly() and not bool(tf.reduce_all(tf.math.is_finite(vector))):
-        raise ValueError(
-            "target must be finite, but has NaN or infinite entries. Look for the step and the "
-            "layer in which the gradients overflowed."
-        )
+        raise ValueError("target must be finite. Look for the layer whose gradients overflowed.")
     return vector

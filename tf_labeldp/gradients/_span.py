@@ -33,8 +33,8 @@ def project_onto_span(
     """Returns the point ``G u`` nearest to ``target``, for coefficients of any sign and sum.
 
     The denoiser Self-Span of ``ghazi2024``, Table 1. By conjugate gradients on the normal equations
-    (CGLS, Bjorck 1996, section 7.4), two products per step, never forming G. The distance of the
-    point to the exact projection falls with every step.
+    (CGLS, Bjorck 1996, section 7.4), two products per step, never forming G. The distance to the
+    exact projection falls with every step.
 
     Guarantee:
         Post-processing of ``target``: sees no labels.
@@ -52,7 +52,7 @@ def project_onto_span(
         coefficients: float (n, K);
         residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection;
         num_products: int32 scalar, how many products with G or its transpose were taken;
-        converged: boolean scalar, whether ``residual`` is as small as was asked for.
+        converged: boolean scalar, whether ``residual`` is at most ``tolerance``.
 
     Raises:
         TypeError: ``max_products`` is not an integer.
@@ -84,8 +84,8 @@ def project_onto_span(
     scale = dot(first, first)
     wanted = tf.cast(tolerance, dtype) ** 2 * scale
 
-    def unfinished(products: Any, _: Any, __: Any, ___: Any, size: Any) -> Any:
-        return (products + 2 <= max_products) & (size > wanted)
+    def unfinished(products: Any, *others: Any) -> Any:
+        return (products + 2 <= max_products) & (others[-1] > wanted)
 
     def step(
         products: Any, coefficients: Any, image: Any, direction: Any, size: Any

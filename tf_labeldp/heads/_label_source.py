@@ -1,14 +1,13 @@
 """The labels of one fit, in a vault: the one that was given, or one that is made of an array.
 
-Fits on arrays share no vault, so this process keeps account of them: each row of features is known
-by a keyed digest, and a head that is fitted on rows of earlier fits states the sum. Clones of one
-head (cross-validation, a search, an ensemble) count as fits on the same rows even where a
-transformer has changed these in between.
+Fits on arrays share no vault, so this process keeps account of them by keyed digests of the rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 import multiprocessing
 import secrets
 import threading
@@ -20,7 +19,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.accounting._receipts import Receipt, Receipts, compose_receipts, merge_receipts
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import all_rows, as_rows, parts_of
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
@@ -29,6 +28,8 @@ _BY_THIS_PROCESS = (
     "an array of labels has no vault: other uses of these labels than the fits of this process "
     "that are counted here were none, or are added to this statement"
 )
+_TOLD = ("num_classes", "classes", "low", "high", "num_labels")
+"""Arguments of a head that say what the labels are."""
 
 
 class LabelSource:
@@ -41,41 +42,32 @@ class LabelSource:
         mechanism_of: returns the mechanism of the release for a kind of labels, given as the
             arguments ``num_classes``, ``low`` and ``high``, or ``num_labels``; raises for arguments
             of the head that are out of range.
-
-    Attributes:
-        vault: with the labels.
-        mechanism: what ``mechanism_of`` returned.
-        class_values: (K,), or None for labels that are no classes.
     """
 
     def __init__(
         self, head: Any, labels: Any, mechanism_of: Callable[[dict[str, Any]], AggregateMechanism]
     ) -> None:
-        names = ("num_classes", "classes", "low", "high", "num_labels")
-        told: dict[str, Any] = {name: getattr(head, name, None) for name in names}
+        told: dict[str, Any] = {name: getattr(head, name, None) for name in _TOLD}
         self._key = head.key
-        self.mechanism: Any
         self._is_array = not isinstance(labels, PrivateLabels)
-        if isinstance(labels, PrivateLabels):
-            kind = _kind_of(labels)
-            _check_told(told, kind, labels, head.insecure_seed)
-            self.vault, self.mechanism = labels, mechanism_of(kind)
+        if not self._is_array:
+            self.vault: PrivateLabels = labels
+            self._kind = _kind_of(labels)
+            _check_told(told, self._kind, labels, head.insecure_seed)
         else:
-            kind = _kind_told(told)
+            self._kind = _kind_told(told)
             if multiprocessing.parent_process() is not None:
                 raise RuntimeError(
                     "labels were given as an array in a process that another one started (n_jobs?);"
-                    " such processes do not know each other's fits, so no statement could add them "
-                    "up. Use n_jobs=1, or open a PrivateLabels(..., store=path) in each process."
+                    " no statement could add up the fits of several processes. Use n_jobs=1, or "
+                    "open a PrivateLabels(..., store=path) in each process."
                 )
-            self.mechanism = mechanism_of(kind)  # checks the arguments before it looks at labels
+        self.mechanism: Any = mechanism_of(self._kind)  # checks arguments before it sees labels
+        if self._is_array:
             budget = PrivacyBudget(head.epsilon, head.delta)
             self.vault = PrivateLabels(
                 labels, **told, budget=budget, insecure_seed=head.insecure_seed
             )
-        self.class_values: np.ndarray | None = None
-        if "num_classes" in kind:
-            self.class_values = self.vault.decode(np.arange(self.vault.num_classes))
         if not self.vault.has_draw(self._key):
             self.vault.check_budget(self.mechanism)
 
@@ -86,6 +78,13 @@ class LabelSource:
                 f"there are {num_rows} rows of features and {len(self.vault)} labels; give one "
                 "label per row, in the same order."
             )
+
+    @property
+    def class_values(self) -> np.ndarray | None:
+        """The class values (K,); None for labels that are no classes."""
+        if "num_classes" not in self._kind:
+            return None
+        return self.vault.decode(np.arange(self.vault.num_classes))
 
     @property
     def code_variance(self) -> float:
@@ -111,7 +110,7 @@ class LabelSource:
             mechanism: of the release; it adds the noise.
             public_input: of the release.
             carried: receipts of what the features were made of.
-            rows: keyed digests of the rows of features, (n,); None where there are none.
+            rows: keyed digests by which each row is known, (n, k); None where there are none.
             family: the same object for clones of one head.
         """
         if not self._is_array:
@@ -121,10 +120,8 @@ class LabelSource:
         if self._is_array:
             charge = own[0].charge
             notes = tuple(dict.fromkeys((*charge.assumptions, _BY_THIS_PROCESS)))
-            receipt = dataclasses.replace(
-                own[0], charge=dataclasses.replace(charge, assumptions=notes)
-            )
-            own = _FITS.with_others(receipt, rows, family)
+            charge = dataclasses.replace(charge, assumptions=notes)
+            own = _FITS.with_others(dataclasses.replace(own[0], charge=charge), rows, family)
         return made, merge_receipts(carried, own)
 
 
@@ -186,22 +183,28 @@ class _Fits:
         self._known: list[tuple[Receipt, np.ndarray | None, object]] = []
 
     def with_others(self, receipt: Receipt, rows: np.ndarray | None, family: object) -> Receipts:
-        """Returns a receipt with those of earlier fits on the same rows, and remembers it."""
+        """Returns a receipt with those of earlier fits on the same rows, and remembers it.
+
+        Clones of one head count as fits on the same rows even where a transformer has changed these
+        in between.
+        """
         others = []
         with self._lock:
             for earlier, earlier_rows, earlier_family in self._known:
-                shared = None
+                is_clone = earlier_family is family
+                shared: np.ndarray | None = None
                 if rows is not None and earlier_rows is not None:
-                    shared = np.isin(rows, earlier_rows)
-                    if earlier_family is family and not np.isin(earlier_rows, rows).all():
-                        shared[:] = True  # rows of it may be here with other features
+                    shared = np.isin(rows, earlier_rows).max(axis=1)
+                    if is_clone and not np.isin(earlier_rows, rows).max(axis=1).all():
+                        # Rows of it may be here with other features.
+                        shared = np.ones(len(rows), bool)
                 if shared is not None and shared.any():
                     # The earlier fit as the rows of this one saw it.
                     examples = None if shared.all() else np.flatnonzero(shared)
                     others.append(
                         dataclasses.replace(earlier, labels=receipt.labels, examples=examples)
                     )
-                elif earlier_family is family:
+                elif is_clone:
                     others.append(earlier)
             self._known.append((receipt, rows, family))
         if others:
@@ -222,32 +225,62 @@ _KEY = np.frombuffer(secrets.token_bytes(8 * 4097), np.uint64) | np.uint64(1)
 def row_digests(block: np.ndarray) -> np.ndarray:
     """Returns a keyed digest of each row of numbers (m, d), ``uint64`` (m,).
 
-    The random key stays in the process. Rows that differ have the same digest with a probability
-    of about 2^-32 at most; such rows would be taken for the same, which only overstates.
+    Rows that differ have the same digest with a probability of about 2^-32 at most; such rows would
+    be taken for the same, which only overstates.
     """
     bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
     width = bits.shape[1]
-    keys = np.resize(_KEY[1:], width)
-    if width > keys.size:
-        keys = np.resize(keys, width)
+    return _mixed((bits * _factors(np.arange(width))).sum(axis=1, dtype=np.uint64), width)
+
+
+def _factors(places: np.ndarray) -> np.ndarray:
+    """Returns the random factors of columns (m,), ``uint64`` (m,)."""
     # Places beyond the key's length are told apart by a second factor.
-    turn = (np.arange(width, dtype=np.uint64) // np.uint64(_KEY.size - 1)) * np.uint64(2)
-    found = (bits * (keys + turn * _KEY[0])).sum(axis=1, dtype=np.uint64)
-    found ^= found >> np.uint64(32)
-    return found * _KEY[0] ^ np.uint64(width)
+    turn, place = np.divmod(places, _KEY.size - 1)
+    return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]
 
 
-def array_digests(inputs: Any) -> np.ndarray | None:
-    """Returns digests of the rows of inputs that are numbers, of whatever kind; None of others."""
-    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
-        array = inputs
-    else:
-        try:
-            array = Rows(inputs, flatten=True).array()
-        except (TypeError, ValueError):
-            array = np.asarray(None if isinstance(inputs, tuple) else inputs)
-    if array.dtype.kind not in "biuf" or array.ndim == 0 or not array.size:
+def _mixed(sums: np.ndarray, width: int) -> np.ndarray:
+    return (sums ^ (sums >> np.uint64(32))) * _KEY[0] ^ np.uint64(width)
+
+
+def _sparse_digests(rows: Any) -> np.ndarray:
+    """Returns what ``row_digests`` would of a CSR matrix, without its zeros: they add nothing."""
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    bits = (rows.data.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # no -0, as if dense
+    sums = np.zeros(bits.size + 1, np.uint64)
+    np.cumsum(bits.astype(np.uint64) * _factors(rows.indices), out=sums[1:])
+    return _mixed(sums[rows.indptr[1:]] - sums[rows.indptr[:-1]], rows.shape[1])
+
+
+def raw_digests(inputs: Any) -> np.ndarray | None:
+    """Returns digests of the rows of inputs of any kind but data sets; None of what has no rows."""
+    try:
+        given = parts_of(inputs)
+        if len(given) == 1 and hasattr(given[0], "tocsr") and given[0].dtype.kind in "biuf":
+            return _sparse_digests(as_rows(given[0]))
+        parts = [_as_numbers(part) for part in given]
+    except (TypeError, ValueError):
         return None
-    rows = array.reshape(len(array), -1)
-    step = max(1, (1 << 24) // rows.shape[1])
-    return np.concatenate([row_digests(rows[at : at + step]) for at in range(0, len(rows), step)])
+    if not parts or len({len(part) for part in parts}) > 1:
+        return None
+    step = max(1, (1 << 24) // max(1, sum(part.shape[1] for part in parts)))
+    found = np.zeros(len(parts[0]), np.uint64)
+    for start in range(0, found.size, step):
+        block = [part[start : start + step].astype(np.float32) for part in parts]
+        found[start : start + step] = row_digests(np.concatenate(block, axis=1))
+    return found
+
+
+def _as_numbers(part: Any) -> np.ndarray:
+    """Returns one part of raw inputs as numbers (n, d): of texts, keyed hashes of 32 bits."""
+    rows = all_rows(as_rows(part))
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    if rows.dtype.kind in "biuf":
+        return rows
+    texts, places = np.unique(rows.astype(str), return_inverse=True)
+    key = _KEY[:8].tobytes()
+    hashes = [hashlib.blake2b(t.encode(), digest_size=4, key=key).digest() for t in texts.tolist()]
+    return np.frombuffer(b"".join(hashes), np.float32)[places.reshape(rows.shape)]

@@ -1,35 +1,7 @@
 """``PrivateLogisticRegression``, from one noisy release of moments: its fit and its penalty.
 
-Notation as in ``_ridge_path``. With scores ``s_i = x_i U`` (one column a class) the log-likelihood
-of softmax regression is ``tr(U^T B) - sum_i log sum_k exp(s_ik)``: as for every generalised linear
-model with a canonical link, labels enter through ``B = X^T Y`` alone. So the release that serves
-ridge serves it too, and every Newton step that would need the labels again gets them from that same
-release: k releases of B with noise of variance k sigma^2, averaged, would be one with sigma^2.
-Two classes, and rows of labels, have one column of log-odds s each, with ``log(2 cosh(s / 2))`` in
-the place of the sum and codes 0 and 1 less 1/2: scores s/2 and -s/2 of two classes.
-
-*Penalty.* The fit minimises ``sum_i lse(s_i) - tr(U^T B~) + 1/2 sum_j c p_j ||u_j||^2`` in the
-eigenvectors of the Gram matrix. Its Hessian at zero is ``h l_j`` (h = 1/K, or 1/4 for one column),
-so that with ``p_j = h (1 / f_j - l_j)`` and c = 1 the first Newton step is the empirical-Bayes fit
-of filter f. Away from zero the curvature is less, and the same noise moves U further; the multiple
-c makes up for that. With the filter, small directions are penalised by what is noise in them.
-
-*Choice of c.* For a fixed sharpness beta, ``sum_i lse(beta s_i) - beta tr(U^T B)`` is the log-loss
-on the training set. By Stein's identity, for normal noise,
-
-``E tr(U^T B) = E[tr(U^T B~) - sum_j q_j div_j U]``,
-
-where the divergence is that of the fit with respect to the release. A random probe P with
-``E P P^T`` the covariance of the noise estimates it as ``tr(P^T (U(B~ + h P) - U(B~))) / h``
-(Ramani, Blu and Unser 2008, "Monte-Carlo SURE"); the fewer entries a probe has, the more of them
-are taken. The same changes of U show how large its standard errors are. c is chosen by the least of
-these estimates over powers of two, each at its best beta. No label is looked at.
-
-*Choice of beta.* For the fit at hand the estimate of ``tr(U^T B)`` has the variance
-``sum_j q_j (||u_j||^2 + ||(J P)_j||^2)`` on average, J P being the change along a probe (Stein's
-identity once more). Where that is not small, the agreement found may be more than any fit can
-have; a part of it as large as its variance over its square is taken for noise, as James and Stein
-do, so that scores of pure noise are not sharpened into certainties.
+Labels enter the likelihood through ``B = X^T Y`` alone, so every Newton step comes from the one
+release. ``docs/heads.md`` derives the penalties, the choice of their multiple, and the sharpness.
 """
 
 from __future__ import annotations
@@ -41,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp import _validate
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._one_release_head import OneReleaseHead
-from tf_labeldp.heads._public_rows import Scan
+from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 
 _ENTRIES = 1 << 22
@@ -58,24 +29,22 @@ class PrivateLogisticRegression(OneReleaseHead):
     """A linear head with the logistic loss that sees the labels once, through noisy ``X^T Y``.
 
     In logistic regression too, labels enter the likelihood through their moments with the features
-    alone (its link is canonical), so the release that serves ``PrivateRidge`` serves it as well:
-    all Newton steps, penalties and probabilities are computed from that one release and the public
-    features. Releasing again for each step would not help: k releases that cost as much as one,
-    averaged, are as noisy as that one, and noisier for Laplace noise.
+    alone (its link is canonical). So all Newton steps, penalties and probabilities are computed
+    from the release that serves ``PrivateRidge``, and from the public features.
 
     Guarantee:
         That of ``PrivateRidge``: the head, with all its attributes and predictions, is
         (epsilon, delta)-DP for the replacement of one label, by one release.
 
-    Source: ``_logistic`` derives the penalty and its choice, ``_public_rows`` the spread.
+    Source: ``docs/heads.md`` derives the penalty, its choice and the spread.
 
     Args:
         epsilon: finite and above zero.
         delta: in (0, 1), below 1/n for n labels; 0 with ``noise="laplace"``.
         num_classes: as for ``PrivateRidge``, like all arguments that are not below.
         penalty: ``"auto"`` for the multiple of the Bayes penalty of ridge, a power of two, that has
-            the least estimated log-loss on the training set (by Stein's identity, without labels);
-            or that multiple.
+            the least estimated log-loss on the training set (by Stein's identity); or that
+            multiple.
         max_bytes: the most memory. If the rows, ``float32``, do not fit in a quarter of it, the
             sum over rows in the likelihood is taken over a uniform sample of them.
 
@@ -84,8 +53,8 @@ class PrivateLogisticRegression(OneReleaseHead):
             (1, d) for two classes. For two classes and for rows of labels, halves of log-odds.
         intercept_: ``float64`` (K,) or (1,).
         coef_stddev_: the standard error (d,) that the noise of the release alone gives a
-            coefficient, given the penalty: to first order, and divided over the features as if the
-            loss curved alike in all directions; right in total, but for single ones a rough guide.
+            coefficient, given the penalty: to first order; right in total over the features, a
+            rough guide for a single one.
         penalty_: the multiple.
         risk_: the estimate of the mean log-loss on the training set.
         risk_path_: (multiples, estimates) of those that were tried, ascending.
@@ -108,34 +77,26 @@ class PrivateLogisticRegression(OneReleaseHead):
     """
 
     _sample_rows = None
-
-    def _check_arguments(self) -> None:
-        if not isinstance(self.penalty, str):
-            _validate.positive_finite("penalty", self.penalty)
-        elif self.penalty != "auto":
-            raise ValueError(
-                f"penalty must be 'auto' or a number above zero, got {self.penalty!r}."
-            )
-        if self.low is not None or self.high is not None:
-            raise ValueError(
-                "PrivateLogisticRegression is for classes, but low or high was given. Use "
-                "PrivateRidge for labels that are numbers."
-            )
+    _penalties = ("auto",)
 
     def _mechanism(self, kind: dict[str, Any]) -> LabelMomentMechanism:
         if "low" in kind:
             raise ValueError(
-                "the labels of the PrivateLabels are numbers, and PrivateLogisticRegression is for "
-                "classes. Use PrivateRidge. Nothing was released."
+                "the labels are numbers, and PrivateLogisticRegression is for classes. Use "
+                "PrivateRidge. Nothing was released."
             )
         return super()._mechanism(kind)
 
     def _choose(
-        self, problem: _ridge_path.Problem, scan: Scan, prior: tuple[float, float]
+        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         bayes = _ridge_path.bayes_filter(problem.spectrum, *prior)
-        logistic, start, kept = _logistic_problem(problem, scan, bayes, self.classes_)
-        fit, path = _fit(logistic, start, scan.num_rows, self.penalty)
+        logistic, start, kept = _logistic_problem(problem, rows, bayes, self.classes_)
+        if self.penalty == "auto":
+            fit, path = logistic.best(start, rows.num_rows)
+        else:
+            fit = logistic.assess(float(self.penalty), start, rows.num_rows)
+            path = {fit.multiple: fit.log_loss}
         self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.log_loss, fit.sharpness
         self.risk_path_ = (np.array(list(path)), np.array(list(path.values())))
         # Log-odds s are kept as s / 2, the scores of two classes being s / 2 and -s / 2.
@@ -151,17 +112,11 @@ class PrivateLogisticRegression(OneReleaseHead):
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-    """The public part of the log-likelihood: ``sum_i lse(s_i)``, over a sample of the rows.
+    """The public part of the log-likelihood: ``sum_i lse(s_i)``, over a sample of the rows."""
 
-    Attributes:
-        rows: ``float32`` (m, d).
-        weight: n / m.
-        softmax: whether columns are classes that exclude each other.
-    """
-
-    rows: np.ndarray
-    weight: float
-    softmax: bool
+    rows: np.ndarray  # float32 (m, d)
+    weight: float  # n / m
+    softmax: bool  # whether columns are classes that exclude each other
 
     def curvature(self, columns: int) -> float:
         """Returns h, the Hessian of one row at zero in the directions that matter."""
@@ -201,38 +156,25 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class LogisticFit:
-    """Attributes: coefficients U (d, C), multiple c, sharpness beta, mean log-loss estimate.
+    """A fit for one multiple of the penalties, and what it is worth."""
 
-    And ``variance`` (d,), that the noise gives a row of U in sum over its columns, to first order;
-    in a single direction it is a rough guess.
-    """
-
-    coefficients: np.ndarray
-    multiple: float
-    sharpness: float
-    log_loss: float
-    variance: np.ndarray
+    coefficients: np.ndarray  # U (d, C)
+    multiple: float  # c
+    sharpness: float  # beta
+    log_loss: float  # estimate of its mean on the training set
+    variance: np.ndarray  # (d,), that the noise gives a row of U in sum, to first order
 
 
 @dataclasses.dataclass(frozen=True)
 class LogisticProblem:
-    """A release in coordinates in which penalties are diagonal.
+    """A release in coordinates in which penalties are diagonal."""
 
-    Attributes:
-        likelihood: of rows in these coordinates.
-        moments: ``float64`` (d, C); rows sum to zero over classes.
-        noise: (d,), variances.
-        eigenvalues: l (d,).
-        penalties: p (d,), finite.
-        fixed: (d,), true where c does not multiply the penalty (the constant column).
-    """
-
-    likelihood: Likelihood
-    moments: np.ndarray
-    noise: np.ndarray
-    eigenvalues: np.ndarray
-    penalties: np.ndarray
-    fixed: np.ndarray
+    likelihood: Likelihood  # of rows in these coordinates
+    moments: np.ndarray  # float64 (d, C); rows sum to zero over classes
+    noise: np.ndarray  # (d,), variances
+    eigenvalues: np.ndarray  # l (d,)
+    penalties: np.ndarray  # p (d,), finite
+    fixed: np.ndarray  # (d,), true where c does not multiply the penalty (the constant column)
 
     def fit(self, multiple: float, moments: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Returns U (d, C) for a multiple of the penalties."""
@@ -262,11 +204,9 @@ class LogisticProblem:
     def assess(
         self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
     ) -> LogisticFit:
-        """Returns the fit for a multiple, with its sharpness and estimated log-loss.
-
-        All multiples get the same probes, so that what these add by chance hardly tells them apart.
-        """
+        """Returns the fit for a multiple, with its sharpness and estimated log-loss."""
         u = self.fit(multiple, self.moments, start)
+        # The same probes for all multiples: what these add by chance hardly tells them apart.
         rng = np.random.default_rng(probe_seed)
         number = min(_MOST_PROBES, math.ceil(_PROBE_ENTRIES / self.moments.size))
         overlap, variance = 0.0, np.zeros(len(u))
@@ -317,13 +257,16 @@ def _descend(loss: Callable[[float], float], best: float) -> float:
 
 
 def _logistic_problem(
-    problem: _ridge_path.Problem, scan: Scan, bayes: np.ndarray, classes: np.ndarray | None
+    problem: _ridge_path.Problem,
+    public: PublicRows,
+    bayes: np.ndarray,
+    classes: np.ndarray | None,
 ) -> tuple[LogisticProblem, np.ndarray, np.ndarray]:
     """Returns the problem in the eigenvectors of the Gram matrix, a start, and which are kept."""
     spectrum = problem.spectrum
     kept = bayes > 0.0
     width, columns = spectrum.values.size, spectrum.moments.shape[1]
-    rows = scan.sample
+    rows = public.sample
     for begin in range(0, len(rows), 8192):  # in place
         block = rows[begin : begin + 8192]
         if problem.count:
@@ -331,9 +274,8 @@ def _logistic_problem(
         block[:, :width] = block[:, :width] @ spectrum.vectors.astype(np.float32)
     softmax = classes is not None and len(classes) > 2
     keep = kept if not problem.count else np.append(kept, True)
-    likelihood = Likelihood(
-        rows if np.all(keep) else rows[:, keep], scan.num_rows / len(rows), softmax
-    )
+    weight = public.num_rows / len(rows)
+    likelihood = Likelihood(rows if np.all(keep) else rows[:, keep], weight, softmax)
     curvature = likelihood.curvature(columns)
     values, moments, noise = spectrum.values[kept], spectrum.moments[kept], spectrum.noise[kept]
     penalties = curvature * np.maximum(1.0 / bayes[kept] - values, 0.0)
@@ -350,22 +292,12 @@ def _logistic_problem(
     return LogisticProblem(likelihood, moments, noise, values, penalties, fixed), start, kept
 
 
-def _fit(
-    logistic: LogisticProblem, start: np.ndarray, num_rows: int, penalty: str | float
-) -> tuple[LogisticFit, dict[float, float]]:
-    if penalty == "auto":
-        return logistic.best(start, num_rows)
-    fit = logistic.assess(float(penalty), start, num_rows)
-    return fit, {fit.multiple: fit.log_loss}
-
-
 def _first_order_filter(
     logistic: LogisticProblem, fit: LogisticFit, kept: np.ndarray, k_eff: int
 ) -> np.ndarray:
-    """Returns ``1 / (h l + c p)`` (d,) with the mean curvature h of the loss at the fit.
+    """Returns ``1 / (h l + c p)`` (d,), scaled to the total variance that the fit found.
 
-    The loss is curved least along the coefficients, where noise then moves them most, so that the
-    filter is scaled to give the total variance that the fit found.
+    h is the mean curvature of the loss at the fit, which is less along the coefficients.
     """
     likelihood = logistic.likelihood
     scores = likelihood.scores(fit.coefficients)

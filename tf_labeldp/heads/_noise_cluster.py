@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,16 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.estimation._priors import histogram_prior
 from tf_labeldp.features import find_clusters
-from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.features._clusters import Clusters, checked_clusters
 from tf_labeldp.features._estimator import note_release, with_encoder
 from tf_labeldp.features._reader import collected, is_dataset
-from tf_labeldp.heads._label_source import LabelSource, array_digests
+from tf_labeldp.heads._label_source import LabelSource, raw_digests
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
-from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._carried import receipts_of
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class NoiseCluster(Head):
     """Clusters public features, and asks once, privately, which class each cluster has.
 
@@ -47,9 +48,8 @@ class NoiseCluster(Head):
         classes: the class values in the order of their codes, for other labels; public.
         encoder: what makes features of raw inputs, as for ``features.find_clusters``; None for
             features as they are.
-        clusters: what ``find_clusters`` returned for the training examples that are known already,
-            in place
-            of k-means on the features; or integers (n,), which ``predict`` can't extend.
+        clusters: what ``find_clusters`` returned for the training examples, in place of k-means
+            on the features; or integers (n,), which ``predict`` can't extend.
         cluster_seed: of k-means; public.
         key: the name of the release in a vault.
         insecure_seed: makes the noise repeatable, and the statement "not private: seeded".
@@ -76,30 +76,17 @@ class NoiseCluster(Head):
         (True, 0.2)
     """
 
-    def __init__(
-        self,
-        num_clusters: int | None,
-        epsilon: float,
-        delta: float = 0.0,
-        *,
-        num_classes: int | None = None,
-        classes: Any = None,
-        encoder: Any = None,
-        clusters: Any = None,
-        cluster_seed: int = 0,
-        key: str | None = None,
-        insecure_seed: int | None = None,
-    ) -> None:
-        self.num_clusters = num_clusters
-        self.epsilon = epsilon
-        self.delta = delta
-        self.num_classes = num_classes
-        self.classes = classes
-        self.encoder = encoder
-        self.clusters = clusters
-        self.cluster_seed = cluster_seed
-        self.key = key
-        self.insecure_seed = insecure_seed
+    num_clusters: int | None
+    epsilon: float
+    delta: float = 0.0
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Any = None
+    encoder: Any = None
+    clusters: Any = None
+    cluster_seed: int = 0
+    key: str | None = None
+    insecure_seed: int | None = None
 
     def fit(self, features: Any, labels: Any) -> NoiseCluster:
         """Clusters the features, and releases the counts of the labels by cluster.
@@ -127,35 +114,26 @@ class NoiseCluster(Head):
         Each call with an array of labels is a release of its own. Fits of one process on the same
         rows are recognised, and the statement is of their sum.
         """
-        told = self.num_classes is not None or self.classes is not None
-        if not told and not isinstance(labels, PrivateLabels):
-            raise ValueError(
-                "num_classes or classes is missing: they are public, so they are not taken from an "
-                "array of labels. Give one of them, or a PrivateLabels."
-            )
         source = LabelSource(self, labels, self._mechanism)
         # A data set is read once, for its clusters and for its digests.
-        read = features
-        if self.clusters is None and is_dataset(features):
-            read = collected(features)
+        read = collected(features) if is_dataset(features) else features
         clusters = self._clusters_of(read)
         source.check_length(len(clusters))
-        carried = receipts_of([self.encoder, getattr(clusters, "encoder", None), features])
-        rows = None if features is None else array_digests(read)
+        carried = receipts_of([self.encoder, clusters.encoder, features])
+        digests = None if features is None else raw_digests(read)
+        rows = None if digests is None else digests[:, np.newaxis]
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
         mechanism = source.mechanism
         made, self.receipts_ = source.release(
             mechanism, clusters.assignments, carried, rows, self._family_of_clones()
         )
-        counts = made.values
         self.clusters_ = clusters
         self.classes_ = source.class_values
         self.noise_stddev_ = mechanism.noise_stddev
         # The release ends with the last cluster that has an example.
-        self.cluster_counts_ = np.zeros(
-            (clusters.num_clusters, source.vault.num_classes), counts.dtype
-        )
-        self.cluster_counts_[: counts.shape[0]] = counts
+        shape = (clusters.num_clusters, source.vault.num_classes)
+        self.cluster_counts_ = np.zeros(shape, made.values.dtype)
+        self.cluster_counts_[: len(made.values)] = made.values
         self.cluster_probabilities_ = _shares(self.cluster_counts_)
         self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
         found_here = self.clusters is None and self.encoder is None
@@ -237,9 +215,7 @@ class NoiseCluster(Head):
                 "clusters were given, and num_clusters or an encoder to find others. Give None for "
                 "these, or leave clusters out."
             )
-        if isinstance(self.clusters, Clusters):
-            return self.clusters
-        return Clusters.from_assignments(self.clusters)
+        return checked_clusters(self.clusters)
 
     def _mechanism(self, kind: dict[str, Any]) -> HistogramMechanism:
         """Returns the mechanism of the release; raises for labels that are no classes."""
@@ -248,7 +224,7 @@ class NoiseCluster(Head):
                 "NoiseCluster is for classes, and these labels are numbers or rows of labels. Use "
                 "PrivateRidge."
             )
-        delta = _validate.probability_below_one("delta", self.delta)
+        delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
         return HistogramMechanism(self.epsilon, kind["num_classes"], noise=noise, delta=delta)
 

@@ -1,8 +1,7 @@
 """``PrivateRidge``, and what all linear heads of one release share.
 
 ``OneReleaseHead.fit`` is the whole privacy argument: it scales public rows to unit norm, which sets
-the sensitivity, and releases their moments with the labels once, with the noise of
-``LabelMomentMechanism``. All that follows is post-processing.
+the sensitivity, and releases their moments with the labels once. The rest is post-processing.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from tf_labeldp.features._estimator import (
 from tf_labeldp.features._reader import FeatureSource, Rows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._label_source import LabelSource
-from tf_labeldp.heads._public_rows import PublicRows, Scaling, Scan, checked_norms
+from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault._carried import receipts_of
 
@@ -46,6 +45,7 @@ class Head(Estimator, abc.ABC):
     """What all heads share: their statement, their score, and scikit-learn's conventions."""
 
     receipts_: tuple[Receipt, ...]
+    sharpness_: float
 
     @abc.abstractmethod
     def predict(self, features: Any) -> np.ndarray:
@@ -69,7 +69,7 @@ class Head(Estimator, abc.ABC):
                 f"labels must have shape {predicted.shape}, as predictions have, got "
                 f"{labels.shape}. Turn columns into vectors with .ravel()."
             )
-        if not self._is_fitted_to_numbers():
+        if self._label_range is None:
             return float(np.mean(predicted == labels))
         return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
 
@@ -85,11 +85,10 @@ class Head(Estimator, abc.ABC):
     def _check_fitted(self) -> None:
         self._refuse_unfitted("receipts_", "fit(features, labels)")
 
-    def _is_fitted_to_numbers(self) -> bool:
-        return False
+    _label_range: tuple[float, float] | None = None  # of numbers
 
     def _is_regressor(self) -> bool:
-        return self._is_fitted_to_numbers()
+        return self._label_range is not None
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "receipts_")
@@ -102,47 +101,27 @@ class Head(Estimator, abc.ABC):
         return supervised_tags(is_number=self._is_regressor())
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class OneReleaseHead(Head):
     """A linear head on public features that sees the labels once; see ``PrivateRidge``."""
 
-    sharpness_: float
-
-    def __init__(
-        self,
-        epsilon: float,
-        delta: float = 0.0,
-        *,
-        num_classes: int | None = None,
-        classes: Any = None,
-        low: float | None = None,
-        high: float | None = None,
-        num_labels: int | None = None,
-        encoder: Any = None,
-        penalty: str | float = "auto",
-        spread: bool = True,
-        center: bool = True,
-        intercept: bool = True,
-        noise: str = "gaussian",
-        key: str | None = None,
-        max_bytes: float = 8e9,
-        insecure_seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.num_classes = num_classes
-        self.classes = classes
-        self.low = low
-        self.high = high
-        self.num_labels = num_labels
-        self.encoder = encoder
-        self.penalty = penalty
-        self.spread = spread
-        self.center = center
-        self.intercept = intercept
-        self.noise = noise
-        self.key = key
-        self.max_bytes = max_bytes
-        self.insecure_seed = insecure_seed
+    epsilon: float
+    delta: float = 0.0
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Any = None
+    low: float | None = None
+    high: float | None = None
+    num_labels: int | None = None
+    encoder: Any = None
+    penalty: str | float = "auto"
+    spread: bool = True
+    center: bool = True
+    intercept: bool = True
+    noise: str = "gaussian"
+    key: str | None = None
+    max_bytes: float = 8e9
+    insecure_seed: int | None = None
 
     def fit(self: _Self, features: Any, labels: Any = None) -> _Self:
         """Releases the moments of the labels, and fits.
@@ -174,16 +153,19 @@ class OneReleaseHead(Head):
         """
         before = dict(vars(self))
         try:
-            rows, scan, source = self._read(features, labels)
+            carried = receipts_of([self.encoder, features])
+            for one in standing(carried):
+                if one.kind == "unknown":
+                    _validate.warn(f"{one.charge.assumptions[0]}.")
+            rows, source = self._read(features, labels)
             # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is for
             # the L1 norm of the longest row. The mechanism adds the noise, in source.release.
-            max_l1 = math.ceil(scan.max_l1 * _L1_STEPS) / _L1_STEPS
+            max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
             mechanism = _with_max_l1(source.mechanism, max_l1)
             made, self.receipts_ = source.release(
-                mechanism, rows, self._carried, rows.digests(), self._family_of_clones()
+                mechanism, rows, carried, rows.digests, self._family_of_clones()
             )
-            del self._carried
-            self._finish(scan, made.values, mechanism, source)
+            self._finish(rows, made.values, mechanism, source)
         except BaseException:  # a head that was fitted stays as it was, with its own statement
             self.__dict__.clear()
             self.__dict__.update(before)
@@ -217,8 +199,7 @@ class OneReleaseHead(Head):
     def predict_proba(self, features: Any) -> np.ndarray:
         """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
 
-        The sharpness maximises the likelihood given the release, and needs no other labels
-        (see ``_ridge_path``).
+        The sharpness maximises the likelihood given the release, and needs no other labels.
 
         Raises:
             TypeError: the labels are numbers.
@@ -274,15 +255,12 @@ class OneReleaseHead(Head):
             receipts=self.receipts_,
         )
 
-    _sample_rows: int | None = 8192
-
-    @abc.abstractmethod
-    def _check_arguments(self) -> None:
-        """Raises for arguments that only this head knows."""
+    _sample_rows: ClassVar[int | None] = 8192
+    _penalties: ClassVar[tuple[str, ...]]  # those that have a name
 
     @abc.abstractmethod
     def _choose(
-        self, problem: _ridge_path.Problem, scan: Scan, prior: tuple[float, float]
+        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fits, sets what it chose, and returns weights (D, C), constant (C,) and a filter."""
 
@@ -296,14 +274,16 @@ class OneReleaseHead(Head):
             **kind,
         )
 
-    def _read(self, features: Any, labels: Any) -> tuple[PublicRows, Scan, LabelSource]:
+    def _read(self, features: Any, labels: Any) -> tuple[PublicRows, LabelSource]:
         """Returns what a release needs: all of it public, but for the labels in their source."""
-        self._check_arguments()
+        if not isinstance(self.penalty, str):
+            _validate.positive_finite("penalty", self.penalty)
+        elif self.penalty not in self._penalties:
+            words = ", ".join(map(repr, self._penalties))
+            raise ValueError(
+                f"penalty must be {words} or a number above zero, got {self.penalty!r}."
+            )
         _validate.positive_finite("max_bytes", self.max_bytes)
-        self._carried = receipts_of([self.encoder, features])
-        for one in standing(self._carried):
-            if one.kind == "unknown":
-                _validate.warn(f"{one.charge.assumptions[0]}.")
         # Labels that are given are checked before the features are read.
         source = None if labels is None else LabelSource(self, labels, self._mechanism)
         given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
@@ -311,22 +291,21 @@ class OneReleaseHead(Head):
         if source is not None and given.num_rows is not None:
             source.check_length(given.num_rows)
         rows = PublicRows(given, self.max_bytes)
-        survey = rows.survey()
+        rows.survey()
         if source is None:
-            if survey.labels is None:
+            if rows.labels is None:
                 raise ValueError("labels are missing: pass them, or a data set of (x, y) batches.")
-            source = LabelSource(self, survey.labels, self._mechanism)
-        elif survey.labels is not None:
+            source = LabelSource(self, rows.labels, self._mechanism)
+        elif rows.labels is not None:
             raise ValueError("the data set has labels, and labels were given too; give one.")
-        source.check_length(survey.num_rows)
-        self._scaling = rows.design(
-            survey,
+        source.check_length(rows.num_rows)
+        rows.design(
             center=bool(self.center),
             intercept=self._constant(),
-            noise_to_signal=self._noise_to_signal(source, survey.num_rows, survey.num_features),
+            noise_to_signal=self._noise_to_signal(source, *rows.shape),
         )
-        del survey  # its sample of rows is large
-        return rows, rows.scan(self._sample_rows), source
+        rows.scan(self._sample_rows)
+        return rows, source
 
     def _constant(self) -> float:
         return _INTERCEPT if self.intercept else 0.0
@@ -342,27 +321,41 @@ class OneReleaseHead(Head):
         return noisy_columns * sigma**2 / (n**2 * source.code_variance)
 
     def _finish(
-        self, scan: Scan, moments: np.ndarray, mechanism: LabelMomentMechanism, source: LabelSource
+        self,
+        rows: PublicRows,
+        moments: np.ndarray,
+        mechanism: LabelMomentMechanism,
+        source: LabelSource,
     ) -> None:
         """Sets all that is fitted, from public numbers (overwritten) and the release."""
         self._label_range = source.vault.label_range
         self._is_of_rows = source.vault.num_labels is not None
+        self._scaling = rows.scaling
         self.classes_ = source.class_values
         self.n_features_in_ = self._scaling.mean.size
-        width = scan.gram.shape[0]
-        self.noise_stddev_ = mechanism.noise_stddev(scan.num_rows, width)
+        width = rows.gram.shape[0]
+        self.noise_stddev_ = mechanism.noise_stddev(rows.num_rows, width)
         self.num_directions_ = width - bool(self.intercept)
         problem = _ridge_path.decompose(
-            scan.gram,
+            rows.gram,
             moments,
             self.noise_stddev_,
             centred=_is_one_hot(mechanism),
             intercept=bool(self.intercept),
         )
         spectrum = problem.spectrum
-        self._warn_if_noise(spectrum, scan.num_rows * source.code_variance)
+        self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
+        if deviations < _SIGNIFICANT:
+            energy = rows.num_rows * source.code_variance
+            best = _ridge_path.expected_signal_to_noise(spectrum, energy)
+            _validate.warn(
+                f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
+                f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
+                f"deviations from none); {best:.2g} is expected where the features explain the "
+                "labels fully. Use a larger epsilon, more examples, or fewer features."
+            )
         prior = _ridge_path.prior_variances(spectrum, source.code_variance / spectrum.k_eff)
-        weights, last, filter_ = self._choose(problem, scan, prior)
+        weights, last, filter_ = self._choose(problem, rows, prior)
         constant = self._constant()
         part = 1.0 / np.hypot(1.0, constant)  # what the constant column left of a row's length
         self._column_weights = part * weights
@@ -372,26 +365,13 @@ class OneReleaseHead(Head):
         self.coef_ = np.ascontiguousarray(columns.T)
         self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
 
-    def _warn_if_noise(self, spectrum: _ridge_path.Spectrum, label_energy: float) -> None:
-        self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
-        if deviations < _SIGNIFICANT:
-            best = _ridge_path.expected_signal_to_noise(spectrum, label_energy)
-            _validate.warn(
-                f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
-                f"signal-to-noise is {self.signal_to_noise_:.2g} ({deviations:.1f} standard "
-                f"deviations from none); {best:.2g} is expected where the features explain the "
-                "labels fully. Predictions will be little better than guesses: use a larger "
-                "epsilon, more examples, or fewer features."
-            )
-
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
         rows = Rows(features, self.encoder, columns=self._known_columns())
         spread = self._scaling.spread
         # In double precision, so that a prediction does not depend on the rows beside it.
-        plain = Scaling(
-            self._scaling.mean, None if spread is None else spread.astype(np.float64), 0.0
-        )
+        wide = None if spread is None else spread.astype(np.float64)
+        plain = Scaling(self._scaling.mean, wide, 0.0)
         parts = []
         for start in range(0, max(len(rows), 1), _PREDICT_ROWS):
             block = rows.take(slice(start, start + _PREDICT_ROWS))
@@ -404,21 +384,17 @@ class OneReleaseHead(Head):
             parts.append(plain.rows(block) @ self._column_weights + self.intercept_)
         return np.concatenate(parts)
 
-    def _is_fitted_to_numbers(self) -> bool:
-        return getattr(self, "_label_range", None) is not None
-
     def _is_regressor(self) -> bool:
-        return self._is_fitted_to_numbers() or self.low is not None
+        return super()._is_regressor() or self.low is not None
 
 
 class PrivateRidge(OneReleaseHead):
     """A linear least-squares head that sees the labels once, through noisy moments ``X^T Y``.
 
-    The features are public, so a least-squares fit needs of the labels only their moments with the
-    features, ``LabelMomentMechanism``. They are released once; the penalty, the probabilities, the
-    standard errors and all predictions are computed from that release and the features. For
-    classes, ``PrivateLogisticRegression`` makes more of the same release at all but the smallest
-    budgets.
+    A least-squares fit on public features needs of the labels only these moments
+    (``LabelMomentMechanism``). Penalty, probabilities, standard errors and predictions are computed
+    from the release and the features. For classes, ``PrivateLogisticRegression`` makes more of the
+    same release at all but the smallest budgets.
 
     Guarantee:
         The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
@@ -427,21 +403,18 @@ class PrivateRidge(OneReleaseHead):
         classes and the range are never taken from the labels, and a feature map or an encoder must
         not have been trained with them. ``guarantee()`` names these assumptions.
 
-    The mean of all rows of features is subtracted, each row is scaled to unit norm by its own
-    length, spread over the principal directions of the features as suits the noise (``spread``),
-    scaled to unit norm again, and gets a constant column for the intercept; its length is one again
-    after that. So only the direction of a row counts: where its length matters (a single column, a
+    Rows of features are centred, scaled to unit norm, spread over the principal directions of the
+    features as suits the noise (``spread``), scaled again, and get a constant column for the
+    intercept. So only the direction of a row counts: where its length matters (a single column, a
     label that grows with all of them), put ``RandomFourierFeatures`` in front.
 
-    ``scikit-learn``'s conventions hold: a transformer may come before it in a pipeline, ``clone``
-    and ``set_params`` work. But each ``fit`` on an array of labels is a release of its own: a grid
-    search, cross-validation or calibration releases many times, which the statements of its heads
-    add up, and scores on true labels, which they do not. With a ``PrivateLabels`` they fail
-    once its budget is spent.
+    ``scikit-learn``'s conventions hold: pipelines, ``clone`` and ``set_params`` work. But each
+    ``fit`` on an array of labels is a release of its own: a grid search, cross-validation or
+    calibration releases many times, which the statements of its heads add up, and scores on true
+    labels, which they do not. With a ``PrivateLabels`` they fail once its budget is spent.
 
-    Source: ``_ridge_path`` derives the risk estimate and the prior, ``_public_rows`` the spread;
-    releasing the moments is "sufficient statistics perturbation" (Vu and Slavkovic 2009), here with
-    the Gram matrix public.
+    Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
+    public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
 
     Args:
         epsilon: finite and above zero.
@@ -502,17 +475,10 @@ class PrivateRidge(OneReleaseHead):
         1.0 1e-05
     """
 
-    def _check_arguments(self) -> None:
-        if not isinstance(self.penalty, str):
-            _validate.positive_finite("penalty", self.penalty)
-        elif self.penalty not in ("auto", "bayes", "risk"):
-            raise ValueError(
-                "penalty must be 'auto', 'bayes', 'risk' or a number above zero, got "
-                f"{self.penalty!r}."
-            )
+    _penalties = ("auto", "bayes", "risk")
 
     def _choose(
-        self, problem: _ridge_path.Problem, scan: Scan, prior: tuple[float, float]
+        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         spectrum = problem.spectrum
         self.risk_path_ = _ridge_path.risk_path(spectrum)
@@ -521,16 +487,15 @@ class PrivateRidge(OneReleaseHead):
         weights, last = problem.solve(chosen)
         if self._label_range is None:
             coefficients = np.vstack([weights, last]) if self.intercept else weights
-            scores = scan.sample @ coefficients
+            scores = rows.sample @ coefficients
             self.sharpness_ = self._sharpness(
                 scores,
-                problem.cross_moment(chosen, *prior) / scan.num_rows,
-                problem.cross_moment_error(chosen) / scan.num_rows,
+                problem.cross_moment(chosen, *prior) / rows.num_rows,
+                problem.cross_moment_error(chosen) / rows.num_rows,
             )
         return weights, last, chosen
 
     def _sharpness(self, scores: np.ndarray, agreement: float, error: float) -> float:
-        """Returns the sharpness, from public scores and an estimate of their mean on the labels."""
         # One column is s and -s, of the label that is there and of the one that is not; several
         # labels have one sharpness.
         factor = 1.0
@@ -583,28 +548,27 @@ def _export(
 
     from tf_labeldp.keras_layers._released_dense import ReleasedDense
 
-    width = scaling.mean.size
-    single = "float32"  # whatever the dtype policy: half precision ends at 65,504
-    inputs, rows = with_encoder(encoder, width)
     layers = keras.layers
+    fixed = {"trainable": False, "dtype": "float32"}  # half precision ends at 65,504
+    inputs, rows = with_encoder(encoder, scaling.mean.size)
     # Divided by a size of theirs, tiny numbers do not meet the constant in Keras's normalisation.
     scale = scaling.size
     offset = (-scaling.mean / scale).tolist() if np.any(scaling.mean) else 0.0
-    rows = layers.Rescaling(1.0 / scale, offset, dtype=single, name="public_center_and_scale")(rows)
-    rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_rows")(rows)
+    rows = layers.Rescaling(1.0 / scale, offset, dtype="float32", name="public_center_and_scale")(
+        rows
+    )
+    rows = layers.UnitNormalization(axis=-1, dtype="float32", name="unit_rows")(rows)
     if scaling.spread is not None:
-        spread = layers.Dense(
-            scaling.spread.shape[1], use_bias=False, trainable=False, dtype=single, name="spread"
-        )
+        spread = layers.Dense(scaling.spread.shape[1], use_bias=False, name="spread", **fixed)
         rows = spread(rows)
         spread.set_weights([scaling.spread])
-        rows = layers.UnitNormalization(axis=-1, dtype=single, name="unit_spread_rows")(rows)
-    shift = 0.0 if clip_to is None else clip_to[0]
-    dense = ReleasedDense(weights.shape[1], activation, trainable=False, dtype=single, name="head")
+        rows = layers.UnitNormalization(axis=-1, dtype="float32", name="unit_spread_rows")(rows)
+    low, high = (0.0, 0.0) if clip_to is None else clip_to
+    dense = ReleasedDense(weights.shape[1], activation, name="head", **fixed)
     outputs = dense(rows)
-    dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
+    dense.set_weights([weights.astype(np.float32), (bias - low).astype(np.float32)])
     note_release(dense, receipts, dense.weights)
     if clip_to is not None:
-        outputs = layers.ReLU(max_value=clip_to[1] - clip_to[0], dtype=single, name="clip")(outputs)
-        outputs = layers.Rescaling(1.0, offset=shift, dtype=single, name="label_range")(outputs)
+        outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
+        outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
     return keras.Model(inputs, outputs, name="one_release_head")

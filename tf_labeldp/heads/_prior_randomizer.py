@@ -16,7 +16,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import OneReleaseHead
-from tf_labeldp.mechanisms import LabelMomentMechanism, Priors, RRWithPrior
+from tf_labeldp.mechanisms import Priors, RRWithPrior
 from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
@@ -27,17 +27,8 @@ _DRAW_PAYS = 2.5
 """The epsilon from which labels drawn one by one tell more than a larger release would."""
 _OTHER_PRIORS = 0.01
 """Share of noisy labels that other rounding may carry out of their prior's top-k set."""
-_OF_THE_HEAD = (
-    "num_classes",
-    "classes",
-    "encoder",
-    "penalty",
-    "spread",
-    "center",
-    "intercept",
-    "noise",
-    "max_bytes",
-)
+_OF_THE_HEAD: tuple[str, ...] = ("num_classes", "classes", "encoder", "penalty", "spread", "center")
+_OF_THE_HEAD += ("intercept", "noise", "max_bytes")
 """Arguments that go to the head as they are."""
 
 
@@ -48,23 +39,9 @@ class HeadPriorRandomizer(Randomizer):
     The noisy labels are right far more often than those of plain randomized response at the same
     epsilon, and a deep model can learn from them what the head can't.
 
-    It pays at epsilon 3 and above. The release is an aggregate of all labels, so its value
-    saturates early; the draw informs about each label, and its value grows like e^epsilon. Below 2
-    or 3 the whole epsilon is best spent on the head alone; above, a small part of it is enough.
-    Measured on Fashion-MNIST (60,000 labels, smoothed patch features): mean negative log-posterior
-    of the true labels, by the part of the head,
-
-    ===========  =====  =====  =====  =====
-    epsilon        2      3      4      6
-    ===========  =====  =====  =====  =====
-    head 0.25    0.319  0.250  0.172  0.060
-    head 0.5     0.297  0.237  0.165  0.059
-    head 1       0.287  0.249  0.186  0.076
-    head 2       0.268  0.260  0.222  0.107
-    ===========  =====  =====  =====  =====
-
-    By default the head gets 90 % of an epsilon below 2.5, where the draw is worth little however it
-    is paid, and 15 % from there on (0.45 to 0.9 of an epsilon of 3 to 6). Fewer labels need more.
+    It pays at epsilon 3 and above: the value of the release, an aggregate of all labels, saturates
+    early, and that of the draw grows like e^epsilon. By default the head gets 90 % of an epsilon
+    below 2.5, and 15 % from there on; fewer labels need more (``docs/heads.md`` has measurements).
 
     Guarantee:
         Head, priors and noisy labels together are (epsilon, delta)-label-DP for the replacement of
@@ -81,8 +58,7 @@ class HeadPriorRandomizer(Randomizer):
         delta: of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        options: the arguments below in a mapping; it is there to load what was written before they
-            had names of their own.
+        options: the arguments below in a mapping, for what was written before they had names.
         num_classes: of the head, as all that follow; see ``PrivateRidge``. The vault knows it.
         classes: the class values, which the vault knows too.
         encoder: what makes features of raw inputs; None for features as they are.
@@ -144,7 +120,7 @@ class HeadPriorRandomizer(Randomizer):
             )
         self._set_options(options or {})
         # Checks delta, and that it fits the noise.
-        self._release(self._new_head(None), num_classes=2)
+        self._new_head(None)._mechanism({"num_classes": 2})
 
     def split(self) -> tuple[float, float]:
         """Returns the epsilons of the head and of the draw; their sum is no larger than epsilon."""
@@ -156,7 +132,7 @@ class HeadPriorRandomizer(Randomizer):
 
     def parts(self, labels: PrivateLabels) -> list[Mechanism]:
         """Returns the mechanisms of the head's release and of the draw."""
-        head = self._release(self._new_head(None), labels.num_classes)
+        head = self._new_head(None)._mechanism({"num_classes": labels.num_classes})
         return [head, RRWithPrior(self.split()[1], labels.num_classes)]
 
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
@@ -196,10 +172,9 @@ class HeadPriorRandomizer(Randomizer):
                 "features must be an array or a table of columns, not a data set: the noisy labels "
                 "come in the order of its rows."
             )
-        head = self._new_head(f"{key}/head")
         mechanism = RRWithPrior(self.split()[1], labels.num_classes)
-        self._check_budget(head, mechanism, labels, key)
-        head.fit(features, labels)
+        self._check_budget(mechanism, labels, key)
+        head = self._new_head(f"{key}/head").fit(features, labels)
         priors = Priors(head.predict_proba(features), receipts=head.receipts_)
         drawn = labels.has_draw(key)
         noisy = labels.randomize(mechanism, priors=priors, key=key)
@@ -231,27 +206,18 @@ class HeadPriorRandomizer(Randomizer):
         arguments = {name: getattr(self, name) for name in _OF_THE_HEAD}
         return self.head(self.split()[0], self.delta, key=key, **arguments)
 
-    def _release(self, head: OneReleaseHead, num_classes: int) -> LabelMomentMechanism:
-        """Returns a mechanism of the price of the head's release."""
-        return LabelMomentMechanism(
-            head.epsilon, head.delta, num_classes=num_classes, noise=head.noise
-        )
-
-    def _check_budget(
-        self, head: OneReleaseHead, mechanism: RRWithPrior, labels: PrivateLabels, key: str
-    ) -> None:
+    def _check_budget(self, draw: RRWithPrior, labels: PrivateLabels, key: str) -> None:
         """Raises unless all that is still to be drawn fits, before any of it is."""
-        missing: list[Any] = []
-        if not labels.has_draw(f"{key}/head"):
-            missing.append(self._release(head, labels.num_classes))
+        release, _ = self.parts(labels)
+        missing = [] if labels.has_draw(f"{key}/head") else [release]
         if not labels.has_draw(key):
-            missing.append(mechanism)
+            missing.append(draw)
         else:
             stored = labels.mechanism(key)
-            if missing or serialize(stored) != serialize(mechanism):
+            if missing or serialize(stored) != serialize(draw):
                 raise DrawSettingsError(
                     f"draw {key!r} exists and was made with other settings (stored: {stored!r}; "
-                    f"asked: {mechanism!r} after a head named {f'{key}/head'!r}). Ask with the "
+                    f"asked: {draw!r} after a head named {f'{key}/head'!r}). Ask with the "
                     "settings of the stored draw, or give another key."
                 )
         if missing:
@@ -261,17 +227,14 @@ class HeadPriorRandomizer(Randomizer):
 def _check_same_priors(
     mechanism: RRWithPrior, noisy: np.ndarray, priors: np.ndarray, key: str
 ) -> None:
-    """Raises if stored labels can't have been drawn under these priors.
-
-    Another machine may round another way, so a few may lie outside of their set.
-    """
+    """Raises if stored labels can't have been drawn under these priors, but for rounding."""
     members = top_k_members(priors, mechanism.set_sizes(priors))
     outside = 1.0 - float(np.mean(members[np.arange(noisy.size), noisy]))
     if outside > _OTHER_PRIORS:
         raise DrawSettingsError(
             f"draw {key!r} exists, and {outside:.0%} of its noisy labels can't come from the "
-            "priors that these features give, so it was made with other features or arguments. Ask "
-            "with those of the stored draw, or give another key."
+            "priors of these features, so it was made with other features or arguments. Ask with "
+            "those of the stored draw, or give another key."
         )
 
 
@@ -308,7 +271,7 @@ class TeacherLabels:
         """Returns batches for ``model.fit``, in a new order each epoch.
 
         Every epoch shows each example in ``views`` new augmentations, all in one batch and with the
-        same target: so the model is taught to agree with itself across them.
+        same target, so that the model learns to agree with itself across them.
 
         Args:
             inputs: array (n, ...) of all n examples, kept or not.
@@ -334,6 +297,12 @@ class TeacherLabels:
                 "Give the inputs of all examples, in the order of the probabilities."
             )
         rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
+        import keras
+
+        if augment is None:
+            augment = np.asarray
+        elif isinstance(augment, keras.layers.Layer):
+            augment = functools.partial(augment, training=True)
         return _batches_class()(self, inputs, batch_size, augment, views, rng)
 
 
@@ -350,7 +319,7 @@ def _batches_class() -> type:
             labels: TeacherLabels,
             inputs: np.ndarray,
             batch_size: int,
-            augment: Callable[..., Any] | None,
+            augment: Callable[..., Any],
             views: int,
             rng: np.random.Generator,
         ) -> None:
@@ -365,11 +334,7 @@ def _batches_class() -> type:
         def __getitem__(self, index: int) -> tuple[Any, np.ndarray]:
             places = self._order[index * self._size : (index + 1) * self._size]
             places = np.repeat(places, self._views)
-            x = self._inputs[self._labels.indices[places]]
-            if isinstance(self._augment, keras.layers.Layer):
-                x = self._augment(x, training=True)
-            elif self._augment is not None:
-                x = self._augment(x)
+            x = self._augment(self._inputs[self._labels.indices[places]])
             return keras.ops.convert_to_numpy(x), self._labels.targets[places]
 
         def on_epoch_end(self) -> None:
@@ -384,11 +349,9 @@ def teacher_labels(
     """Returns targets for a model (the student) that a head teaches, of the examples it is sure of.
 
     A student is worthwhile where it can use the inputs better than the head (it knows, say, that a
-    mirrored image shows the same thing), or where a small model is to be shipped. It has no more
-    information on the labels than the head; ``tests/benchmarks`` shows what to expect.
-
-    The threshold drops examples near the borders of the classes. These teach most where the head is
-    right, so a threshold (or ``hard``) helps only where the head is often wrong.
+    mirrored image shows the same thing), or where a small model is to be shipped; it has no more
+    information on the labels than the head. A threshold drops examples near the borders of the
+    classes, so it helps (as does ``hard``) only where the head is often wrong there.
 
     Guarantee:
         That of the probabilities: this is post-processing, and nothing is charged.
@@ -411,8 +374,8 @@ def teacher_labels(
         >>> made.indices.tolist(), made.targets.argmax(axis=1).tolist(), round(made.share, 2)
         ([0, 2], [0, 1], 0.67)
     """
-    confidence = _validate.probability_below_one("confidence", confidence)
-    least_share = _validate.probability_below_one("least_share", least_share)
+    confidence = _validate.number_in("confidence", confidence, "[0, 1)")
+    least_share = _validate.number_in("least_share", least_share, "[0, 1)")
     hard = _validate.boolean("hard", hard)
     if np.ndim(probabilities) != 2 or np.shape(probabilities)[1] < 2:
         raise ValueError(

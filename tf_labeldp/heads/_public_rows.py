@@ -1,41 +1,27 @@
 """Public features as rows of unit norm: their scaling, and passes over them in bounded memory.
 
-Unit norm is what the sensitivity of a release rests on; ``Scaling`` makes it.
-
-*Where to spend a release.* A release of ``X^T Y`` has the same noise in all directions, and its
-size is fixed by the length of the longest row. So a linear map of the features, before they are
-scaled to unit length, decides how much of the signal each direction gets. It is made of public
-features alone, and so costs no privacy.
-
-Let the centred features have the covariance eigenvalues ``l_j``, let direction j get the share
-``p_j`` of the squared length of an average row (``sum_j p_j = 1``), and let ``c_j^2`` be the part
-of the labels' energy that direction j explains. Its moment has the size ``n sqrt(p_j) c_j`` and
-noise of standard deviation sigma in each of k columns, so that the best linear estimate leaves of
-``c_j^2`` the error ``c_j^2 v_j / (c_j^2 + v_j)`` with ``v_j = k sigma^2 / (n^2 p_j)``. The sum of
-these errors is least for
-
-``p_j = max(0, tau - k sigma^2 / (n^2 c_j^2))``,
-
-with the level tau that makes the shares sum to one: water-filling, as for parallel Gaussian
-channels (Cover and Thomas, "Elements of Information Theory", section 9.4). The ``c_j^2`` are not
-known. Under the normal prior of ridge regression, coefficients of equal variance in the features as
-they are, they are proportional to ``l_j`` in expectation; their sum is taken to be the variance of
-the codes of labels, as if the features explained the labels in full. Strong directions so get equal
-shares (whitening), weak ones less, and those that the noise would drown anyway get nothing.
+Unit norm is what the sensitivity of a release rests on; ``Scaling`` makes it. ``docs/heads.md``
+derives the spread over directions (``spread_shares``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp._progress import Progress
-from tf_labeldp.features._reader import FeatureSource, new_digest
-from tf_labeldp.heads._label_source import array_digests, row_digests
+from tf_labeldp.features._reader import (
+    NO_ROWS,
+    SHUFFLED,
+    FeatureSource,
+    add_to_digest,
+    new_digest,
+)
+from tf_labeldp.heads._label_source import raw_digests, row_digests
 
 _SHARE = 4
 """One part in so many of the memory is for each sample of rows."""
@@ -91,93 +77,79 @@ class Scaling:
         return np.concatenate([moved / length, constant], axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Survey:
-    """What the first pass over the features gives.
-
-    Attributes:
-        num_rows: n.
-        sample: some rows as given, drawn uniformly, ``float32`` (m, d).
-        labels: those of a data set of (x, y) batches, else None.
-    """
-
-    num_rows: int
-    sample: np.ndarray
-    labels: np.ndarray | None
-
-    @property
-    def num_features(self) -> int:
-        """The number of features d."""
-        return int(self.sample.shape[1])
-
-
-@dataclasses.dataclass(frozen=True)
-class Scan:
-    """What the second pass gives, of scaled rows (n, D).
-
-    Attributes:
-        gram: ``X^T X``, ``float64`` (D, D) in Fortran order; the upper triangle.
-        num_rows: n.
-        max_l1: the largest L1 norm of a row.
-        sample: some rows, drawn uniformly, ``float32`` (m, D).
-    """
-
-    gram: np.ndarray
-    num_rows: int
-    max_l1: float
-    sample: np.ndarray
-
-
 class PublicRows:
     """Rows of features for one fit, read three times: survey, scan, release.
 
     Args:
         source: where the features come from.
         max_bytes: the most memory for what grows with the number of features.
+
+    Attributes:
+        num_rows: n, from the survey on.
+        labels: those of a data set of (x, y) batches, else None; from the survey on.
+        digests: keyed digests of each row, of its features and of what an encoder made them of,
+            ``uint64`` (n, 1 or 2); from the survey on.
+        sample: some rows, drawn uniformly, ``float32``: as given (m, d) after the survey, scaled
+            (m, D) after the scan.
+        scaling: from the design on.
+        gram: ``X^T X`` of the scaled rows, ``float64`` (D, D) in Fortran order, the upper triangle;
+            from the scan on.
+        max_l1: the largest L1 norm of a scaled row; from the scan on.
     """
+
+    num_rows: int
+    labels: np.ndarray | None
+    digests: np.ndarray
+    sample: np.ndarray
+    scaling: Scaling
+    gram: np.ndarray
+    max_l1: float
 
     def __init__(self, source: FeatureSource, max_bytes: float) -> None:
         self._source = source
         self._max_bytes = float(max_bytes)
         self._sample_bytes = int(self._max_bytes / _SHARE)
-        self._scaling: Scaling | None = None
-        self._known_digest: str | None = None
-        self._sketch: np.ndarray | None = None
-        self._row_digests = np.zeros(0, np.uint64)
+        self._order: str | None = None
 
-    def digests(self) -> np.ndarray:
-        """Returns a keyed digest of each row, ``uint64`` (n,), of an array before its encoder."""
-        return self._row_digests
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d) of the features as given, from the survey to the scan."""
+        return self.num_rows, self.sample.shape[1]
 
-    def survey(self) -> Survey:
+    def survey(self) -> None:
         """Reads all rows once; raises for rows that can't be scaled."""
         labels: list[np.ndarray] = []
-        digest = self._new_digest()
-        before_encoder = array_digests(self._source.raw)
-        found: list[np.ndarray] = []
+        known: list[np.ndarray] = []
+        known_raw: list[np.ndarray | None] = []
+
+        def see(x: Any, y: Any) -> None:
+            known_raw.append(raw_digests(x) if self._source.is_encoded else None)
+            if y is not None:
+                labels.append(np.asarray(y))
+
         sample: RowSample | None = None
         start = 0
-        for raw in self._counted("Reading features", self._source.blocks(labels, digest)):
+        for rows in self._given("Reading features", see):
             if sample is None:
-                check_memory(raw.shape[1], self._max_bytes)
-                sample = RowSample(raw.shape[1], self._sample_bytes, _DESIGN_ROWS)
-            given = checked_norms(raw, start)
-            _refuse_zeros(given == 0.0, start)
-            sample.add(raw)
-            if before_encoder is None:
-                found.append(row_digests(raw))
-            start += raw.shape[0]
+                check_memory(rows.shape[1], self._max_bytes)
+                sample = RowSample(rows.shape[1], self._sample_bytes, _DESIGN_ROWS)
+            _refuse_zeros(checked_norms(rows, start) == 0.0, start)
+            sample.add(rows)
+            known.append(row_digests(rows))
+            start += rows.shape[0]
         if sample is None:
-            raise ValueError("features hold no rows; give at least one.")
-        self._row_digests = np.concatenate(found) if before_encoder is None else before_encoder
-        self._known_digest = None if digest is None else digest.hexdigest()
-        return Survey(start, sample.rows(), np.concatenate(labels) if labels else None)
+            raise ValueError(NO_ROWS)
+        columns = [np.concatenate(known)]
+        raw = [part for part in known_raw if part is not None]
+        if len(raw) == len(known_raw) and sum(map(len, raw)) == start:
+            columns.append(np.concatenate(raw))
+        self.digests = np.stack(columns, axis=1)
+        self.num_rows, self.sample = start, sample.rows()
+        self.labels = np.concatenate(labels) if labels else None
 
-    def design(
-        self, survey: Survey, *, center: bool, intercept: float, noise_to_signal: float | None
-    ) -> Scaling:
+    def design(self, *, center: bool, intercept: float, noise_to_signal: float | None) -> None:
         """Chooses the scaling, from the sample of the survey."""
-        sample = survey.sample
+        sample = self.sample
         mean = np.zeros(sample.shape[1])
         if center:
             mean = sample.mean(axis=0, dtype=np.float64)
@@ -196,14 +168,14 @@ class PublicRows:
                 covariance = add_gram(covariance, units.rows(block))
             covariance /= len(sample)
             spread = spread_map(covariance, noise_to_signal)
-        self._scaling = Scaling(mean, spread, float(intercept), size)
-        return self._scaling
+        self.scaling = Scaling(mean, spread, float(intercept), size)
 
-    def scan(self, sample_rows: int | None = None) -> Scan:
-        """Reads all rows again."""
+    def scan(self, sample_rows: int | None = None) -> None:
+        """Reads all rows again: their Gram matrix, and a sample of the scaled ones."""
+        del self.sample  # it is large
         gram: np.ndarray | None = None
-        start, max_l1 = 0, 0.0
-        for rows in self._counted("Gram matrix", self._scaled()):
+        self.max_l1 = 0.0
+        for rows in self._scaled("Gram matrix"):
             if gram is None:
                 width = rows.shape[1]
                 gram = np.zeros((width, width), order="F")
@@ -213,67 +185,60 @@ class PublicRows:
                 sketch = np.zeros(_SKETCH)
             sketch += weights.normal(size=len(rows)) @ (rows @ directions)
             gram = add_gram(gram, rows)
-            max_l1 = max(max_l1, float(np.abs(rows).sum(axis=1).max()))
+            self.max_l1 = max(self.max_l1, float(np.abs(rows).sum(axis=1).max()))
             sample.add(rows)
-            start += rows.shape[0]
         if gram is None:
-            raise ValueError("features hold no rows; give at least one.")
-        self._sketch = sketch
-        return Scan(gram, start, max_l1, sample.rows())
+            raise ValueError(NO_ROWS)
+        self.gram, self.sample, self._sketch = gram, sample.rows(), sketch
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields the scaled rows, ``float64`` (m, D), for the release; raises if they changed."""
-        return self._counted("Releasing the moments", self._scaled())
+        return self._scaled("Releasing the moments")
 
     def digest(self) -> str:
-        """Returns a sketch of the scaled rows, see ``matches``."""
-        return " ".join(float(number).hex() for number in self._known_sketch())
+        """Returns a sketch of the scaled rows, after the scan; see ``matches``."""
+        return " ".join(float(number).hex() for number in self._sketch)
 
     def matches(self, digest: str) -> bool:
         """Returns whether a digest is of the same rows, but for rounding.
 
-        Moments that were released are of no use with other rows. Another machine may round the same
-        rows otherwise, so a sketch of them is compared: random sums of all their entries.
+        Another machine may round the same rows otherwise, so random sums of all their entries are
+        compared.
         """
-        mine = self._known_sketch()
         try:
             other = np.array([float.fromhex(part) for part in digest.split()])
         except ValueError:
             return False
-        if other.shape != mine.shape:
+        if other.shape != self._sketch.shape:
             return False
-        return bool(np.linalg.norm(mine - other) <= _SKETCH_TOLERANCE * np.linalg.norm(mine))
+        distance = np.linalg.norm(self._sketch - other)
+        return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self._sketch))
 
-    def _known_sketch(self) -> np.ndarray:
-        if self._sketch is None:
-            raise RuntimeError("scan() comes before asking for a digest.")
-        return self._sketch
+    def _scaled(self, what: str) -> Iterator[np.ndarray]:
+        return (self.scaling.rows(rows) for rows in self._given(what))
 
-    def _scaled(self) -> Iterator[np.ndarray]:
-        if self._scaling is None:
-            raise RuntimeError("design() comes before reading scaled rows.")
-        scaling = self._scaling
-        digest = self._new_digest()
-        for raw in self._source.blocks(None, digest):
-            yield scaling.rows(raw)
-        if digest is not None and digest.hexdigest() != self._known_digest:
-            raise ValueError(
-                "the data set gave other rows, or the same in another order, when it was read "
-                "again. It must not be shuffled: leave out .shuffle(), or pass "
-                "reshuffle_each_iteration=False with a seed; augment nothing."
-            )
+    def _given(
+        self, what: str, see: Callable[[Any, Any], None] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields blocks of rows as given, and raises if a data set changed since the first time."""
+        # Arrays stay as they are.
+        digest = new_digest() if self._source.num_rows is None else None
 
-    def _new_digest(self) -> Any:
-        """Returns a hash for what is read, or None for arrays, which stay as they are."""
-        return new_digest() if self._source.num_rows is None else None
+        def look(x: Any, y: Any) -> None:
+            if digest is not None:
+                add_to_digest(digest, x)
+            if see is not None:
+                see(x, y)
 
-    def _counted(self, what: str, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields blocks of rows, and reports the progress."""
         progress = Progress(what, self._source.num_rows)
-        for rows in blocks:
+        for rows in self._source.blocks(look):
             yield rows
             progress.advance(rows.shape[0])
         progress.end()
+        if digest is not None:
+            self._order = self._order or digest.hexdigest()
+            if digest.hexdigest() != self._order:
+                raise ValueError(SHUFFLED)
 
 
 class RowSample:
@@ -324,8 +289,8 @@ def check_memory(width: int, max_bytes: float) -> None:
         fit = math.isqrt(max(int(room), 0) // (8 * _MATRICES))
         raise ValueError(
             f"{width} features need {needed / 1e9:.1f} GB for their matrices; at most {fit} fit in "
-            f"max_bytes={max_bytes / 1e9:.1f} GB, of which half is for samples of rows. Use fewer "
-            "features (a random projection knows no label), or raise max_bytes."
+            f"max_bytes={max_bytes / 1e9:.1f} GB, half of which is for samples. Use fewer features "
+            "(a random projection knows no label), or raise max_bytes."
         )
 
 

@@ -1,56 +1,8 @@
-"""Fits from one noisy release of moments: spectrum, penalties and the choice among them.
+"""Fits from one noisy release of moments: spectrum, penalties, sharpness; see ``docs/heads.md``.
 
-Notation: rows X (n, d) of public features, centred label codes Y (n, C), ``A = X^T X``,
-``B = X^T Y``, and the release ``B~ = B + N`` whose entries of N are independent with variance
-``sigma^2``. Everything here is post-processing of ``B~`` and public features: no label is looked
-at, and no choice among fits costs privacy.
-
-*Projection.* One-hot codes less 1/K sum to zero over the classes, so do the rows of B. Projecting
-the rows of ``B~`` onto vectors that sum to zero, ``P = I - 1 1^T / K``, keeps B and removes one
-part in K of the noise: ``E ||N P||^2 = d (K - 1) sigma^2``. The number of noisy directions in a
-row, ``trace(P)``, is called ``k_eff`` below: K - 1 for K > 2 classes, else the number of columns.
-
-*Intercept.* It is not penalised. With a last column that is constant, ``A`` has the blocks A1, a
-and l0, ``B~`` has b0 in its last row, and the equations for the other coefficients are those of
-``A1 - a a^T / l0`` and ``B1~ - g b0^T`` with ``g = a / l0``, whose noise ``N1 - g n0^T`` has the
-covariance ``sigma^2 (I + g g^T)``. From here on A, B~ and N are these; g is zero without intercept
-(and small where features were centred).
-
-Fits are linear in ``B~`` and diagonal in the eigenvectors of ``A = V diag(l) V^T``: with
-``z = V^T B~``, whose row j has noise of variance ``q_j = sigma^2 (1 + (V^T g)_j^2)``,
-
-``W = V diag(f) z``, for a filter f (d,).
-
-*Ridge* with penalty lambda is ``f = 1 / (l + lambda)``, and zero where l is: B has no part there.
-
-*Unbiased risk.* The squared error of the predictions on the training features is
-``||X W - Y||^2 = tr(W^T A W) - 2 tr(W^T B) + ||Y||^2``. The first term is known. For the second,
-``tr(W^T B~) = tr(W^T B) + tr(W^T N)``, and with ``M = V diag(f) V^T``, so ``W = M (B + N)``,
-``E tr(W^T N) = E tr(N^T M N) = k_eff sum_j f_j q_j`` (without intercept ``sigma^2 k_eff tr(M)``).
-So
-
-``R(f) = sum_j (l_j f_j^2 - 2 f_j) e_j + 2 k_eff sum_j q_j f_j``, ``e_j = ||z_j||^2``,
-
-has the expectation of the squared error less ``||Y||^2``, for every filter fixed in advance. The
-least of a path of such estimates is too low where the estimate varies much, at small penalties,
-and may lie there by chance alone. The variance of R for pure noise is
-``2 k_eff sum_j (l_j f_j^2 - 2 f_j)^2 q_j^2``; a third of its root is added when penalties are
-compared.
-
-*Empirical Bayes.* Suppose ``Y = X W + E`` with coefficients of variance ``t^2`` and residuals of
-variance ``s^2``. Then ``z_j = l_j w_j + (noise of variance s^2 l_j + q_j)``: row j is normal with
-variance ``v_j = t^2 l_j^2 + s^2 l_j + q_j``, and different rows are independent (but for g).
-t and s maximise the likelihood ``-1/2 sum_j (k_eff log v_j + e_j / v_j)``; sigma is known. The
-posterior mean is ``f_j = t^2 l_j / v_j``. Unlike ridge, which keeps ``1 / lambda`` in directions
-with hardly any data, it goes to zero there: noise that the release has put into such a direction is
-removed, as B itself can be no larger there than the features are.
-
-*Probabilities.* Softmax of ``beta s`` for scores ``s = x W`` has the log-likelihood
-``beta tr(W^T B) - sum_i log sum_k exp(beta s_ik)`` (the scores of a row sum to zero, so that
-centring the codes changes nothing). ``tr(W^T B)`` can be estimated from the release
-(``Problem.cross_moment``, ``_logistic``), and the sum is public, so the sharpness beta of greatest
-likelihood, which temperature scaling (Guo et al. 2017) finds from held-out labels, is found from
-the release. The sum is taken over a public sample of rows.
+``A = V diag(l) V^T`` is the Gram matrix of public rows, ``z = V^T B~`` the release in its
+eigenvectors with noise of variance ``q_j`` in row j, and every fit is ``W = V diag(f) z`` for a
+filter f (d,). Everything here is post-processing of the release.
 """
 
 from __future__ import annotations
@@ -69,21 +21,13 @@ _LARGEST_SHARPNESS = 1e3
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """A release in the eigenvectors of the Gram matrix.
+    """A release in the eigenvectors of the Gram matrix."""
 
-    Attributes:
-        values: eigenvalues l (d,), ascending, at least zero.
-        vectors: V (d, d), one eigenvector a column.
-        moments: z = V^T B~ (d, C), after the projection and without the intercept.
-        noise: q (d,), the variance of the noise on the entries of each row of z.
-        k_eff: noisy directions in a row.
-    """
-
-    values: np.ndarray
-    vectors: np.ndarray
-    moments: np.ndarray
-    noise: np.ndarray
-    k_eff: int
+    values: np.ndarray  # eigenvalues l (d,), ascending, at least zero
+    vectors: np.ndarray  # V (d, d), one eigenvector a column
+    moments: np.ndarray  # z = V^T B~ (d, C), after the projection and without the intercept
+    noise: np.ndarray  # q (d,), the variance of the noise on the entries of each row of z
+    k_eff: int  # noisy directions in a row
 
     @property
     def energies(self) -> np.ndarray:
@@ -95,7 +39,7 @@ class Spectrum:
         return self.vectors @ (filter_[:, np.newaxis] * self.moments)
 
     def risk(self, filter_: np.ndarray) -> float:
-        """Returns R(f), see the head of this file."""
+        """Returns R(f), the unbiased estimate of the squared error less a constant."""
         value = (self.values * filter_**2 - 2.0 * filter_) @ self.energies
         return float(value + 2.0 * self.k_eff * (filter_ @ self.noise))
 
@@ -107,48 +51,28 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A release and the Gram matrix, solved for any filter.
+    """A release and the Gram matrix, solved for any filter."""
 
-    Attributes:
-        spectrum: of the features, without the intercept.
-        sigma: standard deviation of the noise on an entry of the release.
-        column: ``g = a / l0`` (d,), zeros without intercept.
-        count: l0, zero without intercept.
-        last: the last row of the release over l0, ``b0 / l0`` (C,).
-    """
-
-    spectrum: Spectrum
-    sigma: float
-    column: np.ndarray
-    count: float
-    last: np.ndarray
+    spectrum: Spectrum  # of the features, without the intercept
+    sigma: float  # standard deviation of the noise on an entry of the release
+    column: np.ndarray  # g = a / l0 (d,), zeros without intercept
+    count: float  # l0, zero without intercept
+    last: np.ndarray  # b0 / l0 (C,), the last row of the release over l0
 
     def solve(self, filter_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns coefficients W (d, C) and that of the constant column (C,).
-
-        The mean of the codes, ``b0 / l0``, is shrunk towards zero by the positive-part rule of
-        James and Stein: for classes of about the same size it is mostly noise.
-        """
+        """Returns coefficients W (d, C) and that of the constant column (C,)."""
         weights = self.spectrum.coefficients(filter_)
         return weights, self.kept() * self.last - self.column @ weights
 
     def cross_moment(self, filter_: np.ndarray, t2: float, s2: float) -> float:
-        """Returns an estimate of ``tr(W^T B)``, intercept and all: of the scores with the labels.
-
-        A part ``1 - q_j / v_j`` of row j of z is signal, under the prior of variances t2 and s2:
-        that is its posterior mean. ``sum_j f_j (e_j - k_eff q_j)`` is unbiased without a prior,
-        but mostly noise at a small epsilon. Likewise for the constant column.
-        """
+        """Returns the posterior mean of ``tr(W^T B)``, under the prior of variances t2 and s2."""
         spectrum = self.spectrum
         signal = t2 * spectrum.values**2 + s2 * spectrum.values
         value = float((filter_ * signal / (signal + spectrum.noise)) @ spectrum.energies)
         return value + self.count * self.kept() ** 2 * float(self.last @ self.last)
 
     def cross_moment_error(self, filter_: np.ndarray) -> float:
-        """Returns about the standard deviation of that estimate, given the filter.
-
-        Of ``tr(W^T N)``, to first order: noise on W itself is as large again as what it is on.
-        """
+        """Returns the standard deviation of ``tr(W^T N)`` to first order, given the filter."""
         spectrum = self.spectrum
         noise = filter_**2 * spectrum.noise
         variance = float(noise @ (spectrum.energies + spectrum.k_eff * spectrum.noise))
@@ -160,22 +84,17 @@ class Problem:
         return self.spectrum.k_eff * (self.sigma / self.count) ** 2 if self.count else 0.0
 
     def kept(self) -> float:
-        """Returns the part of ``last`` that is kept."""
+        """Returns the part of ``last`` that is not noise, by the rule of James and Stein."""
         size = float(self.last @ self.last)
         return max(0.0, 1.0 - self._noise() / size) if size > 0.0 else 0.0
 
     def coefficient_stddev(self, filter_: np.ndarray, spread: np.ndarray | None) -> np.ndarray:
-        """Returns the standard deviation that the noise of the release gives each row of S W.
-
-        Given the filter: ``Cov(M N) = sigma^2 M (I + g g^T) M``; a column of P keeps
-        ``k_eff / C`` of it.
-        """
+        """Returns the standard deviation that the noise of the release gives each row of S W."""
         filtered = self.spectrum.vectors * filter_
         along = filtered @ (self.spectrum.vectors.T @ self.column)
-        vectors = filtered
         if spread is not None:
-            vectors, along = spread @ filtered, spread @ along
-        variances = np.square(vectors).sum(axis=1) + np.square(along)
+            filtered, along = spread @ filtered, spread @ along
+        variances = np.square(filtered).sum(axis=1) + np.square(along)
         kept = self.spectrum.k_eff / self.spectrum.moments.shape[1]
         return self.sigma * np.sqrt(variances * kept)
 
@@ -213,10 +132,7 @@ def ridge_filter(spectrum: Spectrum, penalty: float) -> np.ndarray:
 
 
 def risk_path(spectrum: Spectrum) -> tuple[np.ndarray, np.ndarray]:
-    """Returns penalties, ascending, and the unbiased risk of each, both (121,).
-
-    From a millionth of the largest eigenvalue to where next to nothing of the release is kept.
-    """
+    """Returns penalties, ascending, and the unbiased risk of each, both (121,)."""
     top = _top(spectrum)
     high = 1e3 * max(top, math.sqrt(float(spectrum.noise.sum())))
     penalties = np.geomspace(1e-6 * top, high, _POINTS)
@@ -240,7 +156,7 @@ def least_risk(spectrum: Spectrum, penalties: np.ndarray) -> float:
 
 
 def prior_variances(spectrum: Spectrum, label_variance: float) -> tuple[float, float]:
-    """Returns (t^2, s^2) of greatest marginal likelihood, see the head of this file."""
+    """Returns (t^2, s^2) of greatest marginal likelihood."""
     from scipy import optimize
 
     top, noise, energies = _top(spectrum), spectrum.noise, spectrum.energies
@@ -258,14 +174,11 @@ def prior_variances(spectrum: Spectrum, label_variance: float) -> tuple[float, f
     most = math.log(label_variance * top / unit)
     bounds = [(-30.0, 60.0), (most - 40.0, most)]
     starts = [(t, s) for t in (-2.0, 4.0, 10.0) for s in (most - 8.0, most - 1.0)]
-    found = min(
-        (
-            optimize.minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B")
-            for start in starts
-        ),
-        key=lambda result: float(result.fun),
-    )
-    t, s = np.exp(found.x)
+    found = [
+        optimize.minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B")
+        for start in starts
+    ]
+    t, s = np.exp(min(found, key=lambda result: float(result.fun)).x)
     return float(t) * unit / top**2, float(s) * unit / top
 
 
@@ -276,12 +189,7 @@ def bayes_filter(spectrum: Spectrum, t2: float, s2: float) -> np.ndarray:
 
 
 def signal_test(spectrum: Spectrum) -> tuple[float, float]:
-    """Returns how far the release is from pure noise: (signal-to-noise, standard deviations).
-
-    ``T = sum_j l_j e_j`` weighs directions by the data in them. Without a signal it has the mean
-    ``m = k_eff sum_j l_j q_j`` and the variance ``2 k_eff sum_j (l_j q_j)^2``. The first number is
-    ``T / m - 1``: the energy of the signal over that of the noise, zero on average without one.
-    """
+    """Returns how far the release is from pure noise: (signal-to-noise, standard deviations)."""
     weights = spectrum.values * spectrum.noise
     mean = max(spectrum.k_eff * float(weights.sum()), np.finfo(float).tiny)
     spread = math.sqrt(2.0 * spectrum.k_eff) * float(np.linalg.norm(weights))
@@ -290,11 +198,7 @@ def signal_test(spectrum: Spectrum) -> tuple[float, float]:
 
 
 def expected_signal_to_noise(spectrum: Spectrum, label_energy: float) -> float:
-    """Returns what ``signal_test`` would find if features explained the labels fully and evenly.
-
-    That is, if each of the d directions carried ``label_energy / d`` of ``||Y||^2``, so that
-    ``e_j = l_j label_energy / d``; known before the release, from public numbers alone.
-    """
+    """Returns what ``signal_test`` would find if features explained the labels fully and evenly."""
     values = spectrum.values
     mean = max(spectrum.k_eff * float(values @ spectrum.noise), np.finfo(float).tiny)
     return label_energy * float(values @ values) / (values.size * mean)
@@ -328,11 +232,10 @@ def softmax_sharpness(scores: np.ndarray, agreement: float) -> float:
 
 
 def believable_agreement(scores: np.ndarray, agreement: float, error: float) -> float:
-    """Returns the mean of what the agreement can be, given a noisy estimate of it.
+    """Returns the mean of a normal law around a noisy estimate, cut off at what can be.
 
-    The score of the true class is at most the largest score of its row, so the agreement has a
-    ceiling; an estimate near it or above, taken as it is, would make probabilities of 0 and 1. The
-    mean of a normal law around the estimate, cut off at the ceiling, is below it.
+    The score of the true class is at most the largest of its row; an agreement at that ceiling
+    would make probabilities of 0 and 1.
     """
     from scipy import stats
 

@@ -1,20 +1,7 @@
 """What may see a label: one contract, one file per kind of output; loads no TensorFlow.
 
-=================== ====================================================================
-``_base``           the contracts, and how mechanisms are written down
-``_classes``        classes: randomized response, RRTop-k, RRWithPrior
-``_alibi``          noisy one-hot rows of classes
-``_numbers``        numbers in a range: Laplace, staircase, exponential
-``_bins``           numbers of a finite set: RR-on-Bins, any table of probabilities
-``_optimal_bins``   the best bins, by the costs in ``_losses``
-``_clusters``       classes by cluster: resampling from a prior, exchange between peers
-``_histogram``      noisy counts
-``_label_moments``  noisy sums of features and labels
-``_random``         random bits, and where randomized response flips
-``_integer_noise``  exact noise of single labels
-``_grid_noise``     exact noise of statistics, and its calibration
-``_check``          whether a mechanism does what it claims
-=================== ====================================================================
+Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noise of single labels
+is drawn in ``_integer_noise``, that of statistics in ``_grid_noise``.
 """
 
 from tf_labeldp._renamed import keep_old_names

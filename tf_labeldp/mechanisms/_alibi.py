@@ -1,76 +1,50 @@
-"""ALIBI: additive noise on one-hot labels, Laplace or Gaussian, drawn exactly on a public grid.
-
-One unit of a one-hot entry is ``m`` grid steps, the label is the integer ``m`` in its own place and
-0 elsewhere, and all noise is added to integers. The division by m and the rounding to ``float32``
-come after the noise: they are post-processing and cost no privacy.
-
-*Laplace.* A replaced label moves two entries by m steps each. ``LaplaceNoise`` with 2 m steps
-changes a probability by at most ``e^(epsilon / 2)`` for a shift by m, so both together by at most
-``e^epsilon``.
-
-*Gaussian.* The entries of all other labels, and of the K - 2 other classes, have the same law for
-two neighbours and are independent of the two that differ, so they change no privacy loss. The
-L2 distance is ``sqrt(2) m``, and the margin of ``_grid_noise`` for discrete noise is needed for
-these 2 entries, not for n K.
-"""
+"""ALIBI: additive noise on one-hot labels, Laplace or Gaussian, drawn exactly on a public grid."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _grid_noise, _integer_noise, _random
-from tf_labeldp.mechanisms._base import Frozen, LabelMechanism, checked_output
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_output
+from tf_labeldp.mechanisms._classes import row_chunks
+from tf_labeldp.mechanisms._random import Rng
 
-if TYPE_CHECKING:
-    from tf_labeldp.accounting._events import DpEvent
-
-_NOISES = ("laplace", "gaussian")
 _LEAST_EPSILON = {"laplace": _integer_noise.MIN_EPSILON, "gaussian": 1e-3}
 _LARGEST_EPSILON = 1e6
 _LAPLACE_UNIT = _integer_noise.MAX_STEPS // 2
 _FINEST_UNIT = 1 << 40
 """At this many grid steps in a unit, sigma of every epsilon here is above ``MAX_SIGMA``."""
-_CHUNK_CELLS = 1 << 20
-"""Entries that are drawn at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ALIBI(Frozen, LabelMechanism):
+class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
     """Adds independent noise to every entry of every one-hot label.
 
     The noisy rows are neither probabilities nor one-hot. Train on them with
-    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``.
-    Their largest entry alone is a poor label: at K = 10 and epsilon 1 it is the true class with
-    probability 0.164, and that of ``RandomizedResponse`` with probability 0.232.
+    ``keras_layers.ALIBILoss``, or on the soft targets of ``NoisyLabels.posterior``. Their largest
+    entry alone is a poorer label than that of ``RandomizedResponse``.
 
     Guarantee:
         Each noisy row is (epsilon, delta)-DP for the replacement of its label; delta is zero for
         Laplace noise. No row depends on another label, so releases on disjoint examples compose in
         parallel. A replaced label moves two entries by one each: L1 sensitivity 2, L2 sensitivity
-        sqrt(2). It holds for the draws as made: the noise is drawn exactly, on integers, and what
-        follows is post-processing. Draw once and keep the rows (``PrivateLabels.randomize`` does):
-        a fresh draw every epoch would be charged every epoch.
+        sqrt(2). It holds for the draws as made: the noise is drawn exactly, on integers.
 
     Source: Malek et al. 2021, "Antipodes of label differential privacy: PATE and ALIBI"; analytic
     calibration of the Gaussian noise: Balle and Wang 2018, Theorem 8. The ``--sigma`` of the
-    published program is ``noise_stddev`` here, of either noise (``2 sqrt(2) / epsilon`` of
-    Laplace noise); its accounting of Gaussian noise by Renyi divergences needs more of it.
+    published program is ``noise_stddev`` here, of either noise.
 
     Attributes:
         epsilon: from 1e-6 for Laplace noise, from 1e-3 for Gaussian noise, up to 1e6.
         num_classes: K, at least 2.
         delta: 0 for Laplace noise, in (0, 1) for Gaussian noise.
         noise: ``"laplace"`` or ``"gaussian"``.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or a delta that does not fit the noise.
 
     Example:
         >>> import numpy as np
@@ -86,18 +60,16 @@ class ALIBI(Frozen, LabelMechanism):
     delta: float = 0.0
     noise: str = "laplace"
 
+    _noises: ClassVar[tuple[str, ...]] = ("laplace", "gaussian")
+
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
-        pure = "noise='laplace' with delta=0 is pure."
-        self._set(delta=_grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
         least = _LEAST_EPSILON[self.noise]
         if not least <= self.epsilon <= _LARGEST_EPSILON:
             raise ValueError(
                 f"epsilon must be from {least:g} to {_LARGEST_EPSILON:g} for {self.noise} noise on "
-                f"one-hot labels, got {self.epsilon:g}. Below, the noise hides everything; above, "
-                "nothing."
+                f"one-hot labels, got {self.epsilon:g}."
             )
 
     @property
@@ -113,46 +85,29 @@ class ALIBI(Frozen, LabelMechanism):
         """Standard deviation of the noise on each entry: sqrt(2) b (Laplace), or sigma."""
         return self.scale * (math.sqrt(2.0) if self.noise == "laplace" else 1.0)
 
-    def dp_event(self) -> DpEvent:
-        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-        return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
+    def randomize(self, labels: Any, public: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` must be None.
 
-    def randomize(
-        self, labels: Any, public: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns the noisy one-hot rows of the labels.
-
-        Args:
-            labels: integers (n,) in 0..K-1.
-            public: must be None; priors enter afterwards, in ``NoisyLabels.posterior``.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``float32`` (n, K), of either sign.
-
-        Raises:
-            TypeError: labels or ``rng`` of a wrong kind.
-            ValueError: labels out of range or of a wrong shape, or a public input.
+        Priors enter afterwards, in ``NoisyLabels.posterior``.
         """
         self._refuse_public(public)
-        if rng is not None:
+        if rng is not None:  # also where there is nothing to draw
             _random.checked_generator(rng)
         classes = _validate.class_indices("labels", labels, self.num_classes)
         noisy = np.empty((classes.size, self.num_classes), dtype=np.float32)
-        step = max(1, _CHUNK_CELLS // self.num_classes)
-        for start in range(0, classes.size, step):
-            chunk = classes[start : start + step]
-            noisy[start : start + step] = self._noisy_rows(chunk, rng)
+        for rows in row_chunks(noisy.shape):
+            noisy[rows] = self._noisy_rows(classes[rows], rng)
         return noisy
 
     def check_output(self, noisy: Any, size: int) -> np.ndarray:
         """Returns noisy rows as ``float32`` (size, K), or raises."""
         return checked_output(self, noisy, (size, self.num_classes), "f").astype(np.float32)
 
-    def _noisy_rows(self, classes: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    def _noisy_rows(self, classes: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""
         size = classes.size * self.num_classes
         if self.noise == "laplace":
+            # A shift by m = unit changes a probability by at most e^(epsilon / 2), and two moved.
             unit = _LAPLACE_UNIT
             drawn = _integer_noise.LaplaceNoise(self.epsilon, 2 * unit).draw(size, rng)
         else:
@@ -165,11 +120,9 @@ class ALIBI(Frozen, LabelMechanism):
 
 @functools.lru_cache(maxsize=64)
 def _gaussian_grid(epsilon: float, delta: float) -> tuple[int, int]:
-    """Returns the grid steps in one unit, a power of two, and sigma in whole grid steps.
-
-    Sigma is rounded up, by less than one part in 2^25, so noise is never too small.
-    """
-    # The double sqrt(2) is above the root, and its product with a power of two is exact.
+    """Returns the grid steps in one unit, a power of two, and sigma in steps, rounded up."""
+    # Only the two entries that move count for the privacy loss, not n K. The double sqrt(2) is
+    # above the root, and its product with a power of two is exact.
     distance = math.sqrt(2.0)
     fine = _grid_noise.gaussian_scale(epsilon, delta, distance * _FINEST_UNIT, 2)
     halvings = math.ceil(math.log2(1.001 * fine / _integer_noise.MAX_SIGMA))

@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import approximate_dp_event
+from tf_labeldp.mechanisms._random import Rng
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -43,32 +44,26 @@ def _name(kind: type) -> str:
 class Mechanism(abc.ABC):
     """Anything that may see true labels: an immutable value with a price, known by its name.
 
+    A mechanism of your own is an ordinary class: set ``epsilon`` and the attributes of the contract
+    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` compare its
+    draws with its channel. ``docs/write_a_mechanism.md`` has an example.
+
     Guarantee:
         The output of a mechanism of this library is (epsilon, delta)-DP for the replacement of one
         label, and ``dp_event()`` states the same to ``dp_accounting``. The promise of a mechanism
         of another library is its author's claim, and statements say so.
 
-    A mechanism of your own is an ordinary class: set ``epsilon`` and the attributes of the contract
-    in ``__init__``, keep each argument under its own name, and let ``check_mechanism`` compare its
-    draws with its channel. ``docs/write_a_mechanism.md`` has an example.
-
     Attributes:
         epsilon: finite and above zero.
         delta: failure probability, in [0, 1); zero for a pure mechanism.
-
-    Example:
-        >>> from tf_labeldp.mechanisms import RandomizedResponse
-        >>> isinstance(RandomizedResponse(epsilon=1.0, num_classes=3), Mechanism)
-        True
     """
 
     epsilon: float
     delta: float = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Registers every mechanism by name, so that a stored draw can name its mechanism."""
         super().__init_subclass__(**kwargs)
-        _REGISTRY[_name(cls)] = cls
+        _REGISTRY[_name(cls)] = cls  # so that a stored draw can name its mechanism
         owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
         if _is_ours(owner) and not _is_ours(cls):  # it may not draw as the class it derives from
             cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
@@ -103,37 +98,31 @@ class LabelMechanism(Mechanism):
     public_input: ClassVar[str | None] = None
     """What ``randomize`` takes beside the labels: ``"priors"``, ``"clusters"`` or None."""
 
-    _takes_priors: ClassVar[str] = "RRWithPrior"
-    """What to use if there are priors."""
-
     @abc.abstractmethod
-    def randomize(
-        self, labels: Any, public: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
+    def randomize(self, labels: Any, public: Any = None, *, rng: Rng = None) -> np.ndarray:
         """Returns noisy labels of shape (n,) or (n, ...) from labels of shape (n,).
 
         Args:
-            labels: (n,).
-            public: what ``public_input`` names; else None.
+            labels: (n,), classes as integers in 0..K-1, or numbers in ``label_range()``.
+            public: what ``public_input`` names, not made of these labels; else None.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
+
+        Raises:
+            TypeError: labels, public input or ``rng`` of a wrong kind.
+            ValueError: labels or public input out of range, NaN, missing, or of a wrong shape.
         """
 
     @abc.abstractmethod
     def check_output(self, noisy: Any, size: int) -> np.ndarray:
         """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` that shows none."""
 
-    def _refuse_public(self, public: Any) -> None:
-        """Raises if a mechanism without public input was given one."""
-        if public is not None:
+    def _refuse_public(self, given: Any) -> None:
+        """Raises if a mechanism without public input, or its channel, was given some."""
+        if given is not None:
             raise ValueError(
-                f"{type(self).__name__} takes no priors and no clusters; leave them out. "
-                f"{self._takes_priors} makes use of priors."
+                f"{type(self).__name__} takes no priors and no clusters; leave them out, it has "
+                "one channel for every prior. RRWithPrior and optimal_bins make use of priors."
             )
-
-    def _refuse_prior_of_channel(self, prior: Any) -> None:
-        """Raises if the channel of a mechanism without priors is asked for by prior."""
-        if prior is not None:
-            raise ValueError(f"{type(self).__name__} has one channel for every prior; pass none.")
 
 
 class ClassificationMechanism(LabelMechanism):
@@ -144,7 +133,6 @@ class ClassificationMechanism(LabelMechanism):
         channel is (K, K), and ``transition_matrix`` returns it as it is drawn.
 
     Attributes:
-        epsilon: finite and above zero.
         num_classes: K, at least 2.
     """
 
@@ -175,8 +163,6 @@ class RegressionMechanism(LabelMechanism):
         are refused, not clipped: clip them to their public range first (``PrivateLabels`` does so
         with ``clip=True``).
     """
-
-    _takes_priors = "optimal_bins(values, probabilities, epsilon)"
 
     @abc.abstractmethod
     def label_range(self) -> tuple[float, float]:
@@ -220,16 +206,18 @@ class AggregateMechanism(Mechanism):
         return None
 
     @abc.abstractmethod
-    def release(
-        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns the noisy statistic of labels (n,).
+    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns the noisy statistic of labels.
 
         Args:
             labels: (n,), classes or numbers; (n, L) rows.
             public_input: what else the statistic is made of, in the order of the labels: group
                 numbers (n,), features (n, d). Must not depend on the labels.
-            rng: a generator for repeatable (not private) runs.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+
+        Raises:
+            TypeError: labels, public input or ``rng`` of a wrong kind.
+            ValueError: labels or public input out of range or of a wrong shape.
         """
 
 
@@ -240,7 +228,6 @@ class Frozen(Mechanism):
     epsilon: float
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         self._set(epsilon=_validate.positive_finite("epsilon", self.epsilon))
 
     def _set(self, **values: Any) -> None:
@@ -256,9 +243,21 @@ class FrozenClassification(Frozen, ClassificationMechanism):
     num_classes: int
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
+
+
+class WithoutPriors(LabelMechanism):
+    """The mechanisms of this library that see nothing beside the labels."""
+
+    def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns noisy labels (n,), as ``LabelMechanism.randomize``; ``priors`` must be None."""
+        self._refuse_public(priors)
+        return self._noisy(labels, rng)
+
+    @abc.abstractmethod
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        """Checks labels and returns noisy ones."""
 
 
 def checked_output(
@@ -293,8 +292,6 @@ _EXAMPLE_OF: dict[type, tuple[str, str]] = {
     ClassificationMechanism: (" for classes", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
     RegressionMechanism: (" for numbers", "LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)"),
     AggregateMechanism: (" of many labels", "HistogramMechanism(epsilon=1.0, num_classes=10)"),
-    LabelMechanism: ("", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
-    Mechanism: ("", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
 }
 
 
@@ -302,8 +299,7 @@ def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
     """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
     if isinstance(value, kind):
         return value
-    # A narrower kind is known by its name.
-    of, example = _EXAMPLE_OF.get(kind, (f" {kind.__name__}", f"{kind.__name__}(...)"))
+    of, example = _EXAMPLE_OF.get(kind, ("", "RandomizedResponse(epsilon=1.0, num_classes=10)"))
     raise TypeError(
         f"mechanism must be a tf_labeldp mechanism{of}, got {type(value).__name__}, for example "
         f"{example}."
@@ -311,15 +307,8 @@ def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
 
 
 def serialize(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns ``{"class_name": ..., "config": ...}``, for JSON.
-
-    Example:
-        >>> from tf_labeldp.mechanisms import RandomizedResponse
-        >>> serialize(RandomizedResponse(epsilon=1.0, num_classes=3))["class_name"]
-        'RandomizedResponse'
-    """
+    """Returns ``{"class_name": ..., "config": ...}``, as it will read back from JSON."""
     data = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
-    # As it will read back: tuples become lists, and NumPy's numbers Python's.
     return json.loads(json.dumps(data, default=_plain))
 
 
@@ -334,16 +323,7 @@ def _plain(value: Any) -> Any:
 
 
 def deserialize(data: dict[str, Any]) -> Mechanism:
-    """Returns the mechanism that ``serialize`` described.
-
-    Raises:
-        ValueError: no mechanism of that name has been imported.
-
-    Example:
-        >>> from tf_labeldp.mechanisms import RandomizedResponse
-        >>> deserialize(serialize(RandomizedResponse(epsilon=1.0, num_classes=3)))
-        RandomizedResponse(epsilon=1.0, num_classes=3)
-    """
+    """Returns the mechanism that ``serialize`` described, or raises for an unknown name."""
     name = data["class_name"]
     if name not in _REGISTRY:
         raise ValueError(

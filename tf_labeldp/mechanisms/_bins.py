@@ -1,8 +1,4 @@
-"""Mechanisms with finitely many noisy numbers: randomized response on bins, and any table.
-
-Both draw for the input that is nearest to the label. Sensitivity plays no role: what protects a
-label is the ratio of two probabilities of one output.
-"""
+"""Mechanisms with finitely many noisy numbers: randomized response on bins, and any table."""
 
 from __future__ import annotations
 
@@ -17,24 +13,17 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _classes, _losses, _random
-from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism
+from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
+from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draw compares 53 random bits: a probability is a whole number of this many units."""
-
 _SUM_TOLERANCE = 1e-9
 _RATIO_TOLERANCE = 1e-9
 
 
 def nearest_index(values: Any, labels: Any) -> np.ndarray:
-    """Returns the index of the value nearest to each label; of two equally near, the smaller.
-
-    Midpoints are rounded to doubles; a label that equals a value always goes to that value.
-
-    Example:
-        >>> nearest_index([0.0, 10.0, 20.0], [-3.0, 5.0, 5.1, 20.0]).tolist()
-        [0, 0, 1, 2]
-    """
+    """Returns the index of the value nearest to each label; of two equally near, the smaller."""
     values = np.asarray(values, dtype=np.float64)
     lower, upper = values[:-1], values[1:]
     # Halved first: the sum of two huge values overflows. Where rounding carries the midpoint of two
@@ -44,14 +33,16 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class FiniteMechanism(Frozen, RegressionMechanism):
-    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs."""
+class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
+    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs.
+
+    Sensitivity plays no role: what protects a label is the ratio of two probabilities of an output.
+    """
 
     inputs: tuple[float, ...]
     outputs: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         for name in ("inputs", "outputs"):
             numbers = _validate.increasing_numbers(name, getattr(self, name))
@@ -83,7 +74,7 @@ class RROnBins(FiniteMechanism):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label by any other in the range, if the bins were
         made without the labels, or paid for (``LabelRandomizer``). With two or more outputs in use
-        the worst log-ratio equals epsilon; with one, the output reveals nothing of the label.
+        the worst log-ratio equals epsilon.
 
     Source: ``ghazi2023``, Algorithm 1. A label between two inputs counts as the nearest input
     (appendix A.1, proof of Lemma 16), the smaller of two equally near.
@@ -93,9 +84,6 @@ class RROnBins(FiniteMechanism):
         inputs: the labels that are told apart, strictly increasing, finite.
         outputs: the noisy labels, strictly increasing, within the range of the inputs.
         bin_of_input: for each input the index of its output, not decreasing.
-
-    Raises:
-        ValueError: sizes or order are wrong.
 
     Example:
         >>> mechanism = RROnBins(1.0, [0, 1, 2, 3], outputs=[0.5, 2.5], bin_of_input=[0, 0, 1, 1])
@@ -108,7 +96,6 @@ class RROnBins(FiniteMechanism):
     bin_of_input: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Checks sizes and order."""
         super().__post_init__()
         inputs, outputs = np.asarray(self.inputs), np.asarray(self.outputs)
         bins = np.asarray(self.bin_of_input)
@@ -119,8 +106,7 @@ class RROnBins(FiniteMechanism):
             )
         if bins.min() < 0 or bins.max() >= outputs.size or np.any(np.diff(bins) < 0):
             raise ValueError(
-                f"bin_of_input must not decrease and lie in 0..{outputs.size - 1}, the indices of "
-                "the outputs."
+                f"bin_of_input must not decrease and lie in 0..{outputs.size - 1}, the outputs."
             )
         if outputs[0] < inputs[0] or outputs[-1] > inputs[-1]:
             raise ValueError(
@@ -145,33 +131,21 @@ class RROnBins(FiniteMechanism):
         return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
 
     def output_index(self, noisy_labels: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,).
-
-        Noisy labels may have been cast to ``float32`` on their way.
-        """
+        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,)."""
         noisy = _validate.real_vector("noisy_labels", noisy_labels)
         outputs = np.asarray(self.outputs)
         place = nearest_index(outputs, noisy)
+        # It may have been cast to float32 on its way.
         return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
-
-        Labels are numbers (n,) in the range of the inputs. ``priors`` must be None: the bins
-        contain the prior. ``rng`` is a generator for repeatable (not private) runs; None takes
-        secure random bits. Raises a ``TypeError`` for labels that are not numbers, a ``ValueError``
-        for labels out of range or of a wrong shape.
-        """
-        self._refuse_public(priors)
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         true_bin = self.bin_of(labels)
         size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
         return np.asarray(self.outputs)[_classes.draw_ranks(true_bin, size, self.epsilon, rng)]
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (inputs, outputs); ``prior`` must be None."""
-        self._refuse_prior_of_channel(prior)
+        self._refuse_public(prior)
         kept, other = self._chances
         matrix = np.full((len(self.inputs), self.num_bins), other)
         matrix[np.arange(len(self.inputs)), self.bin_of_input] = kept
@@ -196,7 +170,6 @@ class RROnBins(FiniteMechanism):
         return 1.0 / total, shrink / total
 
     def __repr__(self) -> str:
-        """Returns sizes and range, and the outputs where they are few."""
         low, high = self.label_range()
         shown = ", ".join(f"{output:.6g}" for output in self.outputs[:8])
         more = ", ..." if self.num_bins > 8 else ""
@@ -215,9 +188,8 @@ class ChannelMechanism(FiniteMechanism):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label; the table's own worst log-ratio is checked
         against epsilon at construction. The draws follow the table rounded to multiples of 2^-53
-        (``transition_matrix`` returns just that), of which the ratio of any two entries of a column
-        is at most e^epsilon, checked on whole numbers: where rounding alone, of at most 1e-9, would
-        break it, single units move within a row.
+        (``transition_matrix`` returns just that) such that the ratio of any two entries of a column
+        is at most e^epsilon.
 
     Source: the channels of the linear program (2) in appendix A of ``ghazi2023``.
 
@@ -239,24 +211,25 @@ class ChannelMechanism(FiniteMechanism):
     probabilities: tuple[tuple[float, ...], ...] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Checks the table, and turns it into whole numbers of units."""
         super().__post_init__()
         table = np.asarray(self.probabilities, dtype=np.float64)
-        _check_table(table, len(self.inputs), len(self.outputs))
+        if table.shape != (len(self.inputs), len(self.outputs)):
+            raise ValueError(
+                f"probabilities must have shape ({len(self.inputs)}, {len(self.outputs)}), a row "
+                f"for each input and a column for each output, got {table.shape}."
+            )
+        if not np.all(np.isfinite(table)) or table.min() < 0.0:
+            raise ValueError("probabilities must be finite and not negative.")
+        off = np.abs(table.sum(axis=1) - 1.0).max()
+        if off > _SUM_TOLERANCE:
+            raise ValueError(
+                f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but a "
+                f"sum is off by {off:.3g}. Divide each row by its sum."
+            )
         self._set(probabilities=tuple(map(tuple, table.tolist())))
         _ = self._units  # refuses a table that is not epsilon-DP
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``float64`` (n,), each one of the outputs.
-
-        Labels are numbers (n,) in ``label_range()``. ``priors`` must be None. ``rng`` is a
-        generator for repeatable (not private) runs; None takes secure random bits. Raises a
-        ``TypeError`` for labels that are not numbers, a ``ValueError`` for labels out of range, NaN
-        or of a wrong shape.
-        """
-        self._refuse_public(priors)
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         rows = nearest_index(self.inputs, labels)
         drawn = _random.uniform_integers(labels.size, rng)
@@ -271,14 +244,11 @@ class ChannelMechanism(FiniteMechanism):
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
-        self._refuse_prior_of_channel(prior)
+        self._refuse_public(prior)
         return self._units / float(_UNITS)
 
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
-        """Returns the probability of each output (m,) under each label (k,): ``float64`` (m, k).
-
-        It is zero for a number that is not among ``outputs``.
-        """
+        """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
         wanted = _validate.real_vector("outputs", outputs)
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         own = np.array(self.outputs)
@@ -296,24 +266,6 @@ class ChannelMechanism(FiniteMechanism):
         return _whole_units(table / table.sum(axis=1, keepdims=True), self.epsilon)
 
 
-def _check_table(table: np.ndarray, num_inputs: int, num_outputs: int) -> None:
-    """Raises unless these are rows of probabilities."""
-    if table.shape != (num_inputs, num_outputs):
-        raise ValueError(
-            f"probabilities must have shape ({num_inputs}, {num_outputs}), a row for each input "
-            f"and a column for each output, got {table.shape}."
-        )
-    if not np.all(np.isfinite(table)) or table.min() < 0.0:
-        raise ValueError("probabilities must be finite and not negative.")
-    off = np.abs(table.sum(axis=1) - 1.0)
-    if off.max() > _SUM_TOLERANCE:
-        raise ValueError(
-            f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but "
-            f"{int(np.count_nonzero(off > _SUM_TOLERANCE))} row(s) miss it by up to "
-            f"{off.max():.3g}. Divide each row by its sum."
-        )
-
-
 def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
     """Returns a channel (k, m) in whole units: rows sum to 2^53, ratios are at most e^epsilon."""
     with np.errstate(divide="ignore"):
@@ -321,8 +273,7 @@ def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
     worst = float(np.max(logs.max(axis=0) - logs.min(axis=0)))
     refusal = ValueError(
         f"the table is not epsilon-DP: the worst log-ratio of two probabilities of one output is "
-        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon, or mix every row "
-        "with one common row."
+        f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon."
     )
     if worst > epsilon + _RATIO_TOLERANCE:
         raise refusal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,13 @@ from tf_labeldp.mechanisms._base import (
 _FALSE_ALARM = 1e-9
 """The probability that draws of a sound mechanism are refused, at most."""
 _TOLERANCE = 1e-9
-_MOST_LABELS = 8
-"""Of the classes, that are drawn from."""
-_MOST_COLUMNS = 64
-"""Of a statistic, that are looked at one by one."""
+_MOST_LABELS = 8  # of the classes, that are drawn from
+_MOST_COLUMNS = 64  # of a statistic, that are looked at one by one
 _QUANTILES = np.linspace(0.01, 0.99, 50)
 _LARGEST_EPSILON = 700.0
 """Beyond, e^epsilon is no double, and any ratio that a double can show is within it."""
-_DELTAS = (0.003, 0.03, 0.3)
-"""At which an event is held against the channel."""
-_LEAST = 1e-290
-"""Likelihoods below lose digits (subnormal doubles)."""
+_DELTAS = (0.003, 0.03, 0.3)  # at which an event is held against the channel
+_LEAST = 1e-290  # likelihoods below lose digits (subnormal doubles)
 
 
 def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: Any = None) -> None:
@@ -46,10 +41,9 @@ def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: 
     * the channel: rows of probabilities, no two of which differ by more than ``epsilon`` and
       ``delta`` allow; for numbers the worst log-ratio of ``likelihood``;
     * the draws: shape, dtype and range, and that they come as the channel says (binomial tests of
-      each output for each label), or, where there is no channel, that no set of outputs that was
-      found on one half of the draws is more than ``e^epsilon`` times as likely on the other half
-      for one label as for another (Clopper-Pearson bounds; Jagielski et al. 2020);
-    * for a noisy statistic, the same for two data sets that differ in one label;
+      each output for each label), or, where there is no channel, that no set of outputs is surely
+      more than ``e^epsilon`` times as likely for one label, or for one of two data sets that differ
+      in one label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
     * an event of its own (``dp_event``): it must not promise more than the channel keeps.
 
     A sound mechanism is refused with probability 1e-9 at most. It is a check and no proof: a
@@ -59,7 +53,7 @@ def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: 
         mechanism: any mechanism.
         draws: labels that are drawn for, at least 1,000.
         public_input: for a noisy statistic, what it is made of beside the labels, a row for each. A
-            statistic that can't do without is not drawn from without; a vault gives its own.
+            statistic that can't do without is not drawn from without.
 
     Raises:
         TypeError: not a mechanism.
@@ -79,11 +73,9 @@ def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: 
     checked_mechanism(mechanism, Mechanism)
     draws = _validate.integer_at_least("draws", draws, 1000)
     _validate.positive_finite(f"{type(mechanism).__name__}.epsilon", mechanism.epsilon)
-    _validate.probability_below_one(f"{type(mechanism).__name__}.delta", mechanism.delta)
+    _validate.number_in(f"{type(mechanism).__name__}.delta", mechanism.delta, "[0, 1)")
     if isinstance(mechanism, ClassificationMechanism):
         _check_classes(mechanism, draws)
-        if has_own_event(mechanism):
-            _check_event(mechanism)
     elif isinstance(mechanism, RegressionMechanism):
         _check_numbers(mechanism, draws)
     elif isinstance(mechanism, LabelMechanism):
@@ -106,31 +98,35 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
         for label in chosen:
             counts = np.bincount(noisy[labels == label], minlength=num_classes)
             _check_counts(mechanism, counts, channel[label], level)
+    if has_own_event(mechanism):
+        _check_event(mechanism, [channel for _, channel in channels])
 
 
-def _check_event(mechanism: ClassificationMechanism) -> None:
-    """Raises if the event promises less than the channel shows."""
-    name, event = type(mechanism).__name__, mechanism.dp_event()
+def _check_event(mechanism: ClassificationMechanism, channels: list[np.ndarray]) -> None:
+    """Raises if the event promises less than the channels show."""
+    event = mechanism.dp_event()
     for delta in _DELTAS:
         most = Charge.of_event(event, delta).epsilon
-        for _, channel in _channels(mechanism, mechanism.num_classes):
-            needed = _delta_needed(channel, most)
-            if needed > delta + 1e-3:
-                raise ValueError(
-                    f"the dp_event of {name} promises epsilon={most:.6g} at delta={delta:g}, where "
-                    f"its channel needs delta={needed:.6g}. Leave dp_event out, for the event of "
-                    "its epsilon."
-                )
+        needed = max(_delta_needed(channel, most) for channel in channels)
+        if needed > delta + 1e-3:
+            raise ValueError(
+                f"the dp_event of {type(mechanism).__name__} promises epsilon={most:.6g} at "
+                f"delta={delta:g}, where its channel needs delta={needed:.6g}. Leave dp_event out, "
+                "for the event of its epsilon."
+            )
 
 
-def _channels(mechanism: ClassificationMechanism, num_classes: int) -> list[Any]:
+def _channels(
+    mechanism: ClassificationMechanism, num_classes: int
+) -> list[tuple[np.ndarray | None, np.ndarray]]:
     """Returns some priors with their channels; (None, channel) for a mechanism without priors."""
     if not mechanism.uses_priors:
         return [(None, np.asarray(mechanism.transition_matrix(), dtype=np.float64))]
     falling = 0.5 ** np.minimum(np.arange(num_classes), 30)
     uniform = np.full(num_classes, 1.0 / num_classes)
     mixed = 0.9 * uniform + 0.1 * falling / falling.sum()
-    found, refusal = [], None
+    found: list[tuple[np.ndarray | None, np.ndarray]] = []
+    refusal = None
     for prior in (uniform, mixed, falling / falling.sum()):
         try:
             channel = np.asarray(mechanism.transition_matrix(prior), dtype=np.float64)
@@ -153,15 +149,10 @@ def _check_channel(mechanism: Mechanism, channel: np.ndarray, num_classes: int) 
     if not np.all(channel >= 0.0) or np.abs(sums - 1.0).max() > _TOLERANCE:
         raise ValueError(
             f"the rows of {name}.transition_matrix must be probabilities that sum to one, got sums "
-            f"from {sums.min():.9g} to {sums.max():.9g}. Compute them in float64."
+            f"from {sums.min():.9g} to {sums.max():.9g}."
         )
     if mechanism.delta == 0.0:
-        worst, most = _worst_ratio(channel), mechanism.epsilon + _TOLERANCE
-        if worst > most and mechanism.epsilon < _LARGEST_EPSILON:
-            raise ValueError(
-                f"the channel of {name} has a worst log-ratio of {worst:.6g}, more than its "
-                f"epsilon of {mechanism.epsilon:.6g}. State the larger epsilon, or add noise."
-            )
+        _check_worst(mechanism, channel, f"channel of {name}")
         return
     delta = _delta_needed(channel, mechanism.epsilon + _TOLERANCE)
     if delta > mechanism.delta + _TOLERANCE:
@@ -178,17 +169,22 @@ def _delta_needed(channel: np.ndarray, epsilon: float) -> float:
     return max(float(np.maximum(row - grown, 0.0).sum(axis=1).max()) for row in channel)
 
 
-def _worst_ratio(table: np.ndarray) -> float:
-    """Returns the largest log-ratio of two entries of a column of a table (inputs, outputs)."""
+def _check_worst(mechanism: Mechanism, table: np.ndarray, what: str) -> None:
+    """Raises if two entries of a column of a table (inputs, outputs) are too far apart."""
     with np.errstate(divide="ignore"):
         logs = np.log(table[:, table.max(axis=0) > _LEAST])
-    return float((logs.max(axis=0) - logs.min(axis=0)).max())
+    worst = float((logs.max(axis=0) - logs.min(axis=0)).max())
+    if worst > mechanism.epsilon + _TOLERANCE and mechanism.epsilon < _LARGEST_EPSILON:
+        raise ValueError(
+            f"the {what} has a worst log-ratio of {worst:.6g}, more than its epsilon of "
+            f"{mechanism.epsilon:.6g}. State the larger epsilon, or add noise."
+        )
 
 
 def _check_counts(
     mechanism: Mechanism, counts: np.ndarray, expected: np.ndarray, level: float
 ) -> None:
-    from scipy import stats
+    from scipy import stats  # takes longer to load than all mechanisms together
 
     size = int(counts.sum())
     tails = np.minimum(
@@ -209,14 +205,8 @@ def _check_numbers(mechanism: RegressionMechanism, draws: int) -> None:
     outputs = [_drawn(mechanism, np.full(draws // 4, label)) for label in labels]
     everywhere = np.concatenate(outputs)
     table = np.asarray(mechanism.likelihood(everywhere, labels), dtype=np.float64).T
-    worst = _worst_ratio(table)
-    exact = mechanism.delta == 0.0 and mechanism.epsilon < _LARGEST_EPSILON
-    if exact and worst > mechanism.epsilon + _TOLERANCE:
-        raise ValueError(
-            f"the likelihood of {type(mechanism).__name__} has a worst log-ratio of {worst:.6g}, "
-            f"more than its epsilon of {mechanism.epsilon:.6g}. State the larger epsilon, or add "
-            "noise."
-        )
+    if mechanism.delta == 0.0:
+        _check_worst(mechanism, table, f"likelihood of {type(mechanism).__name__}")
     _check_ratios(mechanism, [one[:, np.newaxis] for one in outputs])
 
 
@@ -273,10 +263,10 @@ def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
     level = _FALSE_ALARM / (2 * len(outputs) ** 2)
     for first, second in itertools.permutations(outputs, 2):
         half = len(first) // 2
-        score = _best_score(first[:half], second[:half])
-        hits = [int(np.count_nonzero(score(one[half:]))) for one in (first, second)]
-        sizes = [len(one) - half for one in (first, second)]
-        least, most = _at_least(hits[0], sizes[0], level), _at_most(hits[1], sizes[1], level)
+        direction, value = _likelier_set(first[:half], second[:half])
+        mine, other = first[half:] @ direction, second[half:] @ direction
+        least = float(_at_least(np.sum(mine > value), mine.size, level))
+        most = float(_at_most(np.sum(other > value), other.size, level))
         if least > math.exp(min(mechanism.epsilon, _LARGEST_EPSILON)) * most + mechanism.delta:
             raise ValueError(
                 f"{type(mechanism).__name__} does not keep to its epsilon of "
@@ -285,8 +275,8 @@ def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
             )
 
 
-def _best_score(first: np.ndarray, second: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a test for outputs of the first label that has the largest sure ratio on these draws.
+def _likelier_set(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, float]:
+    """Returns the half-space ``outputs @ direction > value`` of the largest sure ratio.
 
     Half-lines are tried along each column, and along the difference of the means.
     """
@@ -295,26 +285,22 @@ def _best_score(first: np.ndarray, second: np.ndarray) -> Callable[[np.ndarray],
     best, chosen = -math.inf, (directions[0], math.inf)
     for direction in np.vstack([directions, -directions]):
         mine, other = first @ direction, second @ direction
-        for value in np.unique(np.quantile(np.concatenate([mine, other]), _QUANTILES)):
-            hits = int(np.count_nonzero(mine > value)), int(np.count_nonzero(other > value))
-            least = _at_least(hits[0], mine.size, 0.01)
-            if least <= 0.0:
-                continue
-            ratio = math.log(least) - math.log(_at_most(hits[1], other.size, 0.01))
-            if ratio > best:
-                best, chosen = ratio, (direction, value)
-    return lambda outputs: outputs @ chosen[0] > chosen[1]
+        values = np.unique(np.quantile(np.concatenate([mine, other]), _QUANTILES))
+        least = _at_least(np.sum(mine > values[:, np.newaxis], axis=1), mine.size, 0.01)
+        most = _at_most(np.sum(other > values[:, np.newaxis], axis=1), other.size, 0.01)
+        ratios = least / most
+        if ratios.max() > best:
+            best, chosen = ratios.max(), (direction, values[np.argmax(ratios)])
+    return chosen
 
 
-def _at_least(hits: int, size: int, level: float) -> float:
-    """Returns a lower confidence bound on a probability (Clopper and Pearson 1934)."""
+def _at_least(hits: np.ndarray, size: int, level: float) -> np.ndarray:
+    """Returns lower confidence bounds on probabilities (Clopper and Pearson 1934)."""
     from scipy import special
 
-    return float(special.betaincinv(hits, size - hits + 1, level)) if hits else 0.0
+    return np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), size - hits + 1, level), 0.0)
 
 
-def _at_most(hits: int, size: int, level: float) -> float:
-    """Returns an upper confidence bound on a probability."""
-    from scipy import special
-
-    return float(special.betaincinv(hits + 1, size - hits, 1.0 - level)) if hits < size else 1.0
+def _at_most(hits: np.ndarray, size: int, level: float) -> np.ndarray:
+    """Returns upper confidence bounds on probabilities."""
+    return 1.0 - _at_least(size - hits, size, level)

@@ -17,7 +17,8 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import randomized_response_event
 from tf_labeldp.mechanisms import _random
-from tf_labeldp.mechanisms._base import FrozenClassification
+from tf_labeldp.mechanisms._base import FrozenClassification, WithoutPriors
+from tf_labeldp.mechanisms._random import Rng
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -27,7 +28,7 @@ _CHUNK_CELLS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(FrozenClassification):
+class RandomizedResponse(WithoutPriors, FrozenClassification):
     """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
 
     Guarantee:
@@ -48,23 +49,14 @@ class RandomizedResponse(FrozenClassification):
         (2,)
     """
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``int64`` (n,), of labels that are integers (n,) in 0..K-1.
-
-        ``priors`` must be None. ``rng`` is a generator for repeatable (not private) runs; None
-        takes secure random bits. Raises a ``TypeError`` for labels that are not integers, a
-        ``ValueError`` for labels out of range or of a wrong shape.
-        """
-        self._refuse_public(priors)
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         labels = _validate.class_indices("labels", labels, self.num_classes)
         size = np.full(labels.shape, self.num_classes, dtype=np.int64)
         return draw_ranks(labels, size, self.epsilon, rng)
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (K, K); ``prior`` must be None."""
-        self._refuse_prior_of_channel(prior)
+        self._refuse_public(prior)
         uniform = np.full(self.num_classes, 1.0 / self.num_classes)
         return top_k_transition_matrix(uniform, self.num_classes, self.epsilon)
 
@@ -90,11 +82,10 @@ class WithPriors(FrozenClassification):
 
     def _one_prior(self, prior: Any) -> np.ndarray:
         """Returns the prior of a channel as (1, K), or raises."""
-        shape = np.shape(prior)
-        if prior is None or shape != (self.num_classes,):
+        if prior is None or np.shape(prior) != (self.num_classes,):
             raise ValueError(
                 f"transition_matrix of {type(self).__name__} needs one prior of shape "
-                f"({self.num_classes},), got {'None' if prior is None else shape}. "
+                f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}. "
                 "Pass one row at a time."
             )
         return self._checked_priors(prior, None)
@@ -107,34 +98,32 @@ class PriorMechanism(WithPriors):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Lemma 1), if the prior of a
         label does not depend on that label.
-
-    Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
-
-    Example:
-        >>> isinstance(RRTopK(epsilon=1.0, num_classes=3, k=2), PriorMechanism)
-        True
     """
 
     @abc.abstractmethod
     def set_sizes(self, priors: np.ndarray) -> np.ndarray:
         """Returns k for each checked row of priors (n, K): ``int64`` (n,), in 1..K."""
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
+    def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
         """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
 
-        Labels are integers (n,) in 0..K-1, ``priors`` probabilities (K,) or (n, K) whose rows sum
-        to one (tolerance 1e-4). ``rng`` is a generator for repeatable (not private) runs; None
-        takes secure random bits. Raises a ``TypeError`` for labels that are not integers, a
-        ``ValueError`` for labels or priors out of range, missing or of a wrong shape.
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4).
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
         rows = self._checked_priors(priors, labels.size)
         sizes = np.broadcast_to(self.set_sizes(rows), labels.shape)
-        return randomize_in_top_k(labels, rows, sizes, self.epsilon, rng)
+        noisy = np.empty_like(labels)
+        shared = rank_classes(rows) if rows.shape[0] == 1 else None
+        for some in row_chunks((labels.size, self.num_classes)):
+            if shared is not None:  # the inverse permutation gives ranks
+                ranked = np.broadcast_to(shared, (labels[some].size, self.num_classes))
+                rank = np.argsort(shared[0])[labels[some]]
+            else:
+                ranked = rank_classes(rows[some])
+                rank = np.argmax(ranked == labels[some][:, np.newaxis], axis=1)
+            drawn = draw_ranks(rank, sizes[some], self.epsilon, rng)
+            noisy[some] = np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
+        return noisy
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K)."""
@@ -167,7 +156,6 @@ class RRTopK(PriorMechanism):
     k: int
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         self._set(k=_validate.integer_at_least("k", self.k, 1))
         if self.k > self.num_classes:
@@ -209,17 +197,7 @@ class RRWithPrior(PriorMechanism):
     """
 
     def optimal_k(self, priors: Any) -> np.ndarray:
-        """Returns k* for each prior.
-
-        Args:
-            priors: probabilities of shape (K,) or (n, K); rows sum to one (tolerance 1e-4).
-
-        Returns:
-            ``int64`` array of shape (1,) or (n,), in 1..K.
-
-        Raises:
-            ValueError: wrong shape or not probabilities.
-        """
+        """Returns k*, ``int64`` (1,) or (n,), for each of priors (K,) or (n, K), or raises."""
         return self.set_sizes(self._checked_priors(priors, None))
 
     def set_sizes(self, priors: np.ndarray) -> np.ndarray:
@@ -233,9 +211,7 @@ class RRWithPrior(PriorMechanism):
         return best
 
 
-def draw_ranks(
-    rank: np.ndarray, k: np.ndarray, epsilon: float, rng: np.random.Generator | None
-) -> np.ndarray:
+def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
     """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is "outside the set".
 
     Inside the set: another rank of the set with the flip probability of randomized response over k
@@ -247,32 +223,6 @@ def draw_ranks(
     target = _random.uniform_below(np.where(inside, np.maximum(k - 1, 1), k), rng)
     other = target + (inside & (target >= rank))  # skips the true rank
     return np.where(inside & ~flip, rank, other)
-
-
-def randomize_in_top_k(
-    labels: np.ndarray,
-    priors: np.ndarray,
-    k: np.ndarray,
-    epsilon: float,
-    rng: np.random.Generator | None,
-) -> np.ndarray:
-    """Returns one draw of RRTop-k (Algorithm 1, ``ghazi2021``) for each label (n,).
-
-    ``priors`` is (n, K), or (1, K) for all labels; ``k`` (n,) is the size of each set.
-    """
-    noisy = np.empty_like(labels)
-    shared = priors.shape[0] == 1
-    order = rank_classes(priors) if shared else None
-    for rows in row_chunks((labels.size, priors.shape[1])):
-        if order is not None:  # the inverse permutation gives ranks
-            ranked = np.broadcast_to(order, (labels[rows].size, order.shape[1]))
-            rank = np.argsort(order[0])[labels[rows]]
-        else:
-            ranked = rank_classes(priors[rows])
-            rank = np.argmax(ranked == labels[rows][:, np.newaxis], axis=1)
-        drawn = draw_ranks(rank, k[rows], epsilon, rng)
-        noisy[rows] = np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
-    return noisy
 
 
 def top_k_transition_matrix(prior: np.ndarray, k: int, epsilon: float) -> np.ndarray:
@@ -292,13 +242,7 @@ def rank_classes(priors: np.ndarray) -> np.ndarray:
 
 
 def top_k_members(scores: np.ndarray, k: np.ndarray | int) -> np.ndarray:
-    """Returns which classes are in the top-k set of each row (n, K), as RRTop-k draws: ``bool``.
-
-    Example:
-        >>> import numpy as np
-        >>> top_k_members(np.array([[0.2, 0.4, 0.2, 0.2]]), 2).tolist()
-        [[True, True, False, False]]
-    """
+    """Returns which classes are in the top-k set of each row (n, K), as RRTop-k draws: ``bool``."""
     within = np.arange(scores.shape[1]) < np.reshape(k, (-1, 1))
     members = np.empty(scores.shape, dtype=bool)
     np.put_along_axis(members, rank_classes(scores), within, axis=1)

@@ -1,51 +1,40 @@
-"""Mechanisms of clusters: label distributions, resampling from a prior, exchange between peers.
-
-The label distribution of each cluster, made of a noisy histogram, is the prior that
-``PriorResampling`` draws from; ``ClusterRandomizedResponse`` puts the two together. Peer-to-peer
-randomized response needs neither.
-"""
+"""Mechanisms of clusters: label distributions, resampling from a prior, exchange between peers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee, peer_to_peer_guarantee
-from tf_labeldp.accounting._events import approximate_dp_event
 from tf_labeldp.accounting._peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import Frozen, LabelMechanism, checked_output
 from tf_labeldp.mechanisms._classes import WithPriors, row_chunks
 from tf_labeldp.mechanisms._priors import Priors
-
-if TYPE_CHECKING:
-    from tf_labeldp.accounting._events import DpEvent
+from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draws compare 53 random bits: a probability is a whole number of this many units."""
-
 _MARGIN = 2.0**-49
 """Above the rounding errors of the float operations before a threshold (6 * 2^-52)."""
-
 _TOLERANCE = 1e-6
 """A given resampling probability may be raised by this part of it, to make up for rounding."""
-
 _SLACK = 1e-12
 """A threshold this close to 1/K, relatively, leaves no room beside the uniform distribution."""
-
 _LEAST_EPSILON = 1e-12
-"""A mechanism has an epsilon above zero; where delta alone covers the reports it has this."""
-
+"""Of a mechanism whose reports delta alone covers: an epsilon has to be above zero."""
 _ROUNDING = 1e-9
-"""A stated epsilon may be this much less than the epsilon found, relatively: rounding."""
+"""A stated epsilon may be this much less than the epsilon found, relatively."""
 
 
-def cluster_distributions(histogram: Any, cluster_sizes: Any, threshold: float) -> np.ndarray:
-    """Returns the label distribution of each cluster, made of noisy counts of labels.
+def cluster_distributions(
+    counts: np.ndarray, cluster_sizes: np.ndarray, threshold: float
+) -> np.ndarray:
+    """Returns the label distribution of each cluster (C, K), made of noisy counts of labels (C, K).
 
     Counts become frequencies, these are clipped to [tau, 1], and each row is brought to a sum of
     one within that range: a sum that is too large is lowered in proportion to what each entry has
@@ -56,43 +45,19 @@ def cluster_distributions(histogram: Any, cluster_sizes: Any, threshold: float) 
         Post-processing of a released histogram: no charge. The sizes are public.
 
     Source: ``esfandiari2022``, Algorithm 1, lines 3 to 20; Theorem 6 shows the range.
-
-    Example:
-        >>> cluster_distributions([[8.5, -0.5], [1.5, 1.5]], [8, 4], threshold=0.1).tolist()
-        [[0.9, 0.1], [0.5, 0.5]]
     """
-    counts = np.asarray(histogram, dtype=np.float64)
-    if counts.ndim != 2 or counts.shape[1] < 2:
-        raise ValueError(
-            "histogram must have shape (C, K), a row for each cluster and at least 2 classes, got "
-            f"{counts.shape}."
-        )
-    if not np.all(np.isfinite(counts)):
-        raise ValueError("histogram must be finite, but it holds NaN or infinity.")
-    num_clusters, num_classes = counts.shape
-    sizes = np.asarray(cluster_sizes)
-    if sizes.shape != (num_clusters,):
-        raise ValueError(
-            f"cluster_sizes must have shape ({num_clusters},), one a row of the histogram, got "
-            f"{sizes.shape}."
-        )
-    if sizes.dtype.kind not in "iu":
-        raise TypeError(f"cluster_sizes must be integers, got dtype {sizes.dtype}.")
-    if sizes.size and sizes.min() < 0:
-        raise ValueError(f"cluster_sizes must be at least zero, got {int(sizes.min())}.")
-    tau = checked_threshold(threshold, num_classes)
-
+    num_classes = counts.shape[1]
     uniform = np.full(counts.shape, 1.0 / num_classes)
-    room = 1.0 - num_classes * tau
+    room = 1.0 - num_classes * threshold
     if room <= _SLACK:
         return uniform
-    empty = (sizes == 0)[:, np.newaxis]
-    clipped = np.clip(counts / np.maximum(sizes, 1)[:, np.newaxis], tau, 1.0)
+    empty = (cluster_sizes == 0)[:, np.newaxis]
+    clipped = np.clip(counts / np.maximum(cluster_sizes, 1)[:, np.newaxis], threshold, 1.0)
     # Lines 9 to 19 with the sum over xi written out, in forms that rounding cannot take below tau.
     missing = 1.0 - clipped.sum(axis=1, keepdims=True)
-    above = clipped - tau
+    above = clipped - threshold
     excess = above.sum(axis=1, keepdims=True)
-    lowered = tau + above * (room / np.maximum(excess, room))
+    lowered = threshold + above * (room / np.maximum(excess, room))
     lacking = np.maximum(missing, 0.0)
     raised = clipped + (1.0 - clipped) * (lacking / (lacking + num_classes - 1.0))
     made = np.minimum(np.where(missing < 0.0, lowered, raised), 1.0)
@@ -129,8 +94,8 @@ class PriorResampling(WithPriors):
         that label. The worst ratio is ``1 + (1 - lambda) / (lambda min q)``. Without
         ``resampling_probability`` each row takes the smallest lambda for which that is at most
         e^epsilon, ``1 / (1 + (e^epsilon - 1) min q)``, by its prior alone. The draws use whole
-        numbers of 2^-53 (``transition_matrix`` returns just these): entries of a prior below 2^-53
-        count as 2^-53, and lambda is rounded up so that the bound holds for the whole numbers.
+        numbers of 2^-53 (``transition_matrix`` returns just these), and lambda is rounded up so
+        that the bound holds for these.
 
     Source: ``esfandiari2022``, lines 22 to 25 of Algorithm 1; the ratio is that of mechanism M2 in
     the proof of Theorem 1, with the smallest entry of the row itself in place of tau.
@@ -141,20 +106,12 @@ class PriorResampling(WithPriors):
         resampling_probability: lambda for every row, in (0, 1]; rows for which it would cost more
             than epsilon are refused. None for the smallest of each row.
         threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
-
-    Example:
-        >>> mechanism = PriorResampling(epsilon=1.0, num_classes=3)
-        >>> mechanism.resampling_probabilities([0.6, 0.3, 0.1]).round(4).tolist()
-        [0.8534]
-        >>> mechanism.transition_matrix([0.6, 0.3, 0.1])[2].round(4).tolist()
-        [0.512, 0.256, 0.232]
     """
 
     resampling_probability: float | None = None
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         if self.resampling_probability is not None:
             given = checked_resampling_probability(self.resampling_probability)
@@ -163,28 +120,19 @@ class PriorResampling(WithPriors):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PriorResampling:
-        """Returns the mechanism that ``get_config`` described.
-
-        Version 0.1 priced a fixed lambda by the priors that had come out (``adaptive_epsilon``);
-        here it has the price that was promised before them.
-        """
+        """Returns the mechanism that ``get_config`` described, here or in version 0.1."""
         config = dict(config)
+        # 0.1 priced a fixed lambda by the priors that came out; the promise before them counts.
         if config.pop("adaptive_epsilon", False):
             kept = config["resampling_probability"]
             config["epsilon"] = math.log1p((1.0 - kept) / (kept * config["threshold"]))
         return cls(**config)
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``int64`` (n,), of labels that are integers (n,) in 0..K-1.
+    def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns noisy labels, ``int64`` (n,); a prior that costs more than epsilon is refused.
 
         ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
-        ``Priors``. ``rng`` is a generator for repeatable (not private) runs; None takes secure
-        random bits. Raises a ``TypeError`` for labels that are not integers, and a ``ValueError``
-        for labels or priors out of range, missing or of a wrong shape, or a prior for which
-        ``resampling_probability`` costs more than epsilon: this depends on the priors alone, and is
-        checked before anything is drawn.
+        ``Priors``.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
         groups = priors.checked_groups(labels.size) if isinstance(priors, Priors) else None
@@ -210,10 +158,7 @@ class PriorResampling(WithPriors):
         return 1.0 - self._kept_units(self._checked_rows(priors, None)) / float(_UNITS)
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
-        """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K).
-
-        The entries are the probabilities as they are drawn.
-        """
+        """Returns ``P[output | input]`` under one prior (K,), as drawn: ``float64`` (K, K)."""
         rows = self._checked_rows(self._one_prior(prior), None)
         kept = self._kept_units(rows)[0] / float(_UNITS)
         drawn = np.tile(prior_units(rows) / float(_UNITS), (self.num_classes, 1))
@@ -226,7 +171,7 @@ class PriorResampling(WithPriors):
         if low:
             raise ValueError(
                 f"priors must be at least threshold={self.threshold:g}, but {low} row(s) have a "
-                "smaller entry. Mix them with the uniform distribution, or lower the threshold."
+                "smaller entry. Mix them with the uniform distribution."
             )
         return rows
 
@@ -246,9 +191,8 @@ class PriorResampling(WithPriors):
             raise ValueError(
                 f"resampling_probability={self.resampling_probability:g} costs more than "
                 f"epsilon={self.epsilon:g} for {int(np.count_nonzero(over))} prior(s): the least "
-                f"entry of one is {smallest:.6g}, which needs "
-                f"{(_UNITS - int(most[over].min())) / float(_UNITS):.6g}. Raise epsilon, lambda or "
-                "the least entry, or leave resampling_probability out."
+                f"entry of one is {smallest:.6g}. Raise epsilon, lambda or the least entry, or "
+                "leave resampling_probability out."
             )
         return np.minimum(most, given)
 
@@ -266,10 +210,10 @@ def prior_units(rows: np.ndarray) -> np.ndarray:
 def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
     """Returns the most units that may keep a label at this epsilon: ``int64`` (m,), below 2^53.
 
-    With ``keep`` units of N = 2^53 that keep the label, and u of N that the prior has on an output,
-    the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is at most
-    e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, where u is the least
-    entry. The bound is rounded down, by more than the float arithmetic can have lost.
+    With ``keep`` of N = 2^53 units that keep the label, and u that the prior has on its least
+    entry, the ratio of two entries of a column is at most ``1 + keep N / ((N - keep) u)``. That is
+    at most e^epsilon for ``keep <= N / (1 + r)`` with ``r = N / ((e^epsilon - 1) u)``, rounded down
+    by more than the float arithmetic can have lost.
     """
     # e^-epsilon instead of e^epsilon, which may overflow; odds of 1e250 keep nothing anyway.
     odds = min(math.exp(-epsilon) / -math.expm1(-epsilon), 1e250) * (_UNITS / least)
@@ -282,11 +226,7 @@ def most_kept_units(epsilon: float, least: np.ndarray) -> np.ndarray:
 
 
 def resample(
-    labels: np.ndarray,
-    kept: np.ndarray,
-    ends: np.ndarray,
-    groups: np.ndarray,
-    rng: np.random.Generator | None,
+    labels: np.ndarray, kept: np.ndarray, ends: np.ndarray, groups: np.ndarray, rng: Rng
 ) -> np.ndarray:
     """Returns each label (n,), or instead of it a draw from its prior.
 
@@ -312,20 +252,18 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     """Each user flips a 0/1 label at random, and reports such a noisy label of a random peer.
 
     A user's noisy label is drawn once. Each user picks one user of the same cluster (perhaps
-    themselves) uniformly at random, and reports that user's noisy label with probability theta. Two
-    users who pick the same peer report the same noisy label. No curator and no shuffler is needed:
-    ``randomize`` simulates the protocol with all labels at hand. A vault keeps the reports of those
-    who report: ``NoisyLabels.indices`` names them.
+    themselves) uniformly at random, and reports that user's noisy label with probability theta. No
+    curator and no shuffler is needed: ``randomize`` simulates the protocol with all labels at hand.
+    A vault keeps the reports of those who report: ``NoisyLabels.indices`` names them.
 
     Guarantee:
         All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
         learner who sees the reports alone, if the users follow the protocol and do not collude with
-        the learner; ``assumptions`` lists everything, and the vault's statement repeats it. At
-        construction it is checked that the stated epsilon holds for clusters of ``cluster_size``
-        users and all larger ones (``accounting.peer_to_peer_guarantee``: some seconds for 100,000
-        users; a smaller ``cluster_size`` is quicker and covers them too). A peer sees one noisy
-        label of another user, which the cluster does not hide: ``per_peer_guarantee``. The flips
-        are rounded up to whole multiples of 2^-53, the reporting rate down, both of which can only
+        the learner (``assumptions`` lists everything). At construction it is checked that the
+        stated epsilon holds for clusters of ``cluster_size`` users and all larger ones
+        (``accounting.peer_to_peer_guarantee``: some seconds for 100,000 users). A peer sees one
+        noisy label of another user, which the cluster does not hide: ``per_peer_guarantee``. The
+        flips are rounded up to multiples of 2^-53, the reporting rate down, both of which can only
         lower epsilon. Several releases compose by basic composition.
 
     Source: Algorithm 2 of ``esfandiari2022``. Clusters of one user, which it allows, are refused:
@@ -338,10 +276,6 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         cluster_size: the smallest number of users of a cluster, at least 2.
         delta: in [0, 1); at zero epsilon is that of the flips, ``log((1 - alpha) / alpha)``.
         num_classes: 2.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or an epsilon that is too small.
 
     Example:
         >>> import numpy as np
@@ -365,12 +299,10 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     num_classes: int = 2
 
     def __post_init__(self) -> None:
-        """Checks the ranges, and that the stated guarantee holds."""
         super().__post_init__()
         if _validate.integer_at_least("num_classes", self.num_classes, 2) != 2:
             raise ValueError(
-                f"num_classes must be 2, got {self.num_classes}: peer-to-peer randomized response "
-                "is for labels 0 and 1. Use RandomizedResponse for more classes."
+                f"num_classes must be 2, got {self.num_classes}. Use RandomizedResponse for more."
             )
         _validate.integer_at_least("cluster_size", self.cluster_size, 1)  # one, not several
         found = peer_to_peer_guarantee(
@@ -378,63 +310,31 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         )
         if found.epsilon > self.epsilon * (1.0 + _ROUNDING):
             raise ValueError(
-                f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: with "
-                f"flip_probability={self.flip_probability:g}, subsampling_rate="
-                f"{self.subsampling_rate:g} and clusters of {self.cluster_size} or more it is "
-                f"{found.epsilon:.9g}. State that, with for_cluster_size, or flip more labels."
+                f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: in clusters of "
+                f"{self.cluster_size} or more it is {found.epsilon:.9g}. State that, with "
+                "for_cluster_size, or flip more labels."
             )
-        self._set(
-            flip_probability=float(self.flip_probability),
-            subsampling_rate=float(self.subsampling_rate),
-            cluster_size=int(self.cluster_size),
-            delta=float(self.delta),
-            num_classes=2,
-        )
+        for name in ("flip_probability", "subsampling_rate", "delta"):
+            self._set(**{name: float(getattr(self, name))})
+        self._set(cluster_size=int(self.cluster_size), num_classes=2)
 
     @classmethod
     def for_cluster_size(
         cls, flip_probability: float, subsampling_rate: float, cluster_size: int, delta: float
     ) -> PeerToPeerRandomizedResponse:
-        """Returns the mechanism with the least epsilon that holds.
-
-        Args:
-            flip_probability: alpha, in (0, 0.5].
-            subsampling_rate: theta, in (0, 1].
-            cluster_size: the smallest number of users of a cluster, at least 2; public.
-            delta: in [0, 1).
-
-        Raises:
-            TypeError: an argument of a wrong type.
-            ValueError: an argument out of range.
-        """
+        """Returns the mechanism with the least epsilon that holds; arguments as of the class."""
         found = peer_to_peer_guarantee(flip_probability, subsampling_rate, cluster_size, delta)
         epsilon = max(found.epsilon, _LEAST_EPSILON)
         return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
 
-    def randomize(
-        self, labels: Any, clusters: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns what each user reports.
+    def randomize(self, labels: Any, clusters: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns what each user reports, ``int64`` (n,): 0 or 1, or -1 for nothing.
 
-        Args:
-            labels: integers 0 and 1, (n,).
-            clusters: the cluster of each user, public integers of at least zero, (n,); None for
-                one cluster of all.
-            rng: a generator for repeatable (not private) runs; None takes secure random bits.
-
-        Returns:
-            ``int64`` (n,): the reported label, 0 or 1, and -1 for users who report nothing.
-
-        Raises:
-            TypeError: labels, clusters or ``rng`` of a wrong kind.
-            ValueError: labels or clusters out of range or of a wrong shape, or a cluster with fewer
-                than ``cluster_size`` users.
+        ``clusters`` are public integers of at least zero, (n,), the cluster of each user; None for
+        one cluster of all. One with fewer than ``cluster_size`` users is refused.
         """
         labels = _validate.class_indices("labels", labels, 2)
         of_user, sizes = self._checked_clusters(clusters, labels.size)
-        if rng is not None:
-            _random.checked_generator(rng)
-
         flipped = _random.uniform_integers(labels.size, rng) < _flip_units(self.flip_probability)
         noisy = labels ^ flipped
         # Users in the order of their clusters: a peer is a place between a cluster's ends.
@@ -454,10 +354,9 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
         """Returns what one peer, who sees one message, learns of another user's label.
 
-        Args:
-            pure: whether to state ``log((1 - alpha) / alpha)`` at delta zero; otherwise epsilon
-                zero at delta ``(1 - 2 alpha) / cluster_size``: a user is asked by one given peer
-                with probability 1 / cluster_size at most. Both hold.
+        ``log((1 - alpha) / alpha)`` at delta zero if ``pure``, else epsilon zero at delta
+        ``(1 - 2 alpha) / cluster_size``: a given peer asks a user with probability
+        1 / cluster_size at most. Both hold.
         """
         alpha, size = self.flip_probability, self.cluster_size
         alone = peer_to_peer_guarantee(alpha, self.subsampling_rate, size, delta=0.0)
@@ -479,10 +378,6 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
             self.flip_probability, self.subsampling_rate, self.cluster_size
         )
 
-    def dp_event(self) -> DpEvent:
-        """Returns an event under which uses add up by basic composition."""
-        return approximate_dp_event(self.epsilon, self.delta)
-
     def _checked_clusters(self, clusters: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns each user's cluster 0..C-1 (n,) and the clusters' sizes (C,), or raises."""
         array = np.zeros(size, dtype=np.int64) if clusters is None else np.asarray(clusters)
@@ -492,8 +387,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         if small:
             raise ValueError(
                 f"every cluster must have at least cluster_size={self.cluster_size} users, but "
-                f"{small} of {sizes.size} have fewer, the smallest {int(sizes.min())}. Merge small "
-                "clusters, or make the mechanism for the smallest."
+                f"{small} of {sizes.size} have fewer, the smallest {int(sizes.min())}. Merge them."
             )
         return of_user.reshape(-1), sizes
 

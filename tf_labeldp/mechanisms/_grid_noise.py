@@ -1,36 +1,22 @@
 """Noise for vectors of integers, Gaussian or Laplace, calibrated for the law that is drawn.
 
-Noise computed in floating point is not private, whatever its formula says (Mironov 2012, "On
-significance of the least significant bits for differential privacy"). Here the statistic is a
-vector of integers, and the noise one of OpenDP's exact samplers on the integers (Canonne, Kamath
-and Steinke 2020, "The discrete Gaussian for differential privacy").
-
-The analytic calibration is for continuous Gaussian noise Z. Adding it to integers and rounding
-gives the integers plus round(Z), so noise with the law of round(Z) is private by post-processing.
-OpenDP draws the discrete Gaussian instead, whose probabilities are close: for |x| <= 40 sigma,
-
-``P[round(Z) = x] = phi(x) (1 + (x^2 / sigma^2 - 1) / (24 sigma^2) + O(sigma^-4))``,
-
-so the logarithms of the two differ by at most ``a = 70 m / sigma^2`` over m entries, and beyond
-lies a mass of ``2 m e^-800``, which is below any delta of a double. Hence (epsilon', delta') for
-round(Z) is (epsilon' + 2 a, e^a delta') for the discrete Gaussian. The noise is calibrated to
-epsilon and delta lowered by one part in 1e9, and it is checked that 2 a is less than that; on the
-fine grids used here it is, by far.
+Noise computed in floating point is not private (``_integer_noise``). Here the statistic is a vector
+of integers, and the noise one of OpenDP's exact samplers on the integers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting._gaussian import gaussian_sigma
-from tf_labeldp.mechanisms._random import checked_generator
+from tf_labeldp.mechanisms._base import Frozen
+from tf_labeldp.mechanisms._random import Rng, checked_generator
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -40,31 +26,45 @@ _LARGEST = 2.0**57
 """Noise above this scale might leave the 64-bit integers (at 40 standard deviations)."""
 
 
-def checked_delta(value: Any, noise: Any, known: Iterable[str], pure: str) -> float:
-    """Returns delta as a float, or raises unless it is above zero just for Gaussian noise.
+class FrozenWithNoise(Frozen):
+    """The mechanisms that add noise of a kind of choice: a pure one, or Gaussian with a delta."""
 
-    ``known`` are all kinds of noise, and ``pure`` is what the message says of the pure ones.
-    """
-    _validate.one_of("noise", noise, known)
-    delta = _validate.probability_below_one("delta", value)
-    if (noise == "gaussian") != (delta > 0.0):
-        raise ValueError(
-            f"{noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, got "
-            f"delta={delta:g}. Gaussian noise takes a delta below 1/n for n labels; {pure}"
-        )
-    return delta
+    noise: str
+    delta: float
+    _noises: ClassVar[tuple[str, ...]]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of("noise", self.noise, self._noises)
+        delta = _validate.number_in("delta", self.delta, "[0, 1)")
+        if (self.noise == "gaussian") != (delta > 0.0):
+            raise ValueError(
+                f"{self.noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, "
+                f"got delta={delta:g}. Gaussian noise takes one below 1/n for n labels."
+            )
+        self._set(delta=delta)
 
-def noise_event(noise: str, epsilon: float, delta: float) -> DpEvent:
-    """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-    if noise != "gaussian":
-        return pure_dp_event(epsilon)
-    return gaussian_event(gaussian_sigma(epsilon, delta, 1.0))
+    def dp_event(self) -> DpEvent:
+        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
+        if self.noise != "gaussian":
+            return pure_dp_event(self.epsilon)
+        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
 
 @functools.lru_cache(maxsize=64)
 def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entries: int) -> float:
-    """Returns the sigma of discrete Gaussian noise for (epsilon, delta), in grid steps."""
+    """Returns the sigma of discrete Gaussian noise for (epsilon, delta), in grid steps.
+
+    The analytic calibration is for continuous noise Z; integers plus round(Z) are as private, by
+    post-processing. The discrete Gaussian has nearly the law of round(Z): for |x| <= 40 sigma,
+
+    ``P[round(Z) = x] = phi(x) (1 + (x^2 / sigma^2 - 1) / (24 sigma^2) + O(sigma^-4))``,
+
+    so the logarithms differ by at most ``a = 70 m / sigma^2`` over m entries, and beyond lies a
+    mass of ``2 m e^-800``, below any delta of a double. Hence (epsilon', delta') for round(Z) is
+    (epsilon' + 2 a, e^a delta') for the discrete Gaussian: the noise is calibrated to epsilon and
+    delta lowered by one part in 1e9, and 2 a has to be less than that.
+    """
     less = 1.0 - _MARGIN
     sigma = gaussian_sigma(epsilon * less, delta * less, l2_sensitivity)
     apart = 70.0 * num_entries / sigma**2
@@ -81,13 +81,17 @@ def laplace_scale(epsilon: float, l1_sensitivity: float) -> float:
     return _checked(math.ceil(l1_sensitivity) / epsilon, epsilon)
 
 
+def _checked(scale: float, epsilon: float) -> float:
+    if scale > _LARGEST:
+        raise ValueError(
+            f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. The release would "
+            "be indistinguishable from noise; use a larger one."
+        )
+    return scale
+
+
 def with_noise(
-    exact: np.ndarray,
-    kind: str,
-    scale: float,
-    epsilon: float,
-    l1_sensitivity: float,
-    rng: np.random.Generator | None,
+    exact: np.ndarray, kind: str, scale: float, epsilon: float, l1_sensitivity: float, rng: Rng
 ) -> np.ndarray:
     """Returns integers (``int64``, any shape) with noise on every entry.
 
@@ -95,41 +99,34 @@ def with_noise(
     map has to certify ``epsilon`` at ``l1_sensitivity``. Without ``rng``, which is for repeatable
     (not private) runs, OpenDP's exact samplers draw from the operating system's random bits.
     """
-    if rng is not None:
-        return exact + _seeded(kind, scale, exact.shape, rng)
+    if rng is not None:  # the same law, to the rounding of doubles
+        rng = checked_generator(rng)
+        drawn = rng.normal if kind == "gaussian" else rng.laplace
+        return exact + np.rint(drawn(scale=scale, size=exact.shape)).astype(np.int64)
     measurement = _opendp_measurement(kind, scale, epsilon, l1_sensitivity)
     return np.array(measurement(exact.ravel().tolist()), dtype=np.int64).reshape(exact.shape)
 
 
-def _checked(scale: float, epsilon: float) -> float:
-    if scale > _LARGEST:
-        raise ValueError(
-            f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. At such an epsilon "
-            "the release is indistinguishable from noise; use a larger one."
-        )
-    return scale
-
-
+@functools.lru_cache(maxsize=64)
 def _opendp_measurement(kind: str, scale: float, epsilon: float, l1_sensitivity: float) -> Any:
     if kind == "laplace":
-        return certified_laplace(np.int64, scale, math.ceil(l1_sensitivity), epsilon)[0]
+        return certified_laplace(True, scale, math.ceil(l1_sensitivity), epsilon)[0]
     dp = _opendp()
     atoms = dp.vector_domain(dp.atom_domain(T="i64"))
     return (atoms, dp.l2_distance(T="f64")) >> dp.m.then_gaussian(scale)
 
 
-def certified_laplace(
-    kind: type[np.int64] | type[np.float64], scale: float, moved: float, epsilon: float
-) -> tuple[Any, float]:
+@functools.lru_cache(maxsize=64)
+def certified_laplace(whole: bool, scale: float, moved: float, epsilon: float) -> tuple[Any, float]:
     """Returns OpenDP's Laplace measurement of a vector, certified for epsilon, and its scale.
 
-    ``kind`` is that of the numbers and of the noise, ``moved`` the L1 sensitivity. The scale rounds
-    to a double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first
-    at which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
+    ``whole`` is whether numbers and noise are, ``moved`` the L1 sensitivity. The scale rounds to a
+    double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first at
+    which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
     """
     dp = _opendp()
     # Types are given in full: T=int would be 32 bits, at which counts saturate.
-    if kind is np.int64:
+    if whole:
         atoms, distance, moved = dp.atom_domain(T="i64"), dp.l1_distance(T="i64"), int(moved)
     else:
         atoms, distance = dp.atom_domain(T="f64", nan=False), dp.l1_distance(T="f64")
@@ -139,8 +136,8 @@ def certified_laplace(
             return measurement, scale
         scale = math.nextafter(scale, math.inf)
     raise RuntimeError(
-        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}; it gives "
-        f"{measurement.map(moved)}. Please report this with your version of opendp."
+        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}. Please "
+        "report this with your version of opendp."
     )
 
 
@@ -150,12 +147,3 @@ def _opendp() -> Any:
     # OpenDP asks for this before any component whose written proof is not finished.
     dp.enable_features("contrib")
     return dp
-
-
-def _seeded(
-    kind: str, scale: float, shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray:
-    """Returns noise of the same law, to the rounding of doubles, from a generator."""
-    rng = checked_generator(rng)
-    drawn = rng.normal if kind == "gaussian" else rng.laplace
-    return np.rint(drawn(scale=scale, size=shape)).astype(np.int64)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import _grid_noise
-from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
+from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._bins import nearest_index
-from tf_labeldp.mechanisms._random import checked_generator
+from tf_labeldp.mechanisms._random import Rng, checked_generator
 
-if TYPE_CHECKING:
-    from tf_labeldp.accounting._events import DpEvent
-
-_NOISES = ("discrete_laplace", "laplace", "gaussian")
 _SENSITIVITY = 2
 """L1: a replaced label leaves one cell of its group and enters another."""
 _L2_SENSITIVITY = math.sqrt(2.0)
@@ -27,8 +23,13 @@ _MOST_STEPS = 1 << 61
 
 
 @dataclasses.dataclass(frozen=True)
-class HistogramMechanism(Frozen, AggregateMechanism):
+class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
+
+    Laplace noise has the scale 2/epsilon and comes from OpenDP, whose own privacy map certifies
+    ``epsilon`` for L1 sensitivity 2; its samplers are exact (``"discrete_laplace"``) or safe in
+    floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration, and is
+    drawn by OpenDP's exact sampler on a fine grid. It pays off where many releases compose.
 
     Guarantee:
         All the noisy counts together, of all groups, are (epsilon, delta)-DP for the replacement of
@@ -36,16 +37,9 @@ class HistogramMechanism(Frozen, AggregateMechanism):
         by one each, so the sensitivity is 2 in L1 and sqrt(2) in L2, for any number of groups. The
         groups, their sizes and the number of labels are public.
 
-    Laplace noise has the scale 2/epsilon. It comes from OpenDP, whose own privacy map certifies
-    ``epsilon`` for L1 sensitivity 2; its samplers are exact (``"discrete_laplace"``) or safe in
-    floating point (``"laplace"``). Gaussian noise has the sigma of the analytic calibration, and is
-    drawn by OpenDP's exact sampler on a fine grid of fractions of a count (``_grid_noise``). For
-    one release it is less than Laplace noise only where epsilon is below some 200 delta; it pays
-    off where many releases compose.
-
-    Source: M^Lap, Algorithm 4 of ``ghazi2023`` (appendix C.1), before its clipping, which is
-    ``estimation.histogram_prior``; by groups, Algorithm 4 of ``ghazi2021``. With Gaussian noise,
-    Algorithm 2 and Theorem 1 of ``tang2022``, before the largest count is taken.
+    Source: M^Lap, Algorithm 4 of ``ghazi2023`` (appendix C.1), before its clipping; by groups,
+    Algorithm 4 of ``ghazi2021``. With Gaussian noise, Algorithm 2 and Theorem 1 of ``tang2022``,
+    before the largest count is taken.
 
     Attributes:
         epsilon: finite and above zero.
@@ -68,8 +62,9 @@ class HistogramMechanism(Frozen, AggregateMechanism):
     noise: str = "discrete_laplace"
     delta: float = 0.0
 
+    _noises: ClassVar[tuple[str, ...]] = ("discrete_laplace", "laplace", "gaussian")
+
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         if (self.num_classes is None) == (self.values is None):
             raise ValueError(
@@ -82,12 +77,6 @@ class HistogramMechanism(Frozen, AggregateMechanism):
         else:
             values = _validate.increasing_numbers("values", self.values)
             self._set(values=tuple(values.tolist()))
-        pure = "the Laplace noises are pure."
-        self._set(delta=_grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
-
-    def dp_event(self) -> DpEvent:
-        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-        return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
 
     @property
     def noise_stddev(self) -> float:
@@ -104,42 +93,26 @@ class HistogramMechanism(Frozen, AggregateMechanism):
         """The number of cells of each group."""
         return int(self.num_classes or 0) if self.values is None else len(self.values)
 
-    def release(
-        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns the noisy counts of the labels.
+    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns the noisy counts of the labels, (cells,) or (G, cells); they may be negative.
 
         Args:
             labels: (n,); integers in 0..K-1, or numbers if the mechanism has ``values``.
-            public_input: the group of each label, public integers (n,) in 0..G-1; None for one
-                histogram of all. G is the largest one plus one.
+            public_input: the group of each label, public integers (n,) in 0..G-1, where G is the
+                largest one plus one; None for one histogram of all.
             rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
-                draws from the operating system's random bits and cannot be seeded.
+                draws from the operating system's random bits.
 
         Returns:
-            ``int64`` for ``"discrete_laplace"``, else ``float64``; (cells,), or (G, cells) with
-            groups. Counts may be negative. ``PrivateLabels.release`` makes the charge.
-
-        Raises:
-            TypeError: labels, groups or ``rng`` of a wrong kind.
-            ValueError: labels or groups out of range or of a wrong shape.
+            ``int64`` for ``"discrete_laplace"``, else ``float64``.
         """
         return self.add_noise(self._count(labels, public_input), rng=rng)
 
-    def add_noise(self, counts: Any, *, rng: np.random.Generator | None = None) -> np.ndarray:
+    def add_noise(self, counts: Any, *, rng: Rng = None) -> np.ndarray:
         """Returns exact counts with noise: ``release`` for counts that were collected in chunks.
 
-        Args:
-            counts: integers of at least zero, (cells,) or (G, cells): the whole histogram, once.
-            rng: as in ``release``.
-
-        Returns:
-            Noisy counts of the same shape, as in ``release``.
-
-        Raises:
-            TypeError: the counts are not integers, or ``rng`` of a wrong kind.
-            ValueError: negative counts, a wrong shape, or too many labels for the grid of exact
-                Gaussian noise (only their number counts).
+        ``counts`` are the whole histogram, once: integers of at least zero, (cells,) or (G, cells).
+        Too many labels for the grid of exact Gaussian noise are refused, by their number alone.
         """
         counts = np.asarray(counts)
         if counts.ndim not in (1, 2) or counts.shape[-1] != self.num_cells:
@@ -158,7 +131,7 @@ class HistogramMechanism(Frozen, AggregateMechanism):
             return self._with_gaussian_noise(counts, rng)
         exact = counts.astype(self._kind)
         if rng is not None:
-            return exact + _seeded_noise(self.noise, self.epsilon, exact.shape, rng)
+            return exact + self._seeded_laplace(exact.shape, checked_generator(rng))
         measure, _ = self._certified_laplace()
         return np.array(measure(exact.ravel().tolist()), dtype=self._kind).reshape(exact.shape)
 
@@ -169,11 +142,19 @@ class HistogramMechanism(Frozen, AggregateMechanism):
     def _certified_laplace(self) -> tuple[Any, float]:
         """Returns OpenDP's measurement for Laplace noise, and the scale of the noise."""
         scale = _SENSITIVITY / self.epsilon
-        return _grid_noise.certified_laplace(self._kind, scale, _SENSITIVITY, self.epsilon)
+        return _grid_noise.certified_laplace(
+            self.noise != "laplace", scale, _SENSITIVITY, self.epsilon
+        )
 
-    def _with_gaussian_noise(
-        self, counts: np.ndarray, rng: np.random.Generator | None
-    ) -> np.ndarray:
+    def _seeded_laplace(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        """Returns Laplace noise of the same law: repeatable, and so not private."""
+        if self.noise == "laplace":
+            return rng.laplace(scale=_SENSITIVITY / self.epsilon, size=shape)
+        # The difference of two geometric variables has P[k] proportional to e^(-|k| epsilon / 2).
+        success = -math.expm1(-self.epsilon / _SENSITIVITY)
+        return rng.geometric(success, shape) - rng.geometric(success, shape)
+
+    def _with_gaussian_noise(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns counts with noise that is drawn in whole steps of a grid."""
         if not counts.size:
             return counts.astype(np.float64)
@@ -210,15 +191,3 @@ def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:
     # 140 m / sigma^2 < 1e-9 min(epsilon, 1), with a factor of two to spare in sigma.
     needed = 2.0 * math.sqrt(1.4e11 * num_counts / min(epsilon, 1.0))
     return max(0, math.ceil(math.log2(needed / sigma)))
-
-
-def _seeded_noise(
-    noise: str, epsilon: float, shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray:
-    """Returns noise of the same law from a generator: repeatable, and so not private."""
-    rng = checked_generator(rng)
-    if noise == "laplace":
-        return rng.laplace(scale=_SENSITIVITY / epsilon, size=shape)
-    # The difference of two geometric variables has P[k] proportional to e^(-|k| epsilon / 2).
-    success = -math.expm1(-epsilon / _SENSITIVITY)
-    return rng.geometric(success, shape) - rng.geometric(success, shape)

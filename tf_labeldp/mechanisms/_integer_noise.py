@@ -2,26 +2,8 @@
 
 Noise computed in floating point is not private, whatever its formula says: which doubles can come
 out depends on the label (Mironov 2012, "On significance of the least significant bits for
-differential privacy"). Here noise comes from uniform integers and comparisons of integers alone.
-It remains to show that the law that is drawn, not only the one on paper, is epsilon-DP for two
-labels at most N = ``steps`` grid steps apart:
-
-* *Laplace.* The algorithms of Canonne, Kamath and Steinke 2020, "The discrete Gaussian for
-  differential privacy" (1 and 2), draw ``P[x] ~ exp(-|x| s / t)`` exactly for integers s, t. The
-  decay s/t is the largest fraction with t up to 2^53 that is *not above* epsilon/N, so a shift by N
-  changes a probability by at most ``exp(N s / t) <= e^epsilon``. The noise is wider than its
-  formula by less than one part in 2^50.
-* *Staircase.* ``|x| = u + N v`` has a weight ``w(u) g^v``, where g = exp(-s/t) >= e^-epsilon is
-  drawn as above, and w is 1 for u < r and c for the rest. The chance of the rest is one 53-bit
-  integer, rounded up in decimal arithmetic of 60 digits, so e^-epsilon <= c <= 1. Two magnitudes at
-  most N apart have the same v, and a ratio of at most 1/c, or (u, v) and (u', v + 1) with u' <= u,
-  so w(u) <= w(u'), and a ratio of at most 1/g. Both are at most e^epsilon.
-
-* *Gaussian.* Algorithm 3 of the same paper draws ``P[x] ~ exp(-x^2 / (2 sigma^2))`` exactly, but
-  for draws beyond 45 sigma; ``_grid_noise`` has its calibration.
-
-For epsilon >= ``MIN_EPSILON`` and N <= ``MAX_STEPS`` no integer here passes 2^63, unless a
-geometric count with mean 0.6 reaches 1,000, which has a probability of e^-1000.
+differential privacy"). Here noise comes from comparisons of uniform integers alone, by the
+algorithms of Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
 """
 
 from __future__ import annotations
@@ -35,17 +17,18 @@ from fractions import Fraction
 import numpy as np
 
 from tf_labeldp.mechanisms import _random
+from tf_labeldp.mechanisms._random import Rng
 
 MIN_EPSILON = 1e-6
 MAX_STEPS = 1 << 32
-_RANGE = 1 << 53
-
-_MAX_DECAY = 1024
-"""More decay than this in one step is not drawn: e^-1024 is nothing, and integers stay small."""
+"""Within these no integer here passes 2^63, but with probability e^-1000 (see ``geometric``)."""
 
 MAX_SIGMA = 1 << 26
 """Of Gaussian noise: the square has to fit the 53 bits of ``uniform_below``."""
 
+_RANGE = 1 << 53
+_MAX_DECAY = 1024
+"""More decay than this in one step is not drawn: e^-1024 is nothing, and integers stay small."""
 _FARTHEST = math.isqrt((1 << 63) - 1)
 """Its square still fits 64 bits; at least 45 sigma, where e^-1000 of the draws are."""
 
@@ -60,12 +43,10 @@ def decay_per_step(epsilon: float, steps: int) -> Fraction:
 
 
 def _fraction_below(value: Fraction, limit: int) -> Fraction:
-    """Returns the largest fraction not above ``value`` with a denominator of at most ``limit``.
-
-    The continued fraction of ``value`` ends in the two fractions next to it, one on each side.
-    """
+    """Returns the largest fraction not above ``value`` with a denominator of at most ``limit``."""
     if value.denominator <= limit:
         return value
+    # The continued fraction ends in the two fractions next to the value, one on each side.
     top, bottom = value.numerator, value.denominator
     p0, q0, p1, q1 = 0, 1, 1, 0
     while q0 + (top // bottom) * q1 <= limit:
@@ -76,9 +57,7 @@ def _fraction_below(value: Fraction, limit: int) -> Fraction:
     return min(Fraction(p1, q1), Fraction(p0 + fill * p1, q0 + fill * q1))
 
 
-def bernoulli_exp(
-    numerators: np.ndarray, denominator: int, rng: np.random.Generator | None
-) -> np.ndarray:
+def bernoulli_exp(numerators: np.ndarray, denominator: int, rng: Rng) -> np.ndarray:
     """Returns events of probability exp(-n/d), exactly, for each n (m,) in 0..d; ``bool`` (m,).
 
     Algorithm 1 of Canonne, Kamath and Steinke: go on while a coin of probability n / (d k) shows
@@ -101,11 +80,11 @@ def bernoulli_exp(
     return event
 
 
-def geometric(size: int, decay: Fraction, rng: np.random.Generator | None) -> np.ndarray:
+def geometric(size: int, decay: Fraction, rng: Rng) -> np.ndarray:
     """Returns ``size`` draws x >= 0 of ``P[x] ~ exp(-x decay)``, exactly; ``int64``.
 
     Algorithm 2 of Canonne, Kamath and Steinke before its sign: u + t v with u < t is geometric with
-    decay 1/t, and its quotient by s geometric with decay s/t.
+    decay 1/t, and its quotient by s geometric with decay s/t. v, of mean 0.6, may reach 1,000.
     """
     low = np.empty(size, dtype=np.int64)
     waiting = np.arange(size)
@@ -134,7 +113,7 @@ class IntegerNoise(abc.ABC):
     steps: int
 
     @abc.abstractmethod
-    def magnitudes(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
+    def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
         """Returns draws of |x|, except that 0 counts twice (as 0 and as -0)."""
 
     @abc.abstractmethod
@@ -145,32 +124,39 @@ class IntegerNoise(abc.ABC):
     def tail(self, x: np.ndarray) -> np.ndarray:
         """Returns P[noise >= x] for integers x >= 0, given and returned as ``float64``."""
 
-    def draw(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
+    def draw(self, size: int, rng: Rng) -> np.ndarray:
         """Returns ``size`` independent draws, ``int64``."""
         noise = np.empty(size, dtype=np.int64)
         waiting = np.arange(size)
         while waiting.size:
-            drawn = self.magnitudes(waiting.size, rng)
-            negative = _random.uniform_below(np.full(waiting.size, 2), rng) == 1
-            noise[waiting] = np.where(negative, -drawn, drawn)
-            waiting = waiting[negative & (drawn == 0)]  # -0 is no second way to draw 0
+            drawn, signed = _with_sign(self.magnitudes(waiting.size, rng), rng)
+            noise[waiting] = drawn
+            waiting = waiting[~signed]
         return noise
 
 
-class LaplaceNoise(IntegerNoise):
-    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``."""
+def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Returns magnitudes with random signs, and which count: -0 is no second way to draw 0."""
+    negative = _random.uniform_below(np.full(magnitudes.size, 2), rng) == 1
+    return np.where(negative, -magnitudes, magnitudes), ~(negative & (magnitudes == 0))
 
-    def magnitudes(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
-        """See ``IntegerNoise``."""
+
+class LaplaceNoise(IntegerNoise):
+    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``.
+
+    It is drawn with the decay s/t that is the largest fraction *not above* epsilon/N, so a shift by
+    N changes a probability by at most ``exp(N s / t) <= e^epsilon``. The noise is wider than its
+    formula by less than one part in 2^50.
+    """
+
+    def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
         return geometric(size, decay_per_step(self.epsilon, self.steps), rng)
 
     def mass(self, x: np.ndarray) -> np.ndarray:
-        """See ``IntegerNoise``."""
         decay = self.epsilon / self.steps
         return math.tanh(0.5 * decay) * np.exp(-decay * np.abs(x))
 
     def tail(self, x: np.ndarray) -> np.ndarray:
-        """See ``IntegerNoise``."""
         decay = self.epsilon / self.steps
         return np.exp(-decay * x) / (1.0 + math.exp(-decay))
 
@@ -178,6 +164,11 @@ class LaplaceNoise(IntegerNoise):
 @dataclasses.dataclass(frozen=True)
 class StaircaseNoise(IntegerNoise):
     """Discrete staircase noise (``ghazi2023``, Definition 24).
+
+    ``|x| = u + N v`` has a weight ``w(u) g^v``, where g >= e^-epsilon is drawn as that of
+    ``LaplaceNoise``, and w is 1 for u < r and c for the rest, with e^-epsilon <= c <= 1. Two
+    magnitudes at most N apart have the same v, and a ratio of at most 1/c, or (u, v) and
+    (u', v + 1) with u' <= u, so w(u) <= w(u'), and a ratio of at most 1/g: e^epsilon in both.
 
     Attributes:
         epsilon: at least ``MIN_EPSILON``.
@@ -200,8 +191,7 @@ class StaircaseNoise(IntegerNoise):
         margin = 1 + Fraction(1, 10**20)
         return math.ceil(Fraction(chance) * margin * _RANGE)
 
-    def magnitudes(self, size: int, rng: np.random.Generator | None) -> np.ndarray:
-        """See ``IntegerNoise``."""
+    def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
         stair = geometric(size, decay_per_step(self.epsilon, 1), rng)
         lower = _random.uniform_integers(size, rng) < np.uint64(self.lower_threshold())
         width = np.where(lower, max(self.steps - self.first, 1), self.first)
@@ -209,14 +199,12 @@ class StaircaseNoise(IntegerNoise):
         return within + self.steps * stair
 
     def mass(self, x: np.ndarray) -> np.ndarray:
-        """See ``IntegerNoise``."""
         stair, within = np.divmod(np.abs(x), self.steps)
         loss, weight = -math.expm1(-self.epsilon), self._stair_weight()
         levels = stair + (within >= self.first)
         return loss / (2.0 * weight - loss) * np.exp(-self.epsilon * levels)
 
     def tail(self, x: np.ndarray) -> np.ndarray:
-        """See ``IntegerNoise``."""
         stair, within = np.divmod(x, self.steps)
         loss, weight = -math.expm1(-self.epsilon), self._stair_weight()
         # What is left of this stair, and then all later ones.
@@ -230,27 +218,26 @@ class StaircaseNoise(IntegerNoise):
         return self.first + math.exp(-self.epsilon) * (self.steps - self.first)
 
 
-def discrete_gaussian(size: int, sigma: int, rng: np.random.Generator | None) -> np.ndarray:
+def discrete_gaussian(size: int, sigma: int, rng: Rng) -> np.ndarray:
     """Returns ``size`` draws of ``P[x] ~ exp(-x^2 / (2 sigma^2))``, sigma in 1..2^26; ``int64``.
 
     Algorithm 3 of Canonne, Kamath and Steinke, with t = sigma: a discrete Laplace draw y of scale
     sigma is kept with probability ``exp(-(|y| - sigma)^2 / (2 sigma^2))``; of four draws three are.
-    OpenDP's sampler has the same law and is some twenty times slower.
+    OpenDP's sampler has the same law and is some twenty times slower. ``_grid_noise`` calibrates.
     """
     noise = np.empty(size, dtype=np.int64)
     waiting = np.arange(size)
     square = 2 * sigma * sigma
     while waiting.size:
-        drawn = geometric(waiting.size, Fraction(1, sigma), rng)
-        negative = _random.uniform_below(np.full(waiting.size, 2), rng) == 1
-        noise[waiting] = np.where(negative, -drawn, drawn)
-        whole, rest = np.divmod(np.minimum(np.abs(drawn - sigma), _FARTHEST) ** 2, square)
+        magnitudes = geometric(waiting.size, Fraction(1, sigma), rng)
+        noise[waiting], signed = _with_sign(magnitudes, rng)
+        whole, rest = np.divmod(np.minimum(np.abs(magnitudes - sigma), _FARTHEST) ** 2, square)
         kept = bernoulli_exp(rest, square, rng) & _all_of_exp_one(whole, rng)
-        waiting = waiting[~kept | (negative & (drawn == 0))]  # -0 is no second way to draw 0
+        waiting = waiting[~(kept & signed)]
     return noise
 
 
-def _all_of_exp_one(counts: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+def _all_of_exp_one(counts: np.ndarray, rng: Rng) -> np.ndarray:
     """Returns events of probability e^-count, exactly, for each count (m,); ``bool`` (m,)."""
     event = np.ones(counts.size, dtype=bool)
     left = counts.copy()

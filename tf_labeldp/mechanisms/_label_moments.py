@@ -5,25 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _grid_noise
-from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
+from tf_labeldp.mechanisms._base import AggregateMechanism
+from tf_labeldp.mechanisms._random import Rng
 
-if TYPE_CHECKING:
-    from tf_labeldp.accounting._events import DpEvent
-
-_NOISES = ("gaussian", "laplace")
 _BLOCK_BYTES = 1 << 26
 _TOLERANCE = 1e-9
 """By how much the norm of a row may pass ``max_norm``, relatively; it is in the sensitivity."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMomentMechanism(Frozen, AggregateMechanism):
+class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
     The codes, and the L2 distance of two of them:
@@ -42,9 +39,7 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
         Laplace noise. The features, their number and the number of labels are public. The sum is
         exact: features (and labels that are numbers) are rounded to a public grid so fine that the
         sums are integers below 2^53, the rounding is in the sensitivity (at most ``sqrt(d) / 2``
-        steps a row), and the noise is drawn by OpenDP's exact samplers on the integers. Nothing
-        depends on the order of a sum or on a rounding error. The centre's part of the sum is public
-        and is subtracted afterwards.
+        steps a row), and the noise is drawn by OpenDP's exact samplers on the integers.
 
     Source: analytic calibration, Balle and Wang 2018, Theorem 8; releasing the moments of a
     regression ("sufficient statistics perturbation"): Vu and Slavkovic 2009.
@@ -52,18 +47,14 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
     Attributes:
         epsilon: finite and above zero.
         delta: in (0, 1) for Gaussian noise, 0 for Laplace noise.
-        num_classes: K, at least 2, for classes 0..K-1.
-        low: the smallest label of a regression task, public.
-        high: the largest label of a regression task, public.
+        num_classes: K, at least 2, for classes 0..K-1; or
+        low, high: the smallest and the largest label of a regression task, public; or
         num_labels: L, for labels that are rows (n, L) of zeros and ones.
         max_norm: a public bound on the L2 norm of every row of features; rows beyond are refused.
         max_l1: a public bound on the L1 norm of every row; only Laplace noise uses it. None stands
             for ``sqrt(d) * max_norm``.
-        noise: ``"gaussian"`` or ``"laplace"``.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or not exactly one kind of labels.
+        noise: ``"gaussian"`` or ``"laplace"``, which is far more noise for more than a handful of
+            features.
 
     Example:
         >>> import numpy as np
@@ -83,21 +74,15 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
     max_l1: float | None = None
     noise: str = "gaussian"
 
+    _noises: ClassVar[tuple[str, ...]] = ("gaussian", "laplace")
+
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
-        pure = (
-            "noise='laplace' with delta=0 is pure, and far more noise for more than a handful of "
-            "features."
-        )
-        self._set(delta=_grid_noise.checked_delta(self.delta, self.noise, _NOISES, pure))
         has_range = self.low is not None or self.high is not None
         if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
             raise ValueError(
                 "LabelMomentMechanism needs exactly one of num_classes (classes), low and high "
-                f"(numbers) and num_labels (rows of zeros and ones), got num_classes="
-                f"{self.num_classes}, low={self.low}, high={self.high}, num_labels="
-                f"{self.num_labels}."
+                f"(numbers) and num_labels (rows of zeros and ones), got {self!r}."
             )
         for name, least in (("num_classes", 2), ("num_labels", 1)):
             if getattr(self, name) is not None:
@@ -105,18 +90,11 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
         if has_range:
             low, high = _validate.number_range(self.low, self.high)
             if not 0.0 < 0.5 * (high - low) < math.inf:  # else codes are NaN at some labels
-                raise ValueError(
-                    f"the range from low={low:g} to high={high:g} is beyond the doubles. Use "
-                    "labels of another unit."
-                )
+                raise ValueError(f"the range from {low:g} to {high:g} is beyond the doubles.")
             self._set(low=low, high=high)
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
             self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))
-
-    def dp_event(self) -> DpEvent:
-        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
-        return _grid_noise.noise_event(self.noise, self.epsilon, self.delta)
 
     def label_range(self) -> tuple[float, float] | None:
         """Returns (low, high); None for classes and for rows of labels."""
@@ -125,41 +103,23 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
     @property
     def num_columns(self) -> int:
         """The number of columns of the release."""
-        if self.num_labels is not None:
-            return self.num_labels
-        return self.num_classes if self.num_classes is not None and self.num_classes > 2 else 1
+        return self._coding.columns
 
     def noise_stddev(self, num_rows: int, num_features: int) -> float:
-        """Returns the standard deviation of the noise on each entry, in the unit of the release.
-
-        Args:
-            num_rows: number of labels n, at least 1.
-            num_features: number of features d, at least 1.
-        """
+        """Returns the standard deviation of the noise on each entry, for n labels, d features."""
         grid = self._grid(num_rows, num_features)
         scale, _ = self._scale(grid, num_features)
-        # Of the discrete Laplace law at these scales; 1/6 of a step more is negligible.
         return scale * grid.unit * (1.0 if self.noise == "gaussian" else math.sqrt(2.0))
 
-    def release(
-        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns the noisy moments of the labels with the features.
+    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns the noisy moments of the labels with the features, ``float64`` (d, columns).
 
         Args:
             labels: (n,) integers in 0..K-1, or numbers in [low, high]; (n, L) for ``num_labels``.
             public_input: the features (n, d), finite, with rows of L2 norm at most ``max_norm``; or
                 an object whose ``blocks()`` yields them as arrays (m, d), block after block.
             rng: a generator for repeatable (not private) runs; None takes OpenDP's sampler, which
-                draws from the operating system's random bits and cannot be seeded.
-
-        Returns:
-            ``float64`` (d, columns), with independent noise on every entry.
-            ``PrivateLabels.release`` makes the charge.
-
-        Raises:
-            TypeError: labels or ``rng`` of a wrong kind.
-            ValueError: labels or features out of range or of a wrong shape.
+                draws from the operating system's random bits.
         """
         if public_input is None:
             raise ValueError("LabelMomentMechanism needs features: pass public_input=features.")
@@ -167,23 +127,21 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
         moments, totals, grid = self._moments(codes, public_input)
         scale, moved = self._scale(grid, moments.shape[0])
         noisy = _grid_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
-        return noisy * grid.unit - self._centre() * totals[:, np.newaxis]
+        return noisy * grid.unit - self._coding.centre * totals[:, np.newaxis]
 
-    def _code_distances(self, grid: _Grid) -> tuple[float, float]:
-        """Returns the largest L2 and L1 distance of two codes, in grid steps."""
-        if self.num_classes is not None:
-            return (1.0, 1.0) if self.num_classes == 2 else (math.sqrt(2.0), 2.0)
+    @property
+    def _coding(self) -> _Coding:
+        """What the kind of labels decides; this is where the sensitivity is set."""
         if self.num_labels is not None:
-            return math.sqrt(self.num_labels), float(self.num_labels)
-        return 2.0 * grid.label_steps, 2.0 * grid.label_steps
-
-    def _centre(self) -> float:
-        if self.low is not None:
-            return 0.0  # taken off before rounding
-        return 1.0 / self.num_classes if self.num_classes is not None else 0.5
+            return _Coding(self.num_labels, 0.5, math.sqrt(self.num_labels), self.num_labels)
+        if self.num_classes is None:
+            return _Coding(1, 0.0, 2.0, 2.0)  # numbers: in half ranges, the centre taken off
+        if self.num_classes == 2:
+            return _Coding(1, 0.5, 1.0, 1.0)
+        return _Coding(self.num_classes, 1.0 / self.num_classes, math.sqrt(2.0), 2.0)
 
     def _grid(self, num_rows: int, num_features: int) -> _Grid:
-        """Returns the public grid: n rows of it, of either sign, sum to less than 2^53."""
+        """Returns the public grid, on which sums over n rows stay below 2^53."""
         num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         _validate.integer_at_least("num_features", num_features, 1)
         bits = min(52 - num_rows.bit_length(), 40)
@@ -198,11 +156,12 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
 
     def _scale(self, grid: _Grid, num_features: int) -> tuple[float, float]:
         """Returns the scale of the noise, and the L1 sensitivity, both in grid steps."""
-        l2_code, l1_code = self._code_distances(grid)
+        coding = self._coding
+        l2_code, l1_code = coding.l2 * grid.label_steps, coding.l1 * grid.label_steps
         # Rounding moves each of d entries by half a step at most.
         norm = self.max_norm * (1.0 + _TOLERANCE) * grid.steps + 0.5 * math.sqrt(num_features)
         if self.noise == "gaussian":
-            entries = num_features * self.num_columns
+            entries = num_features * coding.columns
             scale = _grid_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
             return scale, 0.0
         l1 = math.sqrt(num_features) * norm
@@ -239,8 +198,7 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
     def _moments(self, codes: np.ndarray, features: Any) -> tuple[np.ndarray, np.ndarray, _Grid]:
         """Returns the exact moments in grid steps, which are not private, and public column sums.
 
-        Every product and every sum on the way is an integer below 2^53 in size, so doubles hold it
-        exactly, in whatever order a matrix product adds.
+        Every product and sum on the way is an integer below 2^53, which doubles hold exactly.
         """
         n = codes.shape[0]
         grid: _Grid | None = None
@@ -273,11 +231,20 @@ class LabelMomentMechanism(Frozen, AggregateMechanism):
             over |= ~(np.abs(block).sum(axis=1) <= self.max_l1 * (1.0 + _TOLERANCE))
         if np.any(over):
             raise ValueError(
-                f"rows of features must be finite, with an L2 norm of at most max_norm="
-                f"{self.max_norm:g}{'' if self.max_l1 is None else ' and an L1 norm of max_l1'}, "
-                f"but {int(over.sum())} are not, the first at row {start + int(over.argmax())}. "
-                "Scale the rows by a public rule, or raise the bound."
+                f"rows of features must be finite, with norms of at most max_norm="
+                f"{self.max_norm:g} and max_l1={self.max_l1}, but {int(over.sum())} are not, the "
+                f"first at row {start + int(over.argmax())}. Scale them by a public rule."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coding:
+    """How labels are coded: columns, the public centre, and the distances of two codes."""
+
+    columns: int
+    centre: float
+    l2: float
+    l1: float
 
 
 @dataclasses.dataclass(frozen=True)

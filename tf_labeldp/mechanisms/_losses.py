@@ -1,12 +1,4 @@
-"""Losses between a noisy label and the true one, and what a bin of labels costs under each.
-
-*Costs of bins.* With ``s = e^-epsilon``, an output ``v`` of the bin [a, b) contributes
-``s f(v) + (1 - s) W(v)`` to the expected loss of RR-on-Bins times ``1 + (d - 1) s``:
-``f(v) = sum_y p_y loss(v, y)`` over all labels, since each of them may be answered by ``v``, and
-``W(v)`` the same sum over the labels of the bin. The place ``v`` is searched only between the last
-value before the bin and the first value after it: this costs nothing and makes the costs Monge, see
-``optimal_bins``.
-"""
+"""Losses between a noisy label and the true one, and what a bin of labels costs under each."""
 
 from __future__ import annotations
 
@@ -27,17 +19,14 @@ def checked_loss(loss: Any) -> Loss:
     """Returns ``loss`` if it is one, or raises."""
     if callable(loss) or loss in NAMED_LOSSES:
         return loss
-    raise ValueError(
-        f"loss must be one of {', '.join(map(repr, NAMED_LOSSES))} or a callable loss(y_hat, y), "
-        f"got {loss!r}."
-    )
+    known = ", ".join(map(repr, NAMED_LOSSES))
+    raise ValueError(f"loss must be one of {known} or a callable loss(y_hat, y), got {loss!r}.")
 
 
 def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
-    """Returns the loss of outputs ``y_hat`` for labels ``y``, broadcast against each other.
+    """Returns the loss of outputs ``y_hat`` for labels ``y`` (``ghazi2023``, section 2).
 
-    ``(y_hat - y)^2``, ``|y_hat - y|``, or ``y_hat - y log(y_hat)`` (``ghazi2023``, section 2; the
-    squared error without its factor 1/2).
+    The squared error is without its factor 1/2.
     """
     y_hat, y = np.asarray(y_hat, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if loss == "squared_error":
@@ -46,15 +35,12 @@ def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
         return np.abs(y_hat - y)
     if loss == "poisson":
         return y_hat - xlogy(y, y_hat)
-    if not callable(loss):
-        checked_loss(loss)
-        raise TypeError(f"loss {loss!r} cannot be called.")
     shape = np.broadcast_shapes(y_hat.shape, y.shape)
-    values = np.asarray(loss(y_hat, y), dtype=np.float64)
+    values = np.asarray(loss(y_hat, y), dtype=np.float64)  # type: ignore[operator]
     if values.shape != shape:
         raise ValueError(
             f"loss(y_hat, y) must broadcast: for shapes {y_hat.shape} and {y.shape} it gave "
-            f"{values.shape}, expected {shape}. Write it with NumPy functions."
+            f"{values.shape}. Write it with NumPy functions."
         )
     return values
 
@@ -82,10 +68,7 @@ def expected_loss(
     inputs: np.ndarray,
     prior: np.ndarray,
 ) -> float:
-    """Returns ``E loss(output, input)`` of a channel under a prior (k,) of its inputs (k,).
-
-    ``columns`` are the probabilities of each output, (k,) each; a generator saves memory.
-    """
+    """Returns ``E loss(output, input)`` of a channel, given by output, under a prior (k,)."""
     total = 0.0
     for output, column in zip(outputs, columns, strict=True):
         weights = prior * column
@@ -95,13 +78,18 @@ def expected_loss(
 
 
 class SegmentCosts(abc.ABC):
-    """Costs of bins of sorted distinct values (k,) with probabilities above zero."""
+    """Costs of bins of sorted distinct values (k,) with probabilities above zero.
+
+    With ``s = e^-epsilon``, an output ``v`` of the bin [a, b) contributes ``s f(v) + (1 - s) W(v)``
+    to the expected loss of RR-on-Bins times ``1 + (d - 1) s``: ``f(v) = sum_y p_y loss(v, y)`` over
+    all labels, since each of them may be answered by ``v``, and ``W(v)`` the same sum over the
+    labels of the bin. ``v`` is searched only between the last value before the bin and the first
+    one after it: this costs nothing and makes the costs Monge, see ``optimal_bins``.
+    """
 
     def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
-        self.values = values
-        self.prior = prior
-        self.shrink = math.exp(-epsilon)
-        self.gain = -math.expm1(-epsilon)
+        self.values, self.prior = values, prior
+        self.shrink, self.gain = math.exp(-epsilon), -math.expm1(-epsilon)
 
     @abc.abstractmethod
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -139,20 +127,18 @@ class _Sums:
 
 
 class SquaredErrorCosts(SegmentCosts):
-    """Squared error: the best output is a weighted mean."""
+    """Squared error, in units of the squared half range: the best output is a weighted mean."""
 
     def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
         super().__init__(values, prior, epsilon)
         middle, half = centre(values)
         x = (values - middle) / half
-        self._mean = float(np.dot(prior, x))
-        self._x = x - self._mean  # around the mean, where less cancels
+        self._x = x - float(np.dot(prior, x))  # around the mean, where less cancels
         self._mass = _Sums(prior)
         self._first = _Sums(prior * self._x)
         self._second = _Sums(prior * self._x * self._x)
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the costs in units of the squared half range."""
         mass, first = self._mass(start, end), self._first(start, end)
         low, high = self.neighbours(start, end)
         v = self.gain * first / (self.shrink + self.gain * mass)
@@ -161,12 +147,14 @@ class SquaredErrorCosts(SegmentCosts):
         return self.shrink * (self._second.all + v * v) + self.gain * np.maximum(inside, 0.0)
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        """Returns the weighted means."""
         return _weighted_means(self, cuts, *centre(self.values))
 
 
 class PoissonCosts(SegmentCosts):
-    """Poisson log loss plus ``y log y - y``, which no mechanism changes and which Monge needs."""
+    """Poisson log loss plus ``y log y - y``, which no mechanism changes and which Monge needs.
+
+    In units of the largest value.
+    """
 
     def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
         super().__init__(values, prior, epsilon)
@@ -176,7 +164,6 @@ class PoissonCosts(SegmentCosts):
         self._own = _Sums(prior * (xlogy(self._x, self._x) - self._x))
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the costs in units of the largest value."""
         mass = self.shrink + self.gain * self._mass(start, end)
         first = self.shrink * self._first.all + self.gain * self._first(start, end)
         own = self.shrink * self._own.all + self.gain * self._own(start, end)
@@ -185,12 +172,15 @@ class PoissonCosts(SegmentCosts):
         return v * mass - xlogy(first, v) + own
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        """Returns the weighted means: above zero, where any label is, since the loss ends there."""
+        # Above zero, where any label is, since the loss ends there.
         return _weighted_means(self, cuts, 0.0, float(self.values[-1]) or 1.0)
 
 
 class AbsoluteErrorCosts(SegmentCosts):
-    """Absolute error: the best output is a weighted median, so one of the values."""
+    """Absolute error, in units of the half range: the best output is a weighted median.
+
+    Of several it is the smallest, so one of the values.
+    """
 
     def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
         super().__init__(values, prior, epsilon)
@@ -203,20 +193,18 @@ class AbsoluteErrorCosts(SegmentCosts):
         self._overall = self._deviation(np.arange(values.size), *everything)
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the costs in units of the half range."""
         low, high = self.neighbours(start, end)
         j = np.minimum(np.maximum(self._median(start, end), low), high)
         return self.shrink * self._overall[j] + self.gain * self._deviation(j, start, end)
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        """Returns the weighted medians, the smallest ones where several are."""
         return self.values[self._median(cuts[:-1], cuts[1:])]
 
     def _median(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """Returns the index at which the cumulative weight of each bin's problem passes one half.
 
-        The weight is ``s p_y`` outside the bin and ``p_y`` inside, so the cumulative weight is a
-        function of that of ``p`` with two kinks, and one search in the latter finds the index.
+        The weight is ``s p_y`` outside the bin and ``p_y`` inside: a function of the cumulative
+        weight of ``p`` with two kinks.
         """
         before = self._mass(np.zeros_like(start), start)
         inside = self._mass(start, end)
@@ -245,8 +233,7 @@ class AbsoluteErrorCosts(SegmentCosts):
 class CallableCosts(SegmentCosts):
     """Any loss that meets Assumption 4: the best output on a grid, then polished.
 
-    The grid has the values and as many points again in each gap between two of them, about 2,000 in
-    all, half of them evenly spaced and half closing in on the lower end.
+    Costs are up to a term that no choice of bins changes.
     """
 
     _GRID = 2000
@@ -262,8 +249,7 @@ class CallableCosts(SegmentCosts):
         cells = self.grid.size * values.size
         if cells > self._MOST_CELLS:
             raise ValueError(
-                f"a callable loss is computed for {self.grid.size:,} outputs and {values.size:,} "
-                f"values at once, more than {self._MOST_CELLS:,} cells. Round the labels to at "
+                f"{values.size:,} values are too many for a callable loss. Round the labels to at "
                 "most 3,500 values, or use a loss by name."
             )
         table = loss_values(loss, self.grid[:, np.newaxis], values)
@@ -274,7 +260,6 @@ class CallableCosts(SegmentCosts):
         self._sums = np.concatenate((np.zeros((self.grid.size, 1)), sums), axis=1)
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Returns the costs on the grid, up to a term that no choice of bins changes."""
         result = np.empty(start.size)
         step = max(1, self._CELLS // self.grid.size)
         for i in range(0, start.size, step):
@@ -292,7 +277,6 @@ class CallableCosts(SegmentCosts):
         return np.where(allowed, costs, np.inf)
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        """Returns the best outputs: on the grid, then by a bounded search between its points."""
         from scipy import optimize
 
         places = np.argmin(self._on_grid(cuts[:-1], cuts[1:]), axis=1)
@@ -316,7 +300,10 @@ class CallableCosts(SegmentCosts):
 
 
 def _grid_between(values: np.ndarray, number: int) -> np.ndarray:
-    """Returns the values and about ``number`` points in the gaps between them, increasing."""
+    """Returns the values and about ``number`` points in the gaps between them, increasing.
+
+    Half of them are evenly spaced, and half close in on the lower end of the gap.
+    """
     if values.size == 1:
         return values
     each = max(1, number // (2 * (values.size - 1)))
@@ -338,7 +325,7 @@ def _weighted_means(
 ) -> np.ndarray:
     """Returns the mean of all labels, those of a bin with weight 1 and the others with e^-eps.
 
-    It is summed up as seen from ``origin``, in units of ``scale``: next to there it is most exact.
+    It is most exact next to ``origin``, in units of ``scale``.
     """
     bins = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
     mass = np.bincount(bins, costs.prior)
@@ -352,17 +339,13 @@ def _weighted_means(
 def _meeting_assumption_4(
     table: np.ndarray, grid: np.ndarray, values: np.ndarray, place: np.ndarray
 ) -> np.ndarray:
-    """Returns the losses (grid, values), less those at each value's own place if that helps.
-
-    A term of the label alone changes no choice of bins. With it or without, the loss has to fall as
-    output and label come nearer to each other.
-    """
+    """Returns the losses (grid, values), less those at each value's own place if that helps."""
     if np.any(np.isnan(table)):
         raise ValueError(
-            "the loss is NaN for some outputs and labels in the range of the values. Where that is "
-            "0 * log(0), write scipy.special.xlogy; else choose values in the loss's domain."
+            "the loss is NaN for some outputs and labels in the range of the values. Choose values "
+            "in its domain; for 0 * log(0) write scipy.special.xlogy."
         )
-    own = table[place, np.arange(values.size)]
+    own = table[place, np.arange(values.size)]  # a term of the label changes no choice of bins
     with np.errstate(invalid="ignore"):
         relative = table - own
     rounding = 1e-13 * (np.abs(table) + np.abs(own))
@@ -374,8 +357,8 @@ def _meeting_assumption_4(
                 return form.copy()
     raise ValueError(
         "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
-        "finite, fall as y_hat comes nearer to y and rise as it goes away, and likewise in y. "
-        "Check the order of the arguments, loss(y_hat, y), and its domain."
+        "finite, and fall as y_hat and y come nearer to each other. Check the order of the "
+        "arguments, loss(y_hat, y)."
     )
 
 

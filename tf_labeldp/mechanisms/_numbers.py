@@ -1,8 +1,8 @@
 """Mechanisms for numbers in a public range: Laplace, staircase and exponential.
 
 A label goes to the nearest point of a public integer grid of N steps over [low, high], all noise is
-added there (``_integer_noise``), and the conversion to a float at the end is post-processing, which
-costs no privacy. Whole numbers are their own grid; a continuous range has 2^32 steps.
+added there (``_integer_noise``), and the conversion to a float at the end is post-processing.
+Whole numbers are their own grid; a continuous range has 2^32 steps.
 """
 
 from __future__ import annotations
@@ -16,37 +16,26 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _integer_noise, _random
-from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism
+from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
 from tf_labeldp.mechanisms._integer_noise import LaplaceNoise, StaircaseNoise
+from tf_labeldp.mechanisms._random import Rng
 
+_Proposals = tuple[np.ndarray, np.ndarray]
 _MAX_WHOLE = 1 << 53
 _MAX_CELLS = 1 << 27
 _FLOAT32 = 2.0**-23
 _NARROWEST, _WIDEST = 1e-290, 1e290
 """Ranges of which a grid step does not underflow, and no noise overflows."""
-
 _WIDTHS_TRIED = 1000
 """Stair widths tried on each side of the continuous optimum, all of them where N is small."""
-
 _UNIFORM_UP_TO = 2.0
 """Up to this epsilon the exponential mechanism has uniform proposals, accepted with a probability
 of at least 0.63. Above, Laplace ones: at least 0.31, also for a label at an end."""
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundedMechanism(Frozen, RegressionMechanism):
-    """A randomizer of numbers in [low, high], whose sensitivity is high - low.
-
-    Guarantee:
-        That of ``LabelMechanism`` for every pair of labels in [low, high]. It holds for the draws
-        as they are made, not only for their formula: ``_integer_noise`` has the argument.
-
-    Attributes:
-        epsilon: at least 1e-6 and finite.
-        low: smallest label, public.
-        high: largest label, public.
-        clip: whether outputs are clipped to [low, high], which is post-processing.
-    """
+class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
+    """A randomizer of numbers in [low, high], whose sensitivity is high - low."""
 
     low: float
     high: float
@@ -56,14 +45,12 @@ class BoundedMechanism(Frozen, RegressionMechanism):
     """Whether labels are whole numbers."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         name = type(self).__name__
         if self.epsilon < _integer_noise.MIN_EPSILON:
             raise ValueError(
                 f"epsilon must be at least {_integer_noise.MIN_EPSILON:g} for {name}, got "
-                f"{self.epsilon:g}: the noise of a smaller one does not fit 64-bit integers. Such "
-                "labels carry no information; raise epsilon, or leave the labels out."
+                f"{self.epsilon:g}. Below, labels carry no information: raise epsilon."
             )
         low, high = _validate.number_range(self.low, self.high)
         if self.whole:
@@ -89,24 +76,14 @@ class BoundedMechanism(Frozen, RegressionMechanism):
         """Returns (low, high) as floats."""
         return float(self.low), float(self.high)
 
-    def randomize(
-        self, labels: Any, priors: Any = None, *, rng: np.random.Generator | None = None
-    ) -> np.ndarray:
-        """Returns noisy labels, ``float64`` (n,), in [low, high] if ``clip``.
-
-        Labels are numbers (n,) in [low, high]; a discrete mechanism rounds them. ``priors`` must be
-        None. ``rng`` is a generator for repeatable (not private) runs; None takes secure random
-        bits. Raises a ``TypeError`` for labels that are not numbers, a ``ValueError`` for labels
-        out of range, NaN or of a wrong shape.
-        """
-        self._refuse_public(priors)
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         drawn = self._draw(self._grid(labels), rng)
         # The float sum may miss the upper end by a rounding error, on either side.
         noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
         return np.clip(noisy, self.low, self.high) if self.clip else noisy
 
     def cdf(self, outputs: Any, labels: Any) -> np.ndarray:
-        """Returns the probability of an output of at most this, given each label."""
+        """Returns the probability of an output of at most each (m,), given each label (k,)."""
         position = self._positions(outputs)
         index = np.floor(position) if self.whole else np.rint(position)
         grid = self._grid(labels).astype(np.float64)
@@ -117,7 +94,7 @@ class BoundedMechanism(Frozen, RegressionMechanism):
         return np.where(below[:, np.newaxis], 0.0, np.where(end[:, np.newaxis], 1.0, total))
 
     def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
-        """Returns the likelihood of each output under each label."""
+        """Returns the likelihood of each output (m,) under each label (k,): ``float64`` (m, k)."""
         position = self._positions(outputs)
         if self.clip and not self.whole:  # the ends, as they are after a cast to float32
             reach = max(abs(self.low), abs(self.high)) / self.step
@@ -133,24 +110,23 @@ class BoundedMechanism(Frozen, RegressionMechanism):
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
-        self._refuse_prior_of_channel(prior)
-        size, why = self.steps + 1, None
-        if not self.whole:
-            why = "are continuous"
-        elif not self.clip:
-            why = "with clip=False have no bound"
-        elif size**2 > _MAX_CELLS:
-            why = f"need {size} x {size} cells, more than 2^27"
-        if why is not None:
-            raise ValueError(
-                f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
-                "likelihood(outputs, labels) or cdf(outputs, labels)."
-            )
+        self._refuse_public(prior)
+        size = self.steps + 1
+        for missing, why in (
+            (not self.whole, "are continuous"),
+            (not self.clip, "with clip=False have no bound"),
+            (size**2 > _MAX_CELLS, f"need {size} x {size} cells, more than 2^27"),
+        ):
+            if missing:
+                raise ValueError(
+                    f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
+                    "likelihood(outputs, labels) or cdf(outputs, labels)."
+                )
         values = self.low + np.arange(size)
         return np.ascontiguousarray(self.likelihood(values, values).T)
 
     @abc.abstractmethod
-    def _draw(self, grid: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns noisy grid points for true ones, both ``int64`` (n,); in 0..N if ``clip``."""
 
     @abc.abstractmethod
@@ -173,10 +149,7 @@ class BoundedMechanism(Frozen, RegressionMechanism):
         outputs = _validate.real_vector("outputs", outputs)
         infinite = int(np.count_nonzero(np.isinf(outputs)))
         if infinite:
-            raise ValueError(
-                f"outputs must be finite, but {infinite} of {outputs.size} are not. Pass what "
-                "randomize returned."
-            )
+            raise ValueError(f"outputs must be finite, but {infinite} of {outputs.size} are not.")
         # No draw is as far out as 2^62 steps, and within that all later arithmetic is finite.
         with np.errstate(over="ignore"):
             position = (outputs - self.low) / self.step
@@ -191,7 +164,7 @@ class AdditiveMechanism(BoundedMechanism):
     def _noise(self) -> _integer_noise.IntegerNoise:
         """The noise, in grid steps."""
 
-    def _draw(self, grid: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         drawn = grid + self._noise.draw(grid.size, rng)
         return np.clip(drawn, 0, self.steps) if self.clip else drawn
 
@@ -216,15 +189,14 @@ class LaplaceMechanism(AdditiveMechanism):
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
         epsilon. It holds for the draws as made: the noise is discrete Laplace on a public grid of
-        2^32 steps, drawn exactly from random integers. Naive noise in doubles is not private.
+        2^32 steps, drawn exactly from random integers.
 
     Source: ``ghazi2023``, Definition 23, and appendix F for the clipping.
 
     Attributes:
         epsilon: at least 1e-6 and finite.
-        low: smallest label, public.
-        high: largest label, public.
-        clip: whether outputs are clipped to [low, high], which is post-processing.
+        low, high: the smallest and the largest label, public.
+        clip: whether outputs are clipped to [low, high].
 
     Example:
         >>> import numpy as np
@@ -253,9 +225,8 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
 
     Attributes:
         epsilon: at least 1e-6 and finite.
-        low: smallest label, a whole number.
-        high: largest label, a whole number, at most 2^32 above low.
-        clip: whether outputs are clipped to low..high, which is post-processing.
+        low, high: the smallest and the largest label, whole numbers at most 2^32 apart, public.
+        clip: whether outputs are clipped to low..high.
 
     Example:
         >>> mechanism = DiscreteLaplaceMechanism(epsilon=1.0, low=0, high=2)
@@ -264,10 +235,7 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
     """
 
     whole: ClassVar[bool] = True
-
-    @property
-    def _noise(self) -> LaplaceNoise:
-        return LaplaceNoise(self.epsilon, self.steps)
+    _noise = LaplaceMechanism._noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,9 +255,8 @@ class StaircaseMechanism(AdditiveMechanism):
 
     Attributes:
         epsilon: at least 1e-6 and finite.
-        low: smallest label, public.
-        high: largest label, public.
-        clip: whether outputs are clipped to [low, high], which is post-processing.
+        low, high: the smallest and the largest label, public.
+        clip: whether outputs are clipped to [low, high].
 
     Example:
         >>> import numpy as np
@@ -328,9 +295,8 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
     Attributes:
         epsilon: at least 1e-6 and finite.
-        low: smallest label, a whole number.
-        high: largest label, a whole number, at most 2^32 above low.
-        clip: whether outputs are clipped to low..high, which is post-processing.
+        low, high: the smallest and the largest label, whole numbers at most 2^32 apart, public.
+        clip: whether outputs are clipped to low..high.
 
     Example:
         >>> mechanism = DiscreteStaircaseMechanism(epsilon=1.0, low=0, high=10)
@@ -351,11 +317,9 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
 
 def staircase_variance(epsilon: float, steps: int, first: np.ndarray) -> np.ndarray:
-    """Returns E[noise^2] of staircase noise for each width r of the upper part, (m,).
-
-    With b = e^-epsilon and ``W_j`` the sum of ``u^j w(u)`` over one stair, it is
-    ``2 (W_2 + 2 N W_1 b/(1-b) + N^2 W_0 b(1+b)/(1-b)^2) / (2 W_0 - (1-b))``.
-    """
+    """Returns E[noise^2] of staircase noise for each width r of the upper part, (m,)."""
+    # With b = e^-epsilon and W_j the sum of u^j w(u) over one stair, it is
+    # 2 (W_2 + 2 N W_1 b/(1-b) + N^2 W_0 b(1+b)/(1-b)^2) / (2 W_0 - (1-b)).
     shrink, loss = math.exp(-epsilon), -math.expm1(-epsilon)
     r, n = np.asarray(first, dtype=np.float64), float(steps)
     w_0 = loss * r + shrink * n
@@ -395,18 +359,16 @@ class ExponentialMechanism(BoundedMechanism):
     It is Laplace noise of twice the scale, kept inside [low, high] by rejection, not by clipping.
 
     Guarantee:
-        (epsilon, 0)-DP for the replacement of one label in [low, high]. On this range the general
-        bound is loose by a factor of two: the worst log-ratio equals epsilon / 2, since the
-        normalizers of the two ends are equal, and the smallest of all. It holds for the draws as
-        made: outputs lie on a public grid of 2^32 steps and are drawn exactly, from random
-        integers.
+        (epsilon, 0)-DP for the replacement of one label in [low, high]. The worst log-ratio equals
+        epsilon / 2, since the normalizers of the two ends are equal, and the smallest of all. It
+        holds for the draws as made: outputs lie on a public grid of 2^32 steps and are drawn
+        exactly, from random integers.
 
     Source: ``ghazi2023``, Definition 26, with score ``-|out - label|``, and appendix F.
 
     Attributes:
         epsilon: at least 1e-6 and finite.
-        low: smallest label, public.
-        high: largest label, public.
+        low, high: the smallest and the largest label, public.
         clip: must be True: no output lies outside [low, high].
 
     Example:
@@ -419,15 +381,14 @@ class ExponentialMechanism(BoundedMechanism):
     """
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         super().__post_init__()
         if not self.clip:
             raise ValueError(
                 "clip must be True for ExponentialMechanism: it answers inside [low, high] by "
-                "construction. Leave clip out, or use LaplaceMechanism(..., clip=False)."
+                "construction. LaplaceMechanism takes clip=False."
             )
 
-    def _draw(self, grid: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:
         propose = self._uniform if self.epsilon <= _UNIFORM_UP_TO else self._laplace
         drawn = np.empty_like(grid)
         waiting = np.arange(grid.size)
@@ -436,9 +397,7 @@ class ExponentialMechanism(BoundedMechanism):
             waiting = waiting[~accepted]
         return drawn
 
-    def _uniform(
-        self, grid: np.ndarray, rng: np.random.Generator | None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _uniform(self, grid: np.ndarray, rng: Rng) -> _Proposals:
         """Returns uniform proposals, and which are accepted."""
         drawn = _random.uniform_below(np.full(grid.size, self.steps + 1), rng)
         # Exponents are at most epsilon / 2 <= 1, as bernoulli_exp needs it.
@@ -446,9 +405,7 @@ class ExponentialMechanism(BoundedMechanism):
         distance = np.abs(drawn - grid) * decay.numerator
         return drawn, _integer_noise.bernoulli_exp(distance, decay.denominator, rng)
 
-    def _laplace(
-        self, grid: np.ndarray, rng: np.random.Generator | None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _laplace(self, grid: np.ndarray, rng: Rng) -> _Proposals:
         """Returns proposals with discrete Laplace noise, and which are accepted."""
         drawn = grid + LaplaceNoise(0.5 * self.epsilon, self.steps).draw(grid.size, rng)
         return drawn, (drawn >= 0) & (drawn <= self.steps)
@@ -486,8 +443,5 @@ def _whole_range(name: str, low: float, high: float) -> tuple[int, int]:
                 "continuous mechanism for other ranges."
             )
     if high - low > _integer_noise.MAX_STEPS:
-        raise ValueError(
-            f"high - low must be at most 2^32 for {name}, got {high - low:g}. Use the continuous "
-            "mechanism, which has that many steps over any range."
-        )
+        raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
     return int(low), int(high)

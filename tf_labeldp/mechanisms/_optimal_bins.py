@@ -10,27 +10,24 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import _losses
 from tf_labeldp.mechanisms._bins import RROnBins
-from tf_labeldp.mechanisms._losses import SegmentCosts, segment_costs
+from tf_labeldp.mechanisms._losses import Loss, SegmentCosts, segment_costs
 from tf_labeldp.mechanisms._priors import Priors
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Costs of the segments [start, end), for arrays of starts and ends, as ``float64``."""
-
 _MOST_ROUNDS = 100
 """Dinkelbach's method needs three to six; each round strictly lowers the loss, or is the last."""
-
 _LEAF = 48
 """Below this many ends all pairs are evaluated at once."""
 
 
 def optimal_bins(
-    values: Any, probabilities: Any, epsilon: float, loss: _losses.Loss = "squared_error"
+    values: Any, probabilities: Any, epsilon: float, loss: Loss = "squared_error"
 ) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
     For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
-    smaller expected loss (Theorem 5); to about 1e-16 of the loss over the whole range, and for a
-    callable to the width of a grid.
+    smaller expected loss (Theorem 5), but for rounding, and for a callable the width of a grid.
 
     Guarantee:
         The mechanism is epsilon-DP whatever the prior is; a wrong prior costs accuracy only. The
@@ -39,21 +36,16 @@ def optimal_bins(
 
     Source: ``ghazi2023``, Algorithm 2, which fills a table A[i][j] of cheapest partitions of the
     first i values into j bins, in O(k^3), and minimises ``A[k][d] / (d - 1 + e^epsilon)`` over d.
-    Here, in O(k log^2 k) evaluations of a bin's cost and O(k) memory:
-
-    * The last step minimises a ratio, so the table is not needed. Dinkelbach's method (1967) finds
-      it as the root of ``F(lambda) = min over partitions of (total cost - lambda (d - 1 +
-      e^epsilon))``: each round is one cheapest partition with any number of bins.
-    * Cheapest partitions are found without trying all last bins, as the costs are Monge once each
-      bin's output is kept between the value before the bin and the value after it. That costs
-      nothing: in an optimal mechanism each label is in the bin of an output with the least loss for
-      it, so labels and outputs are in the same order, and by Assumption 4 a label cannot lie beyond
-      the output of the next bin. (An output without labels has no use as long as
-      ``lambda <= min_v f(v)``, the loss of a constant, from which the rounds start.) Monge: for
-      ``a <= b <= c <= d`` let x be the best output of [a, d) and z that of [b, c). If ``x <= z``,
-      x may serve [a, c) and z [b, d), and the totals change by ``W_[c,d)(z) - W_[c,d)(x) <= 0``, as
-      every label from c on is at least z. If ``x > z``, z serves [a, c) and x [b, d), and they
-      change by ``W_[a,b)(z) - W_[a,b)(x) <= 0``, as every label before b is at most z.
+    Here, in O(k log^2 k) evaluations of a bin's cost and O(k) memory, Dinkelbach's method (1967)
+    finds the minimum of the ratio: each round is one cheapest partition with any number of bins,
+    for a cost less ``lambda`` a bin. These are found without trying all last bins
+    (``cheapest_cuts``), as the costs are Monge once each bin's output is kept between the value
+    before the bin and the value after it. That loses nothing: in an optimal mechanism labels and
+    outputs are in the same order, and by Assumption 4 a label cannot lie beyond the output of the
+    next bin. Monge: for ``a <= b <= c <= d`` let x be the best output of [a, d) and z that of
+    [b, c). If ``x <= z``, x may serve [a, c) and z [b, d), and the totals change by
+    ``W_[c,d)(z) - W_[c,d)(x) <= 0``, as every label from c on is at least z. If ``x > z``, z serves
+    [a, c) and x [b, d), and they change by ``W_[a,b)(z) - W_[a,b)(x) <= 0``.
 
     Args:
         values: the labels that are told apart, (k,), finite; in any order, equal ones are merged.
@@ -61,9 +53,8 @@ def optimal_bins(
         epsilon: finite and above zero.
         loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
             ``"poisson"`` ``y_hat - y log(y_hat)`` (values of zero or more), or a callable
-            ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone). The
-            bins of a callable are chosen for outputs on a grid of about 2,000 points, which are
-            then polished, so its optimum is one to the width of that grid; at most 3,500 values.
+            ``loss(y_hat, y)`` on arrays that meets Assumption 4 (up to a term of y alone), with
+            at most 3,500 values; its bins are chosen for outputs on a grid of about 2,000 points.
 
     Returns:
         The mechanism; its inputs are the distinct values.
@@ -114,10 +105,7 @@ def _ratio(costs: SegmentCosts, cuts: np.ndarray) -> float:
 
 
 def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns increasing outputs and the bin of each value; bins with one output are merged.
-
-    In exact arithmetic an optimal mechanism has no two equal outputs.
-    """
+    """Returns increasing outputs and the bin of each value; bins with equal outputs are merged."""
     while True:
         outputs = costs.outputs(cuts)
         keep = np.concatenate(([True], outputs[1:] > outputs[:-1], [True]))
@@ -127,11 +115,7 @@ def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _all_bins(
-    values: np.ndarray,
-    points: np.ndarray,
-    outputs: np.ndarray,
-    bins: np.ndarray,
-    loss: _losses.Loss,
+    values: np.ndarray, points: np.ndarray, outputs: np.ndarray, bins: np.ndarray, loss: Loss
 ) -> tuple[int, ...]:
     """Returns the bin of every value, those of probability zero included.
 
@@ -171,12 +155,7 @@ def cheapest_cuts(length: int, cost: SegmentCost) -> np.ndarray:
     Costs ``w(a, b)`` of a segment [a, b) are Monge if ``w(a, c) + w(b, d) <= w(a, d) + w(b, c)``
     for ``a <= b <= c <= d``. Then the best last cut moves to the right as the end does (Aggarwal,
     Klawe, Moran, Shor and Wilber 1987), so each half of the ends finds its cuts among those of the
-    half before in O(n log n) evaluations, and all ends in O(n log^2 n): the "online" form by divide
-    and conquer.
-
-    Example:
-        >>> cheapest_cuts(4, lambda a, b: (b - a - 2.0) ** 2).tolist()
-        [0, 2, 4]
+    half before in O(n log n) evaluations, and all ends in O(n log^2 n).
     """
     best = np.full(length + 1, np.inf)
     best[0] = 0.0

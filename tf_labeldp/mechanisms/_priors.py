@@ -44,7 +44,6 @@ class Priors:
         return given if isinstance(given, cls) else cls(np.asarray(given, dtype=np.float64))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the probabilities (K,), or (n, K) with a row for each label."""
         rows = np.asarray(self.probabilities, dtype=np.float64 if dtype is None else dtype)
         if self.groups is not None:
             return rows[self.groups]

@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
+Rng = np.random.Generator | None
+"""A generator for repeatable (not private) runs; None takes secure random bits."""
+
 _BITS = 53
 _RANGE = np.uint64(1 << _BITS)
 _MARGIN = 1.0 + 2.0**-50
 """Above the sum of the rounding errors of an exp and four float operations (3 * 2^-52)."""
 
 
-def uniform_integers(size: int, rng: np.random.Generator | None) -> np.ndarray:
+def uniform_integers(size: int, rng: Rng) -> np.ndarray:
     """Returns ``size`` independent uniform integers in [0, 2^53) as ``uint64``."""
     if rng is None:
         words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
@@ -37,14 +40,12 @@ def checked_generator(rng: Any) -> np.random.Generator:
     )
 
 
-def uniform_below(bounds: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
-    """Returns one unbiased uniform integer in [0, bound) for each bound (n,), as ``int64``.
-
-    Values beyond the largest multiple of the bound are drawn again, so no value is favoured.
-    """
+def uniform_below(bounds: np.ndarray, rng: Rng) -> np.ndarray:
+    """Returns one unbiased uniform integer in [0, bound) for each bound (n,), as ``int64``."""
     bounds = np.asarray(bounds).astype(np.uint64)
     limits = (_RANGE // bounds) * bounds
     drawn = uniform_integers(bounds.size, rng)
+    # Beyond the largest multiple of the bound values are drawn again, so none is favoured.
     over = np.flatnonzero(drawn >= limits)
     while over.size:
         drawn[over] = uniform_integers(over.size, rng)

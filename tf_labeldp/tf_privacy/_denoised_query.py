@@ -87,20 +87,18 @@ class DenoisedQuery:
             )
         if not isinstance(denoiser, Denoiser):
             raise TypeError(
-                f"denoiser must be a tf_labeldp denoiser, got {type(denoiser).__name__}, for "
-                "example tf_labeldp.training.AltConv(num_examples=256)."
+                f"denoiser must be a tf_labeldp denoiser such as AltConv(num_examples=256), got "
+                f"{type(denoiser).__name__}."
             )
         if denoiser.reveals_batch:
             raise ValueError(
                 f"{type(denoiser).__name__} uses the features of the sampled batch, which a query "
-                "does not see, and which takes amplification by sampling away. Use AltConv, or "
-                "LabelDPModel, which accounts for it."
+                "does not see. Use AltConv, or LabelDPModel, which accounts for it."
             )
         for name, value in (("losses", losses), ("predictions", predictions)):
             if not callable(value):
                 raise TypeError(
-                    f"{name} must be a callable without arguments, got {type(value).__name__}. It "
-                    "is called in every step, as the variables change."
+                    f"{name} must be a callable without arguments, got {type(value).__name__}."
                 )
         if not variables:
             raise ValueError("variables is empty: give the weights that are trained.")
@@ -121,6 +119,10 @@ class DenoisedQuery:
     def derive_sample_params(self, global_state: _GlobalState) -> Any:
         """Returns the sample parameters of the inner query, such as its clip."""
         return self._query.derive_sample_params(global_state.inner)
+
+    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, Any]:
+        """Returns the metrics of the inner query."""
+        return self._query.derive_metrics(global_state.inner)
 
     def initial_sample_state(self, template: Any = None) -> Any:
         """Returns the sample state of the inner query: zeros like ``template``."""
@@ -172,7 +174,3 @@ class DenoisedQuery:
             for part, like in zip(denoised, parts, strict=True)
         ]
         return tf.nest.pack_sequence_as(noisy, result), _GlobalState(inner, after), event
-
-    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, Any]:
-        """Returns the metrics of the inner query."""
-        return self._query.derive_metrics(global_state.inner)

@@ -25,6 +25,17 @@ _CLIP_TOLERANCE = 1e-6
 _WORKS_WITH = "0.9.0"
 """The release of tensorflow-privacy that the tests run against."""
 
+_NOT_INSTALLED = (
+    "tensorflow-privacy is not installed. Its own requirements ask for old versions of TensorFlow "
+    "and numpy, so leave them out: pip install --no-deps --ignore-requires-python "
+    f"tensorflow-privacy=={_WORKS_WITH} (the release that is known to work), then pip install "
+    "absl-py dm-tree packaging."
+)
+_NOT_IMPORTED = (
+    "tensorflow-privacy is installed, but its import failed: {error}. This is known to work: "
+    f"tensorflow-privacy=={_WORKS_WITH} with absl-py, dm-tree and packaging (pip install absl-py "
+    "dm-tree packaging)."
+)
 _SWITCH = "skip_tf_privacy_import"
 _QUERIES = {
     "DPQuery": "dp_query",
@@ -45,14 +56,12 @@ def load() -> ModuleType:
     """Imports tensorflow-privacy and returns it, with its queries in their usual places.
 
     ``import tensorflow_privacy`` fails under TensorFlow 2.16 and later, as tensorflow-privacy 0.9
-    imports TensorFlow Estimator, which is no longer made. It looks for a switch,
-    ``sys.skip_tf_privacy_import``, which is set here during the import alone. Afterwards ``import
-    tensorflow_privacy`` works in this process too.
+    imports TensorFlow Estimator. Its switch against that, ``sys.skip_tf_privacy_import``, is set
+    during the import alone; afterwards ``import tensorflow_privacy`` works in this process too.
 
-    Its query classes (``dp_query``) need TensorFlow alone, and are set on the returned module:
-    ``load().GaussianSumQuery``. Its models and optimizers are for Keras 2: set
-    ``TF_USE_LEGACY_KERAS=1`` before TensorFlow is imported, in a process of their own, install
-    ``tf-keras`` and import their modules by their full names.
+    Its query classes are set on the returned module: ``load().GaussianSumQuery``. Its models and
+    optimizers are for Keras 2: set ``TF_USE_LEGACY_KERAS=1`` before TensorFlow is imported, in a
+    process of their own, install ``tf-keras`` and import their modules by their full names.
 
     Returns:
         The module ``tensorflow_privacy``.
@@ -79,21 +88,9 @@ def load() -> ModuleType:
                 queries = importlib.import_module(f"tensorflow_privacy.privacy.dp_query.{home}")
                 setattr(module, name, getattr(queries, name))
     except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing == "tensorflow_privacy":
-            raise ImportError(
-                "tensorflow-privacy is not installed. Its own requirements ask for old versions "
-                "of TensorFlow and numpy, so leave them out: pip install --no-deps "
-                f"--ignore-requires-python tensorflow-privacy=={_WORKS_WITH} (the release that is "
-                "known to work), then pip install absl-py dm-tree packaging.",
-                name=error.name,
-            ) from error
-        raise ImportError(
-            f"tensorflow-privacy is installed, but its import failed: {error}. This is known to "
-            f"work: tensorflow-privacy=={_WORKS_WITH} with absl-py, dm-tree and packaging "
-            "(pip install absl-py dm-tree packaging).",
-            name=error.name,
-        ) from error
+        missing = (error.name or "").partition(".")[0] == "tensorflow_privacy"
+        message = _NOT_INSTALLED if missing else _NOT_IMPORTED.format(error=error)
+        raise ImportError(message, name=error.name) from error
     return module
 
 
@@ -155,8 +152,8 @@ class QueryNoise(NoiseMechanism):
         if not self._is_tree and type(query) is not privacy.GaussianSumQuery:
             raise TypeError(
                 f"query must be a GaussianSumQuery, TreeResidualSumQuery or TreeCumulativeSumQuery "
-                f"of tensorflow_privacy, got {type(query).__name__}. For other queries this "
-                "library cannot say what their noise promises."
+                f"of tensorflow_privacy, got {type(query).__name__}, of whose noise nothing is "
+                "known."
             )
         clip, stddev = _tree_scales(query) if self._is_tree else _gaussian_scales(query)
         self.l2_norm_clip = _validate.positive_finite("the query's l2_norm_clip", clip)
@@ -179,12 +176,7 @@ class QueryNoise(NoiseMechanism):
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
     ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the sum with the query's noise, in ``float32``.
-
-        Args:
-            clipped_sum: tensors like the variables.
-            l2_norm_clip: the bound on each summand; must be the query's.
-            state: handed through.
+        """Returns the sum with the query's noise, in ``float32``; the state is handed through.
 
         Raises:
             ValueError: another clip or other shapes than the query's.
@@ -192,8 +184,7 @@ class QueryNoise(NoiseMechanism):
         if not math.isclose(float(l2_norm_clip), self.l2_norm_clip, rel_tol=_CLIP_TOLERANCE):
             raise ValueError(
                 f"the optimizer clips to l2_norm_clip={float(l2_norm_clip):g}, the query is for "
-                f"{self.l2_norm_clip:g}, so its noise would not promise what it says. Make both "
-                "the same."
+                f"{self.l2_norm_clip:g}. Make both the same."
             )
         shapes = [tuple(part.shape) for part in clipped_sum]
         if self._is_tree and shapes != _tree_shapes(self.query):
@@ -212,12 +203,7 @@ class QueryNoise(NoiseMechanism):
         ], state
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the event of some steps; None for a tree, of whose steps nothing can be said.
-
-        Args:
-            sampling_probability: of Poisson sampling; 1 where nothing is amplified.
-            steps: the number of uses of each example.
-        """
+        """Returns the event of some steps; None for a tree, of whose steps nothing can be said."""
         if self._is_tree:
             return None
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
@@ -337,12 +323,12 @@ class QueryNoise(NoiseMechanism):
         return np.concatenate([part.ravel() for part in noise])
 
 
+# Some of what follows has no public name in TF Privacy.
+
+
 def _gaussian_scales(query: Any) -> tuple[float, float]:
     state = query.initial_global_state()
     return float(state.l2_norm_clip), float(state.stddev)
-
-
-# Some of what follows has no public name in TF Privacy.
 
 
 def _tree_scales(query: Any) -> tuple[float, float]:

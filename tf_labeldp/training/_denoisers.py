@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import inspect
 from typing import Any
 
@@ -21,12 +22,10 @@ from tf_labeldp.gradients._hull import (
 )
 from tf_labeldp.training._vertex_losses import VertexLosses
 
-_LEAST_TOLERANCE = 1e-6
 _REMOVED_SOLVERS = ("accelerated", "frank_wolfe")  # in saved models of version 0.1
 
-
+# Gradients, the state of the next step, and scalars to report.
 Denoised = tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]
-"""Gradients, the state of the next step, and scalars to report."""
 
 
 class Denoiser(abc.ABC):
@@ -94,6 +93,7 @@ class NoOp(Denoiser):
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
+@dataclasses.dataclass(eq=False)
 class SelfSpan(Denoiser):
     """Projects onto the span of the batch's gradients for all labels (``ghazi2024``, Table 1).
 
@@ -101,8 +101,9 @@ class SelfSpan(Denoiser):
     is LP-Normal-SGD (``ghazi2021``, Algorithm 6). Reveals the batch: no amplification by sampling.
 
     Args:
-        tolerance: stops at this relative residual of the normal equations; at least 1e-6.
-        max_products: the most products with the gradient matrix or its transpose.
+        tolerance: stops at this relative residual of the normal equations; at least 1e-6, below
+            which single precision leads away.
+        max_products: the most products with the gradient matrix or its transpose, at least 4.
 
     Raises:
         ValueError: an argument out of range.
@@ -112,17 +113,15 @@ class SelfSpan(Denoiser):
         True
     """
 
+    tolerance: float = 1e-3
+    max_products: int = 100
+
     reveals_batch = True
     takes_single_examples = True
 
-    def __init__(self, tolerance: float = 1e-3, max_products: int = 100) -> None:
-        self.tolerance = _validate.positive_finite("tolerance", tolerance)
-        if self.tolerance < _LEAST_TOLERANCE:
-            raise ValueError(
-                f"tolerance must be at least {_LEAST_TOLERANCE:g}, got {self.tolerance:g}: single "
-                "precision resolves no less, and steps that go on below it lead away."
-            )
-        self.max_products = _validate.integer_at_least("max_products", max_products, 4)
+    def __post_init__(self) -> None:
+        self.tolerance = _validate.number_in("tolerance", self.tolerance, "[1e-06, inf)")
+        self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
 
     def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the projection onto the span, and its residual."""
@@ -133,43 +132,38 @@ class SelfSpan(Denoiser):
             tolerance=self.tolerance,
             mask=vertices.mask,
         )
-        return found.point, state, _report(found.num_products, found.converged)
+        return found.point, state, _report(found)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
         return _arguments_of(self)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class _Hull(Denoiser):
     """What Self-Conv and Alt-Conv share: the projection onto a hull, and smoothing."""
 
-    def __init__(
-        self,
-        *,
-        smoothing: float = 1.0,
-        smooth_towards: str = "uniform",
-        residual: float = 0.0,
-        hull: str = "per_example",
-        start: str = "predictions",
-        solver: str | Solver = "conjugate",
-        relative_gap: float = 1e-2,
-        max_products: int = 20,
-        step_size: float | None = None,
-        steps: int | None = None,
-    ) -> None:
-        self.smoothing = _validate.positive_finite("smoothing", smoothing)
-        if self.smoothing > 1.0:
-            raise ValueError(
-                f"smoothing must be in (0, 1], got {self.smoothing:g}; 1 leaves coefficients as is."
-            )
-        self.smooth_towards = _validate.one_of("smooth_towards", smooth_towards, STARTS)
-        self.residual = _validate.probability_below_one("residual", residual)
-        self.hull = _validate.one_of("hull", hull, HULLS)
-        self.start = _validate.one_of("start", start, STARTS)
-        self.relative_gap = _validate.positive_finite("relative_gap", relative_gap)
-        self.max_products = _validate.integer_at_least("max_products", max_products, 4)
-        self.solver = solver
-        _, self.step_size, self.steps = checked_solver(solver, step_size, steps)
+    num_examples: int = dataclasses.field(default=0, init=False)
+    smoothing: float = 1.0
+    smooth_towards: str = "uniform"
+    residual: float = 0.0
+    hull: str = "per_example"
+    start: str = "predictions"
+    solver: str | Solver = "conjugate"
+    relative_gap: float = 1e-2
+    max_products: int = 20
+    step_size: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        self.smoothing = _validate.number_in("smoothing", self.smoothing, "(0, 1]")
+        _validate.one_of("smooth_towards", self.smooth_towards, STARTS)
+        self.residual = _validate.number_in("residual", self.residual, "[0, 1)")
+        _validate.one_of("hull", self.hull, HULLS)
+        _validate.one_of("start", self.start, STARTS)
+        self.relative_gap = _validate.positive_finite("relative_gap", self.relative_gap)
+        self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
+        checked_solver(self.solver, self.step_size, self.steps)
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns the curvature estimate that the solver carries from step to step."""
@@ -194,8 +188,6 @@ class _Hull(Denoiser):
             step_size=self.step_size,
             steps=self.steps,
         )
-        report = _report(found.num_products, found.converged)
-        report["projection_gap"] = found.relative_gap
         point = found.point
         if self.smoothing < 1.0:
             smoothed = smooth_coefficients(
@@ -211,7 +203,7 @@ class _Hull(Denoiser):
                 near + self.residual * (noisy - near)
                 for near, noisy in zip(point, gradients, strict=True)
             ]
-        return point, found.curvature, report
+        return point, found.curvature, {**_report(found), "projection_gap": found.relative_gap}
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
@@ -221,21 +213,18 @@ class _Hull(Denoiser):
     def from_config(cls, config: dict[str, Any]) -> Denoiser:
         """Returns the denoiser that ``get_config`` described, also that of version 0.1."""
         config = {"residual": 0.0, **config}  # what configs without the word meant
-        solver = config.get("solver")
+        solver, removed = config.get("solver"), []
         if isinstance(solver, dict):  # a callable, as Keras serializes one
             config["solver"] = keras.saving.deserialize_keras_object(solver)
         elif solver in _REMOVED_SOLVERS:
-            _validate.warn(
-                f"this {cls.__name__} was saved with solver={solver!r}, which is not in the "
-                "library any more. It goes on with solver='conjugate', which projects onto the "
-                "same set."
-            )
             config["solver"] = SOLVERS[0]
+            removed.append((f"solver={solver!r}", f"solver={SOLVERS[0]!r}"))
         if config.pop("stop_at_noise", False):
+            removed.append(("stop_at_noise=True", "relative_gap and max_products alone"))
+        for old, new in removed:
             _validate.warn(
-                f"this {cls.__name__} was saved with stop_at_noise=True, which is not in the "
-                "library any more. It goes on without: projections stop at relative_gap and "
-                "max_products."
+                f"this {cls.__name__} was saved with {old}, which is not in the library any more. "
+                f"It goes on with {new}."
             )
         return cls(**config)
 
@@ -260,6 +249,7 @@ class SelfConv(_Hull):
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
+@dataclasses.dataclass(eq=False)
 class AltConv(_Hull):
     """Projects onto the hull of other public examples' gradients (``ghazi2024``, Table 1).
 
@@ -267,8 +257,8 @@ class AltConv(_Hull):
     sampling. ``data.poisson_batches`` supplies them.
 
     A projection shortens the gradient in directions in which the loss is flat, the same ones in
-    every step, and SGD never makes up for it. The default ``residual`` gives part of them back. The
-    paper's denoiser has none: ``AltConv(256, residual=0.0)``, with the paper's set and solver
+    every step. The default ``residual`` gives part of them back. The paper's denoiser has none:
+    ``AltConv(256, residual=0.0)``, with the paper's set and solver
     ``AltConv(256, residual=0.0, hull="joint", start="uniform", solver="pgd")``.
 
     Args:
@@ -301,43 +291,23 @@ class AltConv(_Hull):
         0.7
     """
 
-    def __init__(
-        self,
-        num_examples: int,
-        smoothing: float = 1.0,
-        *,
-        smooth_towards: str = "uniform",
-        residual: float = 0.7,
-        hull: str = "per_example",
-        start: str = "predictions",
-        solver: str | Solver = "conjugate",
-        relative_gap: float = 1e-2,
-        max_products: int = 20,
-        step_size: float | None = None,
-        steps: int | None = None,
-    ) -> None:
-        super().__init__(
-            smoothing=smoothing,
-            smooth_towards=smooth_towards,
-            residual=residual,
-            hull=hull,
-            start=start,
-            solver=solver,
-            relative_gap=relative_gap,
-            max_products=max_products,
-            step_size=step_size,
-            steps=steps,
-        )
-        self.num_examples = _validate.integer_at_least("num_examples", num_examples, 1)
+    num_examples: int = dataclasses.field()  # no default, unlike in _Hull
+    smoothing: float = 1.0
+    residual: float = dataclasses.field(default=0.7, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 1)
 
 
 def _arguments_of(denoiser: Denoiser) -> dict[str, Any]:
-    """Returns the arguments of the constructor, which are attributes of the same names."""
+    """Returns the constructor's arguments, attributes of the same names; a subclass has its own."""
     return {name: getattr(denoiser, name) for name in inspect.signature(type(denoiser)).parameters}
 
 
-def _report(num_products: tf.Tensor, converged: tf.Tensor) -> dict[str, tf.Tensor]:
+def _report(found: Any) -> dict[str, tf.Tensor]:
+    """Returns how far a projection came."""
     return {
-        "projection_products": tf.cast(num_products, tf.float32),
-        "projection_converged": tf.cast(converged, tf.float32),
+        "projection_products": tf.cast(found.num_products, tf.float32),
+        "projection_converged": tf.cast(found.converged, tf.float32),
     }

@@ -20,13 +20,13 @@ from tf_labeldp.accounting._receipts import (
     receipts_to_bytes,
 )
 from tf_labeldp.data._poisson_batches import PoissonBatches
+from tf_labeldp.gradients._model_checks import check_layers, per_example_loss
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._model_checks import check_layers, per_example_loss
 from tf_labeldp.training._native_log import check_codes, withheld_log
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
-from tf_labeldp.training._training_plan import TrainingPlan
+from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
 from tf_labeldp.vault._carried import carry, carry_from_file, noted_layers, receipts_of
 
@@ -124,20 +124,21 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}.")
-        if inputs is not None:
-            private = cls(inputs, model(inputs), name=model.name)
-        else:
-            try:
-                if isinstance(model, keras.Sequential):
-                    private = cls(model.inputs[0], model.outputs[0], name=model.name)
-                else:
-                    private = cls(model.input, model.output, name=model.name)
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"the inputs of {model.name!r} are not known: it is not a functional model, or "
-                    "not built. Give them: LabelDPModel.from_model(model, "
-                    "inputs=keras.Input(shape))."
-                ) from error
+        try:
+            if inputs is not None:
+                outputs = model(inputs)
+            elif isinstance(model, keras.Sequential):
+                inputs, outputs = model.inputs[0], model.outputs[0]
+            else:
+                inputs, outputs = model.input, model.output
+        except (AttributeError, TypeError, ValueError) as error:
+            if inputs is not None:
+                raise
+            raise ValueError(
+                f"the inputs of {model.name!r} are not known: it is not functional, or not built. "
+                "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
+            ) from error
+        private = cls(inputs, outputs, name=model.name)
         carry(private, receipts_of(model))
         return private
 
@@ -173,14 +174,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     ) -> PrivacyGuarantee:
         """Declares what is known of the history of the weights; see ``tf_labeldp.declare``.
 
-        Args:
-            because: why, in a sentence; statements print it as the author's claim.
-            epsilon: what the training before has cost the private labels; 0 if it used none.
-            delta: likewise.
-            made_of: noisy labels, heads or models that the weights were trained on.
-
-        Returns:
-            The statement with the claim.
+        The arguments are those of ``tf_labeldp.declare`` after the model; so is the statement.
         """
         return declare(self, because, epsilon=epsilon, delta=delta, made_of=made_of)
 
@@ -193,8 +187,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def report_training_metrics(self, value: bool) -> None:
         if self._is_training():
             raise RuntimeError(
-                "report_training_metrics can't be changed while fit is under way; the statement "
-                "would not say what was shown. Set it before fit."
+                "report_training_metrics can't be changed while fit is under way. Set it before."
             )
         self._report_training_metrics = bool(value)
 
@@ -213,18 +206,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "LabelDPOptimizer(keras.optimizers.SGD(0.5), l2_norm_clip=1.0, "
                 "noise_multiplier=...). A LabelDPModel never trains in the clear."
             )
-        if settings.pop("jit_compile", False) is True:
-            raise ValueError(
-                "jit_compile=True is not supported: noise is drawn from the operating system, "
-                "outside of compiled code. Leave it out."
-            )
-        if settings.get("loss_weights") is not None:
-            raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")
-        if settings.get("steps_per_execution") == "auto":
-            raise ValueError(
-                "steps_per_execution='auto' is not supported: steps are charged by the epoch, so "
-                "their number must be known. Give a number that divides the steps of an epoch."
-            )
+        _check_compile(settings)
+        settings.pop("jit_compile", None)
         if self._is_training():
             raise RuntimeError("the model can't be compiled while fit is under way.")
         owner = getattr(optimizer, "_owner", lambda: None)()
@@ -267,8 +250,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             raise RuntimeError("fit is under way; a callback can't call it again.")
         if isinstance(settings.get("validation_data"), PoissonBatches):
             raise TypeError(
-                "validation_data can't be poisson_batches: their labels are private. Give (x, y) "
-                "of labels that may be seen."
+                "validation_data can't be poisson_batches, of private labels. Give (x, y) of "
+                "labels that may be seen."
             )
         plan = TrainingPlan.of(x, y, settings, self.optimizer)
         self._check_plan(plan)
@@ -292,7 +275,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 raise
             withheld = type(error).__name__
         finally:
-            self._end()
+            self._spending.end()
+            self.train_function, self._withholding = None, False
         # Outside of the handler, so that the new error has no link to the one withheld.
         raise self._guard.error or RuntimeError(
             f"training stopped with {withheld} of TensorFlow, whose text is withheld, since it may "
@@ -302,19 +286,17 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     def _check_plan(self, plan: TrainingPlan) -> None:
         together = self.steps_per_execution
-        if plan.batches is not None and plan.batches.steps % together:
+        if isinstance(plan, PoissonPlan) and plan.batches.steps % together:
             raise ValueError(
                 f"steps={plan.batches.steps} of poisson_batches must be a multiple of "
-                f"steps_per_execution={together}, as Keras would take more steps than are charged. "
-                "Change one of them."
+                f"steps_per_execution={together}: Keras would take steps that are not charged."
             )
         with self.distribute_strategy.scope():
             distributed = tf.distribute.has_strategy()
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(
-                "MultiWorkerMirroredStrategy is not supported: each worker would sample batches of "
-                "its own and draw noise of its own, and nothing could be stated of the sum. Train "
-                "on one machine, with MirroredStrategy for several GPUs."
+                "MultiWorkerMirroredStrategy is not supported: each worker would sample and draw "
+                "noise of its own. Train on one machine, with MirroredStrategy for several GPUs."
             )
         if distributed and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
             # With a strategy Keras also takes a batch that it does not train on, which would move
@@ -322,7 +304,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             needs = self.optimizer.preconditioner or self.optimizer.denoiser
             raise ValueError(
                 f"{type(needs).__name__} does not work with a distribution strategy. Leave it out, "
-                "or make and train the model without a strategy."
+                "or train without a strategy."
             )
         check_codes(self, self.loss, plan)
 
@@ -335,10 +317,6 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._spending.begin(plan, self.report_training_metrics)
         self.train_function = None  # the plan is a constant of the traced step
 
-    def _end(self) -> None:
-        self._spending.end()
-        self.train_function, self._withholding = None, False
-
     def _is_training(self) -> bool:
         spending = getattr(self, "_spending", None)
         return spending is not None and spending.plan is not None
@@ -347,7 +325,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """Raises: a batch by itself is not charged, and says nothing of how it was sampled."""
         raise RuntimeError(
             "train_on_batch is not private: what a batch costs depends on how it was drawn. Call "
-            "fit on tf_labeldp.data.poisson_batches, with epochs of as few steps as wanted."
+            "fit on tf_labeldp.data.poisson_batches."
         )
 
     def evaluate(self, *args: Any, **settings: Any) -> Any:
@@ -370,8 +348,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             )
         if self._spending.optimizer is not self.optimizer:
             raise RuntimeError(
-                "the optimizer was exchanged without compile, which would count other steps than "
-                "are taken. Call model.compile(optimizer, loss=...)."
+                "the optimizer was exchanged without compile. Call model.compile(optimizer, "
+                "loss=...)."
             )
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -386,8 +364,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         plan = self._spending.plan if self._is_training() else None
         if plan is None:
             raise RuntimeError(
-                "train_step is for fit alone, which charges its steps; outside of it they would "
-                "not be counted. Call fit on tf_labeldp.data.poisson_batches."
+                "train_step is for fit alone, which charges its steps. Call fit on "
+                "tf_labeldp.data.poisson_batches."
             )
         x, y, weights, alt = _unpacked(data)
         outputs, report = self._step.take(x, y, weights, alt, plan)
@@ -403,8 +381,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         What else has left the vaults of the labels is in the statements of these vaults.
 
         Args:
-            delta: of the statement. None takes that of the vault's budget, or n^-1.1 without a
-                vault.
+            delta: of the statement. None takes that of the vault's budget, or n^-1.1 without one.
 
         Returns:
             The statement. Its epsilon is infinite where nothing is promised, and then it says why.
@@ -426,6 +403,22 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """
         self._assert_compiled()
         return self._spending.guarantee(delta, next_epoch=True)
+
+
+def _check_compile(settings: dict[str, Any]) -> None:
+    """Raises for settings of ``compile`` that steps can't be private with."""
+    if settings.get("jit_compile", False) is True:
+        raise ValueError(
+            "jit_compile=True is not supported: noise is drawn from the operating system, outside "
+            "of compiled code. Leave it out."
+        )
+    if settings.get("loss_weights") is not None:
+        raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")
+    if settings.get("steps_per_execution") == "auto":
+        raise ValueError(
+            "steps_per_execution='auto' is not supported: steps are charged by the epoch, so their "
+            "number must be known. Give a number that divides the steps of an epoch."
+        )
 
 
 def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:
@@ -475,18 +468,12 @@ class PrivacySpent(keras.callbacks.Callback):
         verbose: int = 1,
     ) -> None:
         super().__init__()
-        self.delta = None if delta is None else _validate.probability_below_one("delta", delta)
-        if self.delta == 0.0:
-            raise ValueError(
-                "delta must be above zero, got 0: Gaussian noise has no pure guarantee. Use a "
-                "delta below 1/n for n labels."
-            )
-        self.target_epsilon = (
-            None
-            if target_epsilon is None
-            else _validate.positive_finite("target_epsilon", target_epsilon)
-        )
-        self.verbose = verbose
+        if delta is not None:
+            hint = ". Use a delta below 1/n for n labels"
+            delta = _validate.number_in("delta", delta, "(0, 1)", hint)
+        if target_epsilon is not None:
+            target_epsilon = _validate.positive_finite("target_epsilon", target_epsilon)
+        self.delta, self.target_epsilon, self.verbose = delta, target_epsilon, verbose
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that the first epoch may be taken, and that something can be stated of it."""
@@ -499,8 +486,7 @@ class PrivacySpent(keras.callbacks.Callback):
         if self.target_epsilon is not None and after > self.target_epsilon:
             raise ValueError(
                 f"target_epsilon={self.target_epsilon:g} would be passed by the first epoch, which "
-                f"takes it to {after:.4g}. Raise noise_multiplier "
-                "(accounting.calibrate_noise_multiplier), or take fewer steps an epoch."
+                f"takes it to {after:.4g}. Raise noise_multiplier, or take fewer steps an epoch."
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -518,11 +504,7 @@ class PrivacySpent(keras.callbacks.Callback):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {
-            "delta": self.delta,
-            "target_epsilon": self.target_epsilon,
-            "verbose": self.verbose,
-        }
+        return {name: getattr(self, name) for name in ("delta", "target_epsilon", "verbose")}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacySpent:

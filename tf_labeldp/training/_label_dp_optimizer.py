@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import operator
 from typing import Any, NoReturn
 
 import keras
@@ -11,13 +12,16 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import dp_sgd_event
+from tf_labeldp.gradients._clip import Speed
 from tf_labeldp.mechanisms._random import uniform_integers
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._per_example_clipping import METHODS
 from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
 
 _LEAST_CLIP = 1e-10
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+_OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
+_NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "insecure_seed")
+_SPEED = ("method", "max_bytes")
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
 
@@ -47,7 +51,6 @@ class NoiseMechanism(abc.ABC):
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns what is carried from step to step: a nest of tensors, ``()`` for nothing."""
-        del shapes
         return ()
 
     @abc.abstractmethod
@@ -72,7 +75,6 @@ class NoiseMechanism(abc.ABC):
             sampling_probability: of Poisson sampling; 1 where nothing is amplified.
             steps: the number of uses of each example.
         """
-        del sampling_probability, steps
         return None
 
     def assumptions(self) -> tuple[str, ...]:
@@ -113,13 +115,11 @@ class GaussianNoise(NoiseMechanism):
 
     def __init__(self, noise_multiplier: float, *, insecure_seed: int | None = None) -> None:
         self._noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
-        self.insecure_seed = (
-            None
-            if insecure_seed is None
-            else _validate.integer_at_least("insecure_seed", insecure_seed, 0)
-        )
+        self.insecure_seed, self._rng = insecure_seed, None
         self.seeded = insecure_seed is not None
-        self._rng = None if insecure_seed is None else np.random.default_rng(insecure_seed)
+        if insecure_seed is not None:
+            self.insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
+            self._rng = np.random.default_rng(self.insecure_seed)
 
     @property
     def noise_multiplier(self) -> float:  # type: ignore[override]
@@ -138,7 +138,9 @@ class GaussianNoise(NoiseMechanism):
         shapes = [tf.shape(part) for part in clipped_sum]
         flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
         # Once a run of this step: `numpy_function` is stateful, so no pass folds or shares it.
-        unit = tf.numpy_function(self._standard_normal, [tf.size(flat)], tf.float64)
+        unit = tf.numpy_function(
+            lambda size: standard_normal(int(size), self._rng), [tf.size(flat)], tf.float64
+        )
         noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(unit, [-1])
         grid = scale * _GRID
         noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
@@ -147,9 +149,6 @@ class GaussianNoise(NoiseMechanism):
             tf.ensure_shape(tf.reshape(part, shape), like.shape)
             for part, shape, like in zip(parts, shapes, clipped_sum, strict=True)
         ], state
-
-    def _standard_normal(self, size: Any) -> np.ndarray:
-        return standard_normal(int(size), self._rng)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
@@ -162,7 +161,7 @@ class GaussianNoise(NoiseMechanism):
 
 
 def renamed_seed(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration in which version 0.1's ``seed`` of private noise has its new name."""
+    """Returns a configuration with the new name of version 0.1's ``seed`` of private noise."""
     config = dict(config)
     if "seed" in config:
         config["insecure_seed"] = config.pop("seed")
@@ -180,6 +179,11 @@ def standard_normal(size: int, rng: np.random.Generator | None) -> np.ndarray:
     radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
     angle = 2.0 * np.pi * uniform[pairs:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+
+def _fixed(name: str, doc: str) -> Any:
+    """Returns a property that can't be set: steps are charged for it."""
+    return property(operator.attrgetter(name), doc=doc)
 
 
 class NoisyGradients(list):
@@ -254,7 +258,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         **unused: Any,
     ) -> None:
         inner = _checked_inner(inner_optimizer)
-        _refuse_arguments(unused)
+        # What Keras writes into every optimizer's configuration may come back with its default.
+        given = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
+        if given:
+            raise TypeError(
+                f"LabelDPOptimizer does not take {', '.join(sorted(given))}; set it on "
+                "inner_optimizer."
+            )
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
         self._l2_norm_clip = _checked_clip(l2_norm_clip)
@@ -262,41 +272,24 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self.insecure_seed = insecure_seed
         self._denoiser = _checked_denoiser(denoiser)
         self._preconditioner = _checked_preconditioner(preconditioner, self._denoiser)
-        self._num_microbatches = (
-            None
-            if num_microbatches is None
-            else _validate.integer_at_least("num_microbatches", num_microbatches, 1)
-        )
-        self.method = _validate.one_of("method", method, METHODS)
-        self.max_bytes = _validate.integer_at_least("max_bytes", max_bytes, 1)
+        if num_microbatches is not None:
+            num_microbatches = _validate.integer_at_least("num_microbatches", num_microbatches, 1)
+        self._num_microbatches = num_microbatches
+        speed = Speed(method, max_bytes)
+        self.method, self.max_bytes = speed.method, speed.max_bytes
         self._noise_state: Any = ()
         self._denoiser_state: Any = ()
         self._curvature: Any = ()
 
-    @property
-    def l2_norm_clip(self) -> float:
-        """The largest L2 norm of one example's gradient."""
-        return self._l2_norm_clip
-
-    @property
-    def noise(self) -> NoiseMechanism:
-        """Where the noise comes from."""
-        return self._noise
-
-    @property
-    def denoiser(self) -> Denoiser:
-        """What makes a better gradient of a noisy one."""
-        return self._denoiser
-
-    @property
-    def preconditioner(self) -> Preconditioner | None:
-        """What decides the coordinates of clipping and noise, or None."""
-        return self._preconditioner
-
-    @property
-    def num_microbatches(self) -> int | None:
-        """Number of means of neighbouring examples that are clipped, or None."""
-        return self._num_microbatches
+    l2_norm_clip: float = _fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
+    noise: NoiseMechanism = _fixed("_noise", "Where the noise comes from.")
+    denoiser: Denoiser = _fixed("_denoiser", "What makes a better gradient of a noisy one.")
+    preconditioner: Preconditioner | None = _fixed(
+        "_preconditioner", "What decides the coordinates of clipping and noise, or None."
+    )
+    num_microbatches: int | None = _fixed(
+        "_num_microbatches", "Number of means of neighbouring examples that are clipped, or None."
+    )
 
     @property
     def noise_multiplier(self) -> float:
@@ -309,26 +302,19 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             return
         self.inner_optimizer.build(variables)
         shapes = [tuple(variable.shape) for variable in variables]
-        self._noise_state = self._state_variables("noise", self.noise.initial_state(shapes))
-        self._denoiser_state = self._state_variables(
-            "denoiser", self.denoiser.initial_state(shapes)
-        )
+        self._noise_state = self._carried("noise", self.noise.initial_state(shapes))
+        self._denoiser_state = self._carried("denoiser", self.denoiser.initial_state(shapes))
         if self.preconditioner is not None:
-            self._curvature = self._state_variables(
-                "curvature", self.preconditioner.initial_state(shapes)
-            )
+            self._curvature = self._carried("curvature", self.preconditioner.initial_state(shapes))
         super().build(variables)
 
-    def _state_variables(self, prefix: str, state: Any) -> Any:
-        flat = tf.nest.flatten(state)
+    def _carried(self, prefix: str, state: Any) -> Any:
+        """Returns variables of what is carried from step to step."""
         made = []
-        for number, value in enumerate(flat):
-            array = keras.ops.convert_to_numpy(value)
-            variable = keras.Variable(
-                array, trainable=False, dtype=str(array.dtype), name=f"{prefix}_{number}"
-            )
-            self._track_variable(variable)
-            made.append(variable)
+        for number, value in enumerate(tf.nest.flatten(state)):
+            array, name = keras.ops.convert_to_numpy(value), f"{prefix}_{number}"
+            made.append(keras.Variable(array, trainable=False, dtype=str(array.dtype), name=name))
+            self._track_variable(made[-1])
         return tf.nest.pack_sequence_as(state, made)
 
     @property
@@ -353,7 +339,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     def add_noise(self, clipped_sum: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum with this step's noise; called once a step by ``LabelDPModel``."""
-        state = tf.nest.map_structure(tf.convert_to_tensor, self._noise_state)
+        state = _values(self._noise_state)
         noisy, after = self.noise.add_noise(clipped_sum, self.l2_norm_clip, state)
         _assign(self._noise_state, after)
         return noisy
@@ -362,7 +348,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self, gradients: list[tf.Tensor], vertices: Any
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the denoised gradients and what there is to report of it."""
-        state = tf.nest.map_structure(tf.convert_to_tensor, self._denoiser_state)
+        state = _values(self._denoiser_state)
         denoised, after, report = self.denoiser.denoise(gradients, vertices, state)
         _assign(self._denoiser_state, after)
         return denoised, report
@@ -370,16 +356,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     @property
     def num_examples(self) -> int:
         """Number of public examples beside the batch that each step needs."""
-        if self.preconditioner is not None:
-            return self.preconditioner.num_examples
-        return self.denoiser.num_examples
+        return (self.preconditioner or self.denoiser).num_examples
 
     def scales(self, vertices: Any) -> list[tf.Tensor]:
         """Returns this step's factors on the gradients; raises without a preconditioner."""
         if self.preconditioner is None:
             raise ValueError("there is no preconditioner; give preconditioner='gauss_newton'.")
-        state = tf.nest.map_structure(tf.convert_to_tensor, self._curvature)
-        scales, after = self.preconditioner.scales(vertices, state)
+        scales, after = self.preconditioner.scales(vertices, _values(self._curvature))
         _assign(self._curvature, after)
         return scales
 
@@ -391,28 +374,16 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             self.build(trainable_variables)
         self.inner_optimizer.apply(list(grads), trainable_variables)
 
-    def apply_gradients(self, grads_and_vars: Any, **unused: Any) -> NoReturn:
+    def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:
         """Raises: gradients come from ``LabelDPModel`` alone."""
-        self._refuse()
-
-    def update_step(self, *unused: Any, **also_unused: Any) -> NoReturn:
-        """Raises: gradients come from ``LabelDPModel`` alone."""
-        self._refuse()
-
-    def stateless_apply(self, *unused: Any, **also_unused: Any) -> NoReturn:
-        """Raises: gradients come from ``LabelDPModel`` alone."""
-        self._refuse()
-
-    def scale_loss(self, loss: Any) -> NoReturn:
-        """Raises: only a model that trains in the clear asks for it."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise RuntimeError(
             "LabelDPOptimizer got gradients that are not clipped and noised; training with them "
             "would not be private. Use it in a tf_labeldp.LabelDPModel: "
             "LabelDPModel.from_model(model), or LabelDPModel(inputs, outputs), and call its fit."
         )
+
+    # Only a model that trains in the clear asks for these.
+    apply_gradients = update_step = stateless_apply = scale_loss = _refuse
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the variables of a checkpoint."""
@@ -426,44 +397,36 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {
-            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self.noise_multiplier,
-            "denoiser": keras.saving.serialize_keras_object(self.denoiser),
-            "preconditioner": keras.saving.serialize_keras_object(self.preconditioner),
-            "num_microbatches": self.num_microbatches,
-            "noise": keras.saving.serialize_keras_object(self.noise),
-            "insecure_seed": self.insecure_seed,
-            "method": self.method,
-            "max_bytes": self.max_bytes,
-            "name": self.name,
-        }
+        config = {name: getattr(self, name) for name in (*_OBJECTS, *_NUMBERS, *_SPEED, "name")}
+        for name in _OBJECTS:
+            config[name] = keras.saving.serialize_keras_object(config[name])
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
         """Returns the optimizer that ``get_config`` described."""
         config = renamed_seed(config)
         config.pop("history", None)  # of version 0.1
-        for name in ("inner_optimizer", "denoiser", "preconditioner", "noise"):
+        for name in _OBJECTS:
             config[name] = keras.saving.deserialize_keras_object(
                 config[name], custom_objects=custom_objects
             )
         return cls(**config)
 
 
-def _assign(variables: Any, values: Any) -> None:
-    for variable, value in zip(tf.nest.flatten(variables), tf.nest.flatten(values), strict=True):
+def _values(state: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, state)
+
+
+def _assign(state: Any, values: Any) -> None:
+    for variable, value in zip(tf.nest.flatten(state), tf.nest.flatten(values), strict=True):
         variable.assign(value)
 
 
 def _checked_inner(given: Any) -> keras.optimizers.Optimizer:
     inner = keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(
-            f"inner_optimizer must be a Keras optimizer, got {type(inner).__name__}. Write "
-            "keras.optimizers.SGD(0.5)."
-        )
+        raise TypeError(f"inner_optimizer must be a Keras optimizer, got {type(inner).__name__}.")
     if isinstance(inner, (LabelDPOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Give the one "
@@ -472,8 +435,8 @@ def _checked_inner(given: Any) -> keras.optimizers.Optimizer:
     clipping = [name for name in _FIXED if getattr(inner, name, None)]
     if clipping:
         raise ValueError(
-            f"inner_optimizer has {', '.join(clipping)} set, which would act on noisy gradients "
-            "after the clipping that privacy needs. Leave it out, and set l2_norm_clip instead."
+            f"inner_optimizer has {', '.join(clipping)} set, which would act on noisy gradients. "
+            "Leave it out, and set l2_norm_clip instead."
         )
     return inner
 
@@ -484,8 +447,7 @@ def _checked_noise(
     if noise is None:
         if noise_multiplier is None:
             raise TypeError(
-                "noise_multiplier is missing. accounting.calibrate_noise_multiplier finds it for a "
-                "target epsilon."
+                "noise_multiplier is missing; accounting.calibrate_noise_multiplier finds one."
             )
         return GaussianNoise(noise_multiplier, insecure_seed=insecure_seed)
     if not isinstance(noise, NoiseMechanism):
@@ -507,8 +469,8 @@ def _checked_clip(value: Any) -> float:
     clip = _validate.positive_finite("l2_norm_clip", value)
     if not _LEAST_CLIP <= clip <= 1.0 / _LEAST_CLIP:
         raise ValueError(
-            f"l2_norm_clip must be between {_LEAST_CLIP:g} and {1.0 / _LEAST_CLIP:g}, where norms "
-            f"can be computed in single precision, got {clip:g}. Scale the loss instead."
+            f"l2_norm_clip must be between {_LEAST_CLIP:g} and {1.0 / _LEAST_CLIP:g}, as norms are "
+            f"in single precision, got {clip:g}. Scale the loss instead."
         )
     return clip
 
@@ -535,16 +497,6 @@ def _checked_denoiser(denoiser: Any) -> Denoiser:
         return NoOp()
     if not isinstance(denoiser, Denoiser):
         raise TypeError(
-            f"denoiser must be a tf_labeldp denoiser or None, got {type(denoiser).__name__}, for "
-            "example AltConv(num_examples=256)."
+            f"denoiser must be a tf_labeldp denoiser or None, got {type(denoiser).__name__}."
         )
     return denoiser
-
-
-def _refuse_arguments(unused: dict[str, Any]) -> None:
-    # What Keras writes into every optimizer's configuration may come back with its default.
-    given = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
-    if given:
-        raise TypeError(
-            f"LabelDPOptimizer does not take {', '.join(sorted(given))}; set it on inner_optimizer."
-        )

@@ -32,6 +32,7 @@ from tf_labeldp.vault._store import array_digest, publish
 
 _SHUFFLE_STREAM = 1
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
+_FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages])"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +46,6 @@ class StageReport:
         num_reused: examples of earlier stages that are trained on again.
         num_dropped: examples of earlier stages left out, because their noisy label is not among
             the model's top ``round(mean_k)`` classes.
-
-    Example:
-        >>> StageReport(stage=2, num_new=40, mean_k=1.8, num_reused=35, num_dropped=25).num_reused
-        35
     """
 
     stage: int
@@ -73,14 +70,13 @@ class MultiStageTraining(keras.callbacks.Callback):
         ``priors`` were made without these labels, and that training reads labels through the vault
         only.
 
-    When a second stage pays (measured in ``tests/benchmarks``): put most examples into the first
-    stage (80 % at epsilon 1, 60 to 70 % above). With the defaults two stages were then never below
-    one on MNIST and Fashion-MNIST, and up to 2 points above. The paper's settings are
-    ``filter_labels=True`` and ``temperature=1.0``. The filter keeps the labels that confirm the
-    model, and lost 2 points on MNIST at epsilon 1; a temperature of one lost 4 points there. Strong
-    mixup cost that small CNN up to 13 points.
+    Put most examples into the first stage (80 % at epsilon 1, 60 to 70 % above). With the defaults
+    two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above
+    (``tests/benchmarks``). The paper's settings are ``filter_labels=True`` and
+    ``temperature=1.0``; on MNIST at epsilon 1 the first lost 2 points, as it keeps the labels that
+    confirm the model, and the second 4. Strong mixup cost that small CNN up to 13 points.
 
-    Restarts: to resume a run that was killed, give the vault a ``store``, and keep the weights with
+    To resume a run that was killed, give the vault a ``store``, and keep the weights with
     ``keras.callbacks.BackupAndRestore``. Without a store the labels would be drawn a second time,
     so resuming raises. List this callback before others that change the learning rate, which a new
     stage resets; callbacks that remember a best epoch are not aware of stages.
@@ -111,11 +107,6 @@ class MultiStageTraining(keras.callbacks.Callback):
         seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
             labels' random bits come from the vault.
         verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
-
-    Attributes:
-        epochs: total number of epochs, for ``model.fit``.
-        steps_per_epoch: batches per epoch, in every stage.
-        reports: one ``StageReport`` for each stage entered so far.
 
     Raises:
         TypeError: ``labels`` is not a ``PrivateLabels``.
@@ -159,17 +150,13 @@ class MultiStageTraining(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not isinstance(labels, PrivateLabels):
-            raise TypeError(
-                f"labels must be a PrivateLabels, got {type(labels).__name__}. Write labels="
-                "PrivateLabels(y, num_classes=10, budget=PrivacyBudget(epsilon=2.0))."
-            )
+            raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
         self._features = Features(features)
         if self._features.num_examples != len(labels):
             raise ValueError(
-                f"features have {self._features.num_examples} rows, labels have {len(labels)}. "
-                "Give one label per row, in the same order."
+                f"features have {self._features.num_examples} rows, labels have {len(labels)}."
             )
         self._batch_size = batch_size
         seed = _validate.integer_at_least("seed", seed, 0)
@@ -185,29 +172,36 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:
             raise ValueError(
-                "mixup_alpha > 0 needs floating-point features, to average them. Cast them, for "
-                "example x.astype('float32') / 255, or set mixup_alpha=0."
+                "mixup_alpha > 0 needs floating-point features. Cast them, for example "
+                "x.astype('float32') / 255."
             )
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
-        self._priors: Priors | None = None
-        self._priors_name = ""
+        self._first_priors: Priors | None = None
+        made_with = [f"-temperature-{one:g}" for one in self._plan.temperatures]
+        made_with[0] = ""
         if priors is not None:
             rows = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
-            self._priors = Priors(rows, receipts=Priors.of(priors).receipts)
-            self._priors_name = f"-priors-{array_digest(rows)[:12]}"
+            made_with[0] = f"-priors-{array_digest(rows)[:12]}"
+            rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
+            self._first_priors = Priors(rows, receipts=Priors.of(priors).receipts)
         if not re.fullmatch(r"[\w.-]+", key):
             raise ValueError(
                 f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
                 "files in the vault's store."
             )
-        self._run_key = key
+        # Names of the stages' draws, which identify their priors.
+        self._keys = [
+            f"{key}-stage-{stage}-of-{len(made_with)}{text}"
+            for stage, text in enumerate(made_with, start=1)
+        ]
         self._from_logits = from_logits
         self._verbose = verbose
         self._training_set: TrainingSet | None = None
         self._first_epoch = True
-        self._start_state: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        self._start_weights: list[tuple[Any, np.ndarray]] = []
+        self._start_optimizer: list[tuple[Any, np.ndarray]] = []
         self._start_digests: list[bytes] = []
         self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
         self._kept: dict[int, np.ndarray] = {}
@@ -220,7 +214,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def epochs(self) -> int:
-        """Total number of epochs over all stages."""
+        """Total number of epochs over all stages, for ``model.fit``."""
         return sum(self._plan.epochs)
 
     @property
@@ -230,7 +224,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def reports(self) -> tuple[StageReport, ...]:
-        """What each stage entered so far trains on."""
+        """What each stage entered so far trains on: a ``StageReport`` for each."""
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
     def noisy_labels(self) -> NoisyLabels:
@@ -244,19 +238,19 @@ class MultiStageTraining(keras.callbacks.Callback):
         mechanism = RRWithPrior(self._epsilon, k)
         if not drawn:
             return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), mechanism)
-        rows: list[np.ndarray] = []
-        for stage, one in enumerate(drawn):
-            if one.priors is not None:
-                rows.append(np.broadcast_to(np.asarray(one.priors), (len(one), k)))
-            elif stage == 0 and self._priors is None:
-                rows.append(np.full((len(one), k), 1.0 / k))
-        known = len(rows) == len(drawn)  # a store of version 0.1 kept no priors
+        priors: list[Any] = [one.priors for one in drawn]
+        if self._first_priors is None:
+            priors[0] = np.full(k, 1.0 / k)
         receipts = merge_receipts(*(one.receipts for one in drawn))
+        rows = None
+        if all(one is not None for one in priors):  # a store of version 0.1 kept none
+            parts = zip(priors, drawn, strict=True)
+            rows = np.concatenate([np.broadcast_to(p, (len(one), k)) for p, one in parts])
         return NoisyLabels(
             np.concatenate([one.values for one in drawn]),
             np.concatenate([one.indices for one in drawn]),
             mechanism,
-            Priors(np.concatenate(rows), receipts=receipts) if known else None,
+            None if rows is None else Priors(rows, receipts=receipts),
             receipts,
         )
 
@@ -267,10 +261,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             delta: delta of the guarantee; None for that of the vault's budget.
         """
         if self.model is None:
-            raise RuntimeError(
-                "no model has been trained with these stages. Call model.fit(stages.dataset(), "
-                "epochs=stages.epochs, callbacks=[stages])."
-            )
+            raise RuntimeError(f"no model has been trained with these stages. Call {_FIT}.")
         return guarantee(self.model, delta)
 
     def dataset(self) -> tf.data.Dataset:
@@ -291,15 +282,14 @@ class MultiStageTraining(keras.callbacks.Callback):
         smallest = min(part.size for part in self._plan.parts)
         if smallest // replicas < self.steps_per_epoch:
             raise ValueError(
-                f"the smallest stage has {smallest} examples, "
-                f"too few for {self.steps_per_epoch} batches on {replicas} replicas. Raise its "
-                "fraction or the batch_size."
+                f"the smallest stage has {smallest} examples, too few for {self.steps_per_epoch} "
+                f"batches on {replicas} replicas. Raise its fraction or the batch_size."
             )
         for stage, part in enumerate(self._plan.parts):
-            if not self._labels.has_draw(self._key(stage)):  # no stage is drawn in vain
+            if not self._labels.has_draw(self._keys[stage]):  # no stage is drawn in vain
                 self._labels.check_budget(self._mechanism(stage), part)
         if self._training_set is None:
-            self._draw(0, self._first_priors())
+            self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
             self._training_set = self._make_training_set(0)
             self._data.set(self._training_set)
@@ -317,7 +307,8 @@ class MultiStageTraining(keras.callbacks.Callback):
                 model(self._features.take(np.arange(1)))
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
-        self._start_state = (_values(model.variables), _values(optimizer.variables))
+        self._start_weights = _snapshot(model.variables)
+        self._start_optimizer = _snapshot(optimizer.variables)
         carried = receipts_of(model)
         self._labels.adopt(carried)
         carry(model, carried)
@@ -343,29 +334,26 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _check_model(self) -> None:
         """Raises where the model cannot be trained on one-hot noisy labels."""
-        loss = self.model.loss
+        loss, k = self.model.loss, self._labels.num_classes
         name = str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
         if "sparse" in name:
             raise ValueError(
-                f"the model was compiled with loss {name!r}, but the dataset has one-hot labels. "
+                f"the dataset has one-hot labels, but the model was compiled with loss {name!r}. "
                 "Use keras.losses.CategoricalCrossentropy."
             )
-        num_classes = self._labels.num_classes
         outputs = self.model(self._features.take(np.arange(1)), training=False)
         shape = getattr(outputs, "shape", None)
-        if shape is None or tuple(shape) != (1, num_classes):
+        if shape is None or tuple(shape) != (1, k):
+            came = type(outputs).__name__ if shape is None else tuple(shape)
             raise ValueError(
-                f"the model must return one tensor of shape (batch, {num_classes}), one score per "
-                f"class; for a batch of one it returned "
-                f"{type(outputs).__name__ if shape is None else tuple(shape)}. End it with "
-                f"keras.layers.Dense({num_classes})."
+                f"the model must return one tensor of shape (batch, {k}), but for one example it "
+                f"returned {came}. End it with keras.layers.Dense({k})."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(
                 "the model's output is not a probability distribution, and its loss does not say "
-                "from_logits=True. Compile it with keras.losses.CategoricalCrossentropy("
-                "from_logits=True), end it with a softmax, or pass from_logits=True here."
+                "from_logits=True. Say so there or here, or end the model with a softmax."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -401,39 +389,35 @@ class MultiStageTraining(keras.callbacks.Callback):
         if self._data.served:
             account_for(self.model.optimizer)
             return
-        self._set_back(self.model, 0)
-        self._set_back(self.model.optimizer, 1)
+        self._set_back([*self._start_weights, *self._start_optimizer])
         self.model.reset_metrics()
         raise RuntimeError(
-            "model.fit does not read the noisy labels of this stage: it was given other data, or "
-            "the dataset was cached, repeated or read ahead. The weights were set back to those "
-            "before training. Call model.fit(stages.dataset(), epochs=stages.epochs, callbacks="
-            "[stages]) without .cache(), .repeat() or steps_per_epoch."
+            "model.fit does not read the noisy labels of this stage, so the weights were set back "
+            f"to those before training. Call {_FIT} without .cache(), .repeat() or steps_per_epoch."
         )
 
     def _begin(self, stage: int) -> None:
         """Draws the stage's labels under the current model and restarts the optimizer."""
         part = self._plan.parts[stage]
         earlier = [self._stored(s) for s in range(stage)]
-        if stage == 0:
-            priors = self._first_priors()
-        else:
+        priors = self._first_priors
+        if stage > 0:
             self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
             found = self._predict(part, self._plan.temperatures[stage])
             priors = Priors(found, receipts=receipts_of(self.model, evidence=False))
         self._draw(stage, priors)
-        mean_k = float(self._labels.num_classes)
+        num_classes = self._labels.num_classes
+        mean_k = float(num_classes)
         if priors is not None:
-            mean_k = float(self._mechanism(stage).optimal_k(priors).mean())  # type: ignore[attr-defined]
+            mean_k = float(RRWithPrior(self._epsilon, num_classes).optimal_k(priors).mean())
         kept = self._filter(earlier, max(1, round(mean_k))) if earlier else part[:0]
-        pool = sum(self._plan.parts[s].size for s in range(stage)) if self._reuse_labels else 0
+        pool = sum(map(len, earlier)) if self._reuse_labels else 0
         report = StageReport(stage + 1, part.size, mean_k, kept.size, pool - kept.size)
         self._save_state(stage, kept, report)
         self._reports[stage], self._kept[stage] = report, kept
         if stage > 0:
-            self._set_back(self.model.optimizer, 1)
-            if not self._warm_start:
-                self._set_back(self.model, 0)
+            weights = [] if self._warm_start else self._start_weights
+            self._set_back([*weights, *self._start_optimizer])
             self._say(
                 f"Stage {stage + 1}: {part.size} new labels, mean k {mean_k:.2f}; "
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
@@ -449,19 +433,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         return TrainingSet(indices, noisy[indices], alpha, epoch=start)
 
     def _mechanism(self, stage: int) -> ClassificationMechanism:
-        kind = RandomizedResponse if stage == 0 and self._priors is None else RRWithPrior
+        kind = RandomizedResponse if stage == 0 and self._first_priors is None else RRWithPrior
         return kind(self._epsilon, self._labels.num_classes)
 
-    def _key(self, stage: int) -> str:
-        """Returns the name of a stage's draw, which identifies its priors."""
-        made_with = self._priors_name
-        if stage > 0:
-            made_with = f"-temperature-{self._plan.temperatures[stage]:g}"
-        return f"{self._run_key}-stage-{stage + 1}-of-{len(self._plan.parts)}{made_with}"
-
     def _drawn_stages(self) -> list[int]:
-        stages = range(len(self._plan.parts))
-        return [stage for stage in stages if self._labels.has_draw(self._key(stage))]
+        return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
 
     def _receipts(self) -> tuple[Receipt, ...]:
         """Returns the receipts of the stages that training has come to."""
@@ -469,26 +445,18 @@ class MultiStageTraining(keras.callbacks.Callback):
         return merge_receipts(*(self._draw(stage, None).receipts for stage in begun))
 
     def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
-        return self._labels.randomize(
-            self._mechanism(stage), self._plan.parts[stage], priors, key=self._key(stage)
-        )
+        """Returns the stage's noisy labels, drawn now if they were not before."""
+        part, key = self._plan.parts[stage], self._keys[stage]
+        return self._labels.randomize(self._mechanism(stage), part, priors, key=key)
 
     def _stored(self, stage: int) -> NoisyLabels:
         """Returns the noisy labels of a stage that has been drawn."""
-        if not self._labels.has_draw(self._key(stage)):
+        if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
-                f"training goes on in a later stage, but the labels of stage {stage + 1} were not "
-                "drawn by this vault. To resume a run, give the vault the store of that run: "
-                "PrivateLabels(..., store=path)."
+                f"this vault did not draw the labels of stage {stage + 1}, which training has left "
+                "behind. Give it the store of that run: PrivateLabels(..., store=path)."
             )
         return self._draw(stage, None)
-
-    def _first_priors(self) -> Priors | None:
-        if self._priors is None:
-            return None
-        rows = self._priors.probabilities
-        chosen = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
-        return Priors(chosen, receipts=self._priors.receipts)
 
     def _predict(self, indices: np.ndarray, temperature: float) -> np.ndarray:
         """Returns the model's probabilities ``float64`` (m, K), batch by batch."""
@@ -508,16 +476,16 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
         return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
 
-    def _set_back(self, whole: Any, which: int) -> None:
-        """Sets the model, or the optimizer, back to its start state."""
+    def _set_back(self, start: list[tuple[Any, np.ndarray]]) -> None:
+        """Gives variables the values that they had before training."""
         with self.model.distribute_strategy.scope():
-            for variable, value in zip(whole.variables, self._start_state[which], strict=True):
+            for variable, value in start:
                 variable.assign(value)
 
     def _state_path(self, stage: int) -> pathlib.Path | None:
         if self._labels.store_path is None:
             return None
-        return pathlib.Path(self._labels.store_path) / "stages" / f"{self._key(stage)}.npz"
+        return pathlib.Path(self._labels.store_path) / "stages" / f"{self._keys[stage]}.npz"
 
     def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
         """Stores which earlier labels were kept, for a run that resumes inside the stage."""
@@ -536,20 +504,17 @@ class MultiStageTraining(keras.callbacks.Callback):
             path = self._state_path(stage)
             if path is None or not path.exists():
                 raise RuntimeError(
-                    f"training goes on in a later epoch, but there is no record of how stage "
-                    f"{stage + 1} began: its labels would be drawn, and spent, a second time. Give "
-                    "the vault the store of the interrupted run, PrivateLabels(..., store=path), "
-                    "or start from epoch 0 with a new model."
+                    f"there is no record of how stage {stage + 1} began: its labels would be "
+                    "drawn, and spent, a second time. Give the vault the store of that run, "
+                    "PrivateLabels(..., store=path), or start from epoch 0 with a new model."
                 )
             with np.load(path, allow_pickle=False) as state:
-                self._kept[stage] = state["kept"]
-                self._reports[stage] = StageReport(
-                    stage + 1,
-                    self._plan.parts[stage].size,
-                    float(state["mean_k"]),
-                    int(state["kept"].size),
-                    int(state["num_dropped"]),
-                )
+                kept, mean_k, dropped = (state[name] for name in ("kept", "mean_k", "num_dropped"))
+            new = self._plan.parts[stage].size
+            self._kept[stage] = kept
+            self._reports[stage] = StageReport(
+                stage + 1, new, float(mean_k), kept.size, int(dropped)
+            )
 
     def _say(self, text: str) -> None:
         if self._verbose:
@@ -565,6 +530,6 @@ def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.nd
     return sharpen_prior(outputs / outputs.sum(axis=1, keepdims=True), temperature)
 
 
-def _values(variables: Sequence[Any]) -> list[np.ndarray]:
-    """Returns copies of the variables' values."""
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:
+    """Returns the variables, each with a copy of its value."""
+    return [(one, np.array(keras.ops.convert_to_numpy(one))) for one in variables]

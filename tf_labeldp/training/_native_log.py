@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -27,8 +28,7 @@ _LINES = re.compile(rb"[^\r\n]*[\r\n]")
 def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
     """Raises a ``ValueError`` if labels are class codes that the model has no output for.
 
-    The kernel of sparse cross-entropy would write the labels of the batch into its message and into
-    TensorFlow's log. The message here shows no label.
+    The kernel of sparse cross-entropy would write the labels of the batch into TensorFlow's log.
     """
     shape = getattr(model, "output_shape", None)
     if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(shape[-1], int):
@@ -36,25 +36,22 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
     outputs, vault = shape[-1], plan.vault
     if vault is None:
         labels = plan.known_labels() if _is_sparse_cross_entropy(loss) else None
-        if labels is not None and not np.all((labels >= 0) & (labels < outputs)):
-            raise ValueError(
-                f"labels must lie in 0..{outputs - 1}, as the model has {outputs} outputs, but "
-                "some do not. Give its last layer one unit for each class, or renumber the "
-                "classes from zero."
-            )
+        came = f"some labels are not in 0..{outputs - 1}"
+        fits = labels is None or bool(np.all((labels >= 0) & (labels < outputs)))
     elif vault.num_labels is not None:
-        if vault.num_labels != outputs:
-            raise ValueError(
-                f"the labels are rows of {vault.num_labels}, but the model has {outputs} "
-                "outputs. Give its last layer one unit for each label of a row."
-            )
-    elif vault.label_range is None and vault.num_classes > outputs:
+        came = f"the labels are rows of {vault.num_labels}"
+        fits = vault.num_labels == outputs
+    elif vault.label_range is not None:
+        return
+    else:
         # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
-        if outputs == 1 and not _is_sparse_cross_entropy(loss):
-            return
+        came = f"the labels have {vault.num_classes} classes"
+        fits = vault.num_classes <= outputs
+        fits = fits or (outputs == 1 and not _is_sparse_cross_entropy(loss))
+    if not fits:
         raise ValueError(
-            f"the labels have {vault.num_classes} classes, but the model {outputs} outputs. "
-            "Give its last layer one unit for each class."
+            f"{came}, but the model has {outputs} outputs. Give its last layer one unit for each "
+            "class (these are numbered from zero), or for each label of a row."
         )
 
 
@@ -63,96 +60,89 @@ def _is_sparse_cross_entropy(loss: Any) -> bool:
     if getattr(loss, "ignore_class", None) is not None:
         return False
     function = keras.losses.sparse_categorical_crossentropy
-    return (
-        isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
-        or loss is function
-        or getattr(loss, "fn", None) is function
-    )
+    is_one = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+    return is_one or loss is function or getattr(loss, "fn", None) is function
+
+
+_LOCK = threading.Lock()
+_DIVERSION = contextlib.ExitStack()  # entered while there are users
+_USERS: list[object] = []
 
 
 @contextlib.contextmanager
 def withheld_log() -> Iterator[None]:
     """Withholds warnings and errors that TensorFlow's kernels write to the standard error stream.
 
-    Such an entry may quote values of tensors, and so labels: an index that is out of range in a
-    custom loss, say. It may have several lines, and ends with the next line of information. What
-    Python writes goes through; the number of lines withheld is printed at the end. Trainings in
-    several threads share one diversion.
+    Such an entry may quote values of tensors, and so labels. It may have several lines, and ends
+    with the next line of information. What Python writes goes through; the number of lines withheld
+    is printed at the end. Trainings in several threads share one diversion.
     """
-    _DIVERSION.enter()
+    user = object()
+    with _LOCK:
+        if not _USERS:
+            _DIVERSION.enter_context(_diverted())
+        _USERS.append(user)
     try:
         yield
     finally:
-        _DIVERSION.leave()
+        with _LOCK:
+            _USERS.remove(user)
+            if not _USERS:
+                _DIVERSION.close()
 
 
-class _Diversion:
+# What a sys.stderr raises that is None, closed, or no file.
+_no_stream = functools.partial(contextlib.suppress, OSError, ValueError, AttributeError)
+
+
+@contextlib.contextmanager
+def _diverted() -> Iterator[None]:
     """Sends file number 2, standard error, through a thread that filters it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._pump: _Pump | None = None
-
-    def enter(self) -> None:
-        """Begins, unless another thread has."""
-        with self._lock:
-            self._users += 1
-            if self._users > 1:
-                return
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # None, or closed
-                sys.stderr.flush()
-            try:
-                original = os.dup(2)
-            except OSError:  # there is no such file
-                return
-            read_end, self._write_end = os.pipe()
-            os.dup2(self._write_end, 2)
-            self._original = os.dup(original)
-            self._pump = _Pump(read_end, original)
-            self._pump.start()
-            self._python, self._own = sys.stderr, None
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                if self._python.fileno() == 2:  # and no notebook's
-                    sys.stderr = self._own = io.TextIOWrapper(
-                        open(os.dup(original), "wb", buffering=0),
-                        encoding=self._python.encoding,
-                        errors=self._python.errors,
-                        write_through=True,
-                    )
-
-    def leave(self) -> None:
-        """Ends, after the last of the threads."""
-        with self._lock:
-            self._users -= 1
-            if self._users or self._pump is None:
-                return
-            pump, self._pump = self._pump, None
-            if self._own is not None and sys.stderr is self._own:
-                sys.stderr = self._python
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                self._python.flush()
-            os.dup2(self._original, 2)
-            os.close(self._original)
-            os.write(self._write_end, pump.mark)
-            os.close(self._write_end)
-            pump.has_seen_mark.wait(timeout=5.0)
-            if pump.withheld:
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    print(
-                        f"tf_labeldp: {pump.withheld} line(s) of TensorFlow's log were withheld "
-                        "while training privately, since they may quote labels.",
-                        file=sys.stderr,
-                    )
-
-
-_DIVERSION = _Diversion()
+    python, own = sys.stderr, None
+    with _no_stream():
+        python.flush()
+    try:
+        original = os.dup(2)
+    except OSError:  # there is no such file
+        yield
+        return
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
+    pump = _Pump(read_end, os.dup(original))
+    pump.start()
+    with _no_stream():
+        if python.fileno() == 2:  # and no notebook's
+            sys.stderr = own = io.TextIOWrapper(
+                open(os.dup(original), "wb", buffering=0),
+                encoding=python.encoding,
+                errors=python.errors,
+                write_through=True,
+            )
+    try:
+        yield
+    finally:
+        if own is not None and sys.stderr is own:
+            sys.stderr = python
+        with _no_stream():
+            python.flush()
+        os.dup2(original, 2)
+        os.close(original)
+        os.write(write_end, pump.mark)
+        os.close(write_end)
+        pump.has_seen_mark.wait(timeout=5.0)
+        if pump.withheld:
+            text = (
+                f"tf_labeldp: {pump.withheld} line(s) of TensorFlow's log were withheld while "
+                "training privately, since they may quote labels."
+            )
+            with _no_stream():
+                print(text, file=sys.stderr)
 
 
 class _Pump(threading.Thread):
     """Copies all lines except TensorFlow's warnings and errors, until the source ends.
 
-    A process that a callback started may keep the source open: the thread then goes on.
+    The thread outlives training while a process that a callback started holds the source open.
     """
 
     def __init__(self, source: int, target: int) -> None:

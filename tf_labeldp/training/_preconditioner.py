@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import abc
+import dataclasses
 from typing import Any
 
 import keras
@@ -12,64 +12,25 @@ from tf_labeldp import _validate
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 
-class Preconditioner(abc.ABC):
-    """Scales of the weights, in which gradients are clipped and noised.
+@keras.saving.register_keras_serializable(package="tf_labeldp")
+@dataclasses.dataclass(eq=False)
+class GaussNewton:
+    """Scales by a power of the diagonal of the Gauss-Newton matrix, which needs no label.
+
+    Noise hurts most in directions of high curvature. In the coordinates ``w / s`` with
+    ``s = (h + damping)^(-power / 2)``, where ``h`` is the diagonal over its mean, there is less of
+    it there, and more where the loss is flat. The step is taken in these coordinates too, so that
+    the noisy gradient is scaled by ``h^-power`` in all: between gradient descent (0) and Newton's
+    method (1).
+
+    The diagonal is that of cross-entropy, averaged over steps, by the Gauss-Newton-Bartlett
+    estimator: ``n`` times the square of the mean gradient for labels drawn from the model's own
+    predictions (Liu et al. 2023, "Sophia", section 2.3). The method is not in the papers.
 
     Guarantee:
         The same as without scales: they are made of public features and of weights that are private
         already, without a label, and the scaled gradients are clipped to ``l2_norm_clip`` and
         noised as unscaled ones. The public examples are drawn independently of the batch.
-
-    Attributes:
-        num_examples: number of public examples that it needs in each step.
-
-    Example:
-        >>> GaussNewton(num_examples=64).num_examples
-        64
-    """
-
-    num_examples: int
-
-    @abc.abstractmethod
-    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns what is carried from step to step: a nest of tensors."""
-
-    @abc.abstractmethod
-    def scales(self, vertices: VertexLosses, state: Any) -> tuple[list[tf.Tensor], Any]:
-        """Returns a positive factor for each weight, like the variables, and the next state.
-
-        Args:
-            vertices: the public examples of this step.
-            state: from ``initial_state`` or the last step.
-        """
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {"num_examples": self.num_examples}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Preconditioner:
-        """Returns the preconditioner that ``get_config`` described."""
-        return cls(**config)
-
-
-@keras.saving.register_keras_serializable(package="tf_labeldp")
-class GaussNewton(Preconditioner):
-    """Scales by a power of the diagonal of the Gauss-Newton matrix, which needs no label.
-
-    Noise in directions of high curvature hurts most. In the coordinates ``w / s`` with
-    ``s = (h + damping)^(-power / 2)``, where ``h`` is the diagonal over its mean, there is less of
-    it, and more where the loss is flat. The step is taken in these coordinates too, so that the
-    noisy gradient is scaled twice, by ``h^-power`` in all: between gradient descent (0) and
-    Newton's method (1).
-
-    The diagonal is estimated by the Gauss-Newton-Bartlett estimator: labels are drawn from the
-    model's own predictions, for which gradients have mean zero, so that ``n`` times the square of
-    their mean is unbiased for the diagonal of the Gauss-Newton matrix of cross-entropy (Liu et al.
-    2023, "Sophia", section 2.3); it is averaged over steps.
-
-    This is not in the papers: it answers the open question of what noise does along the curvature
-    of the loss. What it gains is in the benchmarks.
 
     Args:
         num_examples: public examples in each step, at least 2.
@@ -85,29 +46,30 @@ class GaussNewton(Preconditioner):
         1.0
     """
 
-    def __init__(
-        self,
-        num_examples: int = 256,
-        power: float = 1.0,
-        damping: float = 0.1,
-        momentum: float = 0.95,
-    ) -> None:
-        self.num_examples = _validate.integer_at_least("num_examples", num_examples, 2)
-        self.power = _validate.positive_finite("power", power)
-        if self.power > 1.0:
-            raise ValueError(f"power must be in (0, 1], got {self.power:g}.")
-        self.damping = _validate.positive_finite("damping", damping)
-        self.momentum = _validate.probability_below_one("momentum", momentum)
+    num_examples: int = 256
+    power: float = 1.0
+    damping: float = 0.1
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 2)
+        self.power = _validate.number_in("power", self.power, "(0, 1]")
+        self.damping = _validate.positive_finite("damping", self.damping)
+        self.momentum = _validate.number_in("momentum", self.momentum, "[0, 1)")
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns the average so far: zeros (scales do not depend on its size)."""
         return [tf.zeros(shape) for shape in shapes]
 
     def scales(self, vertices: VertexLosses, state: Any) -> tuple[list[tf.Tensor], Any]:
-        """Returns the scales, whose mean is one, and the next average."""
-        kept = self.momentum
+        """Returns a positive factor for each weight, of mean one, and the next state.
+
+        Args:
+            vertices: the public examples of this step.
+            state: from ``initial_state`` or the last step.
+        """
         average = [
-            kept * old + (1.0 - kept) * new
+            self.momentum * old + (1.0 - self.momentum) * new
             for old, new in zip(state, self._curvature(vertices), strict=True)
         ]
         entries = tf.cast(sum(tf.size(part) for part in average), tf.float32)
@@ -126,8 +88,7 @@ class GaussNewton(Preconditioner):
         drawn = tf.random.categorical(tf.stop_gradient(logits), 1)[:, 0]
         variables = [variable.value for variable in vertices.variables]
         with tf.GradientTape() as tape:
-            losses = vertices.losses()
-            mean = tf.reduce_mean(tf.gather(losses, drawn, batch_dims=1))
+            mean = tf.reduce_mean(tf.gather(vertices.losses(), drawn, batch_dims=1))
         gradients = tape.gradient(mean, variables, unconnected_gradients="zero")
         examples = tf.cast(tf.shape(drawn)[0], tf.float32)
         return [
@@ -137,9 +98,12 @@ class GaussNewton(Preconditioner):
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {
-            "num_examples": self.num_examples,
-            "power": self.power,
-            "damping": self.damping,
-            "momentum": self.momentum,
-        }
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> GaussNewton:
+        """Returns the preconditioner that ``get_config`` described."""
+        return cls(**config)
+
+
+Preconditioner = GaussNewton  # what LabelDPOptimizer takes; there is one kind

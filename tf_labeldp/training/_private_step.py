@@ -10,11 +10,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
-from tf_labeldp.training._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._training_plan import TrainingPlan
 from tf_labeldp.training._vertex_losses import TrainingPass, VertexLosses, vertex_losses
+
+_NOT_CHARGED = (
+    "a training step was to be taken that has not been charged. Steps are charged epoch by epoch "
+    "in LabelDPModel.fit, and only it may take them."
+)
+_NOISE_CHANGED = (
+    "the noise was changed while training: its steps were charged for noise_multiplier={priced:g}. "
+    "Compile the model anew with another optimizer."
+)
+_OUTPUT_NOT_FINITE = (
+    "the output of layer {name!r} is NaN or infinite; the weights are as before this step. Check "
+    "the features for NaN, lower the learning rate, and go on from the last checkpoint."
+)
+_GRADIENT_NOT_FINITE = (
+    "the noisy gradient of {name!r} is NaN or infinite, after the denoiser and weight "
+    "regularizers; the weights are as before this step. Lower l2_norm_clip, try denoiser=None, and "
+    "go on from the last checkpoint."
+)
 
 
 class StepGuard:
@@ -49,20 +68,9 @@ class StepGuard:
 
         def take() -> np.bool_:
             if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
-                self._stop(
-                    RuntimeError(
-                        "the noise was changed while training: its steps were charged for "
-                        f"noise_multiplier={self._priced:g}. Compile the model anew with another "
-                        "optimizer."
-                    )
-                )
+                self._stop(RuntimeError(_NOISE_CHANGED.format(priced=self._priced)))
             if self._steps_left < 1:
-                self._stop(
-                    RuntimeError(
-                        "a training step was to be taken that has not been charged. Steps are "
-                        "charged epoch by epoch in LabelDPModel.fit, and only it may take them."
-                    )
-                )
+                self._stop(RuntimeError(_NOT_CHARGED))
             self._steps_left -= 1
             return np.True_
 
@@ -70,37 +78,19 @@ class StepGuard:
 
     def check_outputs(self, finite: dict[str, tf.Tensor], step: Any) -> tf.Tensor:
         """Returns a tensor to wait for; stops where the output of a layer is not finite."""
-        return self._check_all(
-            list(finite),
-            [finite[name] for name in finite],
-            step,
-            lambda name: (
-                f"the output of layer {name!r} is NaN or infinite; the weights are as before this "
-                "step. Check the features for NaN, lower the learning rate, and go on from the "
-                "last checkpoint."
-            ),
-        )
+        return self._check_all(list(finite), list(finite.values()), step, _OUTPUT_NOT_FINITE)
 
     def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
         """Returns a tensor to wait for; stops where the noisy gradient is not finite."""
-        return self._check_all(
-            [getattr(variable, "path", variable.name) for variable in variables],
-            [tf.reduce_all(tf.math.is_finite(part)) for part in gradients],
-            step,
-            lambda name: (
-                f"the noisy gradient of {name!r} is NaN or infinite, after the denoiser "
-                "and weight regularizers; the weights are as before this step. Lower l2_norm_clip, "
-                "try denoiser=None, and go on from the last checkpoint."
-            ),
-        )
+        names = [getattr(variable, "path", variable.name) for variable in variables]
+        flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
+        return self._check_all(names, flags, step, _GRADIENT_NOT_FINITE)
 
-    def _check_all(
-        self, names: list[str], flags: list[tf.Tensor], step: Any, say: Callable[[str], str]
-    ) -> tf.Tensor:
+    def _check_all(self, names: list[str], flags: list[tf.Tensor], step: Any, say: str) -> Any:
         def check(good: Any, number: Any) -> Any:
             bad = [name for name, ok in zip(names, good, strict=True) if not ok]
             if bad:
-                self._stop(FloatingPointError(f"step {int(number)}: {say(bad[0])}"))
+                self._stop(FloatingPointError(f"step {int(number)}: {say.format(name=bad[0])}"))
             return np.True_
 
         return tf.numpy_function(check, [tf.stack(flags), step], tf.bool)
@@ -108,24 +98,6 @@ class StepGuard:
     def _stop(self, error: Exception) -> None:
         self.error = error
         raise error
-
-
-def with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the gradients with those of the variables' regularizers added.
-
-    No label has a part in a penalty on weights, so it is neither clipped nor noised.
-    """
-    penalized = [v for v in variables if v.regularizer is not None]
-    if not penalized:
-        return gradients
-    with tf.GradientTape() as tape:
-        penalty = tf.add_n([tf.cast(v.regularizer(v), tf.float32) for v in penalized])
-    found = tape.gradient(penalty, [v.value for v in penalized], unconnected_gradients="zero")
-    by_id = {id(v): part for v, part in zip(penalized, found, strict=True)}
-    return [
-        part + tf.cast(by_id[id(v)], part.dtype) if id(v) in by_id else part
-        for v, part in zip(variables, gradients, strict=True)
-    ]
 
 
 class PrivateStep:
@@ -155,9 +127,7 @@ class PrivateStep:
     ) -> None:
         self._model, self._optimizer, self._guard = model, optimizer, guard
         self.per_example_loss = per_example_loss
-        self._clipping = PerExampleClipping(
-            model, method=optimizer.method, max_bytes=optimizer.max_bytes
-        )
+        self._clipping = PerExampleClipping(model, Speed(optimizer.method, optimizer.max_bytes))
 
     def take(
         self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
@@ -188,14 +158,10 @@ class PrivateStep:
         if optimizer.preconditioner is not None:
             _check_public(optimizer.preconditioner, alt)
             scales = optimizer.scales(vertices(alt))
+        group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
         result = self._clipping.clipped_sum(
-            x,
-            y,
-            weights,
-            self.per_example_loss,
-            optimizer.l2_norm_clip,
-            group_size=plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync),
-            scales=scales,
+            Batch(x, y, weights, self.per_example_loss),
+            Clip(optimizer.l2_norm_clip, group_size, scales),
         )
         step = optimizer.iterations.value
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
@@ -205,9 +171,17 @@ class PrivateStep:
         mean = [part / divisor for part in noisy]
         if scales is not None:  # back from the coordinates that were clipped and noised
             mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
-        stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
-        mean, report = self._denoised(mean, vertices, x, weights, alt, stddev)
-        mean = with_weight_penalties(mean, variables)
+        denoiser = optimizer.denoiser
+        report: dict[str, tf.Tensor] = {}
+        if not isinstance(denoiser, NoOp):
+            _check_public(denoiser, alt)
+            public = None  # for one that needs no public examples
+            if denoiser.num_examples or denoiser.reveals_batch:
+                stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
+                features, mask = (alt, None) if denoiser.num_examples else (x, weights)
+                public = vertices(features, mask, stddev)
+            mean, report = optimizer.denoise(mean, public)
+        mean = _with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
         # The inner optimizer adds up the gradients of all replicas, which are the same here.
         share = 1.0 / replicas.num_replicas_in_sync
@@ -236,23 +210,23 @@ class PrivateStep:
         share = tf.cond(first, noisy, lambda: list(clipped))
         return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
 
-    def _denoised(
-        self,
-        mean: list[tf.Tensor],
-        vertices: Callable[..., VertexLosses],
-        x: Any,
-        weights: tf.Tensor,
-        alt: Any,
-        stddev: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        denoiser = self._optimizer.denoiser
-        if isinstance(denoiser, NoOp):
-            return mean, {}
-        if not denoiser.reveals_batch and not denoiser.num_examples:
-            return self._optimizer.denoise(mean, None)  # one that needs no public examples
-        _check_public(denoiser, alt)
-        public, mask = (alt, None) if denoiser.num_examples else (x, weights)
-        return self._optimizer.denoise(mean, vertices(public, mask, stddev))
+
+def _with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the gradients with those of the variables' regularizers added.
+
+    No label has a part in a penalty on weights, so it is neither clipped nor noised.
+    """
+    penalized = [v for v in variables if v.regularizer is not None]
+    if not penalized:
+        return gradients
+    with tf.GradientTape() as tape:
+        penalty = tf.add_n([tf.cast(v.regularizer(v), tf.float32) for v in penalized])
+    found = tape.gradient(penalty, [v.value for v in penalized], unconnected_gradients="zero")
+    by_id = {id(v): part for v, part in zip(penalized, found, strict=True)}
+    return [
+        part + tf.cast(by_id[id(v)], part.dtype) if id(v) in by_id else part
+        for v, part in zip(variables, gradients, strict=True)
+    ]
 
 
 def _check_public(needs: Any, alt: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import dp_accounting
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tf_labeldp._optimizers import account_for, weight_digests
 from tf_labeldp.accounting import Charge, PrivacyGuarantee
+from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
 from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
 from tf_labeldp.mechanisms._base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
@@ -41,6 +43,25 @@ _ROUNDED = (
 )
 
 
+@dataclasses.dataclass(eq=False)
+class Run:
+    """One ``fit`` under way.
+
+    Attributes:
+        plan: how it uses the labels.
+        labels: the label set of the plan's vault, or one of this run alone.
+        reported: whether loss and metrics on true labels are shown.
+        before: digests of the weights before its first step.
+        last: the receipt of the last epoch that was charged.
+    """
+
+    plan: TrainingPlan
+    labels: LabelSet
+    reported: bool
+    before: list[bytes]
+    last: Receipt | None = None
+
+
 class Spending:
     """Charges the steps of one model to the vault of its labels, and notes them on its layers.
 
@@ -52,16 +73,12 @@ class Spending:
 
     def __init__(self, model: keras.Model, optimizer: Any, guard: StepGuard) -> None:
         self._model, self.optimizer, self._guard = model, optimizer, guard
-        self._plan: TrainingPlan | None = None
-        self._labels = LabelSet.new(0)
-        self._reported = False
-        self._before: list[bytes] = []
-        self._last: Receipt | None = None
+        self._run: Run | None = None
 
     @property
     def plan(self) -> TrainingPlan | None:
         """The plan of the ``fit`` under way, or None."""
-        return self._plan
+        return None if self._run is None else self._run.plan
 
     def begin(self, plan: TrainingPlan, reported: bool) -> None:
         """Begins a ``fit``; nothing is charged yet, and no step let through.
@@ -75,21 +92,16 @@ class Spending:
         carry(self._model, carried)
         account_for(self.optimizer, np.inf)  # by the guard, from here to the end
         self._guard.price(self.optimizer.noise)
-        self._plan, self._reported, self._last = plan, reported, None
-        self._labels = LabelSet.new(plan.num_units or 0)
-        self._before = weight_digests(self._model.weights)
+        new = LabelSet.new(plan.num_units or 0)
+        labels = new if plan.vault is None else plan.vault.label_set
+        self._run = Run(plan, labels, reported, weight_digests(self._model.weights))
 
     def end(self) -> None:
         """Ends a ``fit``: from now on no step is let through."""
+        run, self._run = self._under_way(), None
         self._guard.admit(0)
-        self._plan = None
         account_for(self.optimizer)
-        self.remember()
-
-    def remember(self) -> None:
-        """Notes the weights as they are now, so that they are known wherever they turn up."""
-        known = receipts_of(self._model, evidence=False)
-        remember_weights(self._model.weights, known, unless=self._before)
+        self._remember(run)
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
         """Returns the callbacks of a ``fit``, and last the one that charges each epoch."""
@@ -101,63 +113,71 @@ class Spending:
 
     def check(self, epochs: int) -> None:
         """Raises if the vault's budget does not allow so many epochs."""
-        plan = self._plan_under_way()
-        self._adopt(plan)
-        if plan.vault is not None and epochs > 0:
-            plan.vault.check_budget(self._charge(plan, epochs))
+        run = self._adopted()
+        if run.plan.vault is not None and epochs > 0:
+            run.plan.vault.check_budget(self._charge(run.plan, epochs))
 
     def charge(self) -> None:
         """Charges one epoch, and lets its steps through."""
-        plan = self._plan_under_way()
-        self._adopt(plan)
-        charge = self._charge(plan, 1)
-        fields = self._described(plan)
-        if plan.vault is not None:
-            self._last = plan.vault.charge(charge, **fields)
-        else:
-            self._last = self._receipt(plan, charge, fields)
-        carry(self._model, [self._last])
-        self._guard.admit(plan.steps_an_epoch)
+        run = self._adopted()
+        self._spend(run, self._receipt(run, self._charge(run.plan, 1)))
+        self._guard.admit(run.plan.steps_an_epoch)
 
-    def note_a_seed(self) -> None:
-        """Notes at the end of an epoch that its noise can be repeated after all."""
-        plan = self._plan
-        if plan is None or not self._is_seeded(plan):
+    def end_epoch(self) -> None:
+        """Notes the weights, and if the noise of an epoch can be repeated after all."""
+        run = self._run
+        if run is None:
             return
-        if self._last is None or self._last.seeded:
-            return
-        charge = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent())
-        fields = {**self._described(plan), "what": "the noise of the steps before can be repeated"}
-        if plan.vault is not None:
-            self._last = plan.vault.charge(charge, **fields)
-        else:
-            self._last = self._receipt(plan, charge, fields)
-        carry(self._model, [self._last])
+        if self._is_seeded(run.plan) and run.last is not None and not run.last.seeded:
+            free = self._receipt(run, Charge(0.0, 0.0, dp_accounting.NoOpDpEvent()))
+            what = "the noise of the steps before can be repeated"
+            self._spend(run, dataclasses.replace(free, what=what))
+        self._remember(run)
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
         """Returns the statement of all the model was made of, with another epoch if asked."""
         # While fit is under way, it alone trains.
-        known = receipts_of(self._model, evidence=self._plan is None)
+        known = receipts_of(self._model, evidence=self._run is None)
         if next_epoch:
-            plan = self._plan_under_way()
-            next_one = self._receipt(plan, self._charge(plan, 1), self._described(plan))
-            known = (*known, next_one)
+            run = self._under_way()
+            known = (*known, self._receipt(run, self._charge(run.plan, 1)))
         stated = compose_receipts(known, delta).with_assumptions([WEIGHTS_ASSUMED])
         return stated.warn_of_delta()
 
-    def _adopt(self, plan: TrainingPlan) -> None:
-        """Counts what callbacks have loaded into the model against the vault's budget."""
-        if plan.vault is not None:
-            plan.vault.adopt(receipts_of(self._model, evidence=False))
-
-    def _plan_under_way(self) -> TrainingPlan:
-        if self._plan is None:
+    def _under_way(self) -> Run:
+        if self._run is None:
             raise RuntimeError("no fit is under way; ask for guarantee().")
-        return self._plan
+        return self._run
+
+    def _adopted(self) -> Run:
+        """Counts what callbacks have loaded into the model against the vault's budget."""
+        run = self._under_way()
+        if run.plan.vault is not None:
+            run.plan.vault.adopt(receipts_of(self._model, evidence=False))
+        return run
+
+    def _remember(self, run: Run) -> None:
+        """Notes the weights as they are now, so that they are known wherever they turn up."""
+        known = receipts_of(self._model, evidence=False)
+        remember_weights(self._model.weights, known, unless=run.before)
+
+    def _spend(self, run: Run, receipt: Receipt) -> None:
+        """Charges the vault, if there is one, and notes the receipt on the model's layers."""
+        if run.plan.vault is not None:
+            receipt = run.plan.vault.charge(
+                receipt.charge,
+                what=receipt.what,
+                unit=receipt.unit,
+                num_units=receipt.num_units,
+                seeded=receipt.seeded,
+                metrics_reported=receipt.metrics_reported,
+                sample_weights=receipt.sample_weights,
+            )
+        run.last = receipt
+        carry(self._model, [receipt])
 
     def _is_seeded(self, plan: TrainingPlan) -> bool:
-        batches = plan.batches
-        return bool(self.optimizer.noise.seeded or (batches is not None and batches.seeded))
+        return bool(self.optimizer.noise.seeded or plan.seeded)
 
     def _charge(self, plan: TrainingPlan, epochs: int) -> Charge:
         """Returns what some epochs cost, whose event is that of the noise."""
@@ -173,12 +193,15 @@ class Spending:
                     "Use GaussianNoise."
                 )
             return Charge.unknown(_NO_EVENT.format(name=name))
-        notes = [*plan.assumptions(), *noise.assumptions(), WEIGHTS_ASSUMED]
+        # The number of steps is in the receipts.
+        sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit)
+        notes = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
         if not is_of_this_library(noise):
             notes.insert(0, _CLAIMED.format(name=name))
         if plan.vault is None:
             notes.append(_NO_VAULT)
-        if _rounds_on_gpu():
+        tensor_float = tf.config.experimental.tensor_float_32_execution_enabled()
+        if tensor_float and tf.config.list_physical_devices("GPU"):
             notes.append(_ROUNDED)
         return Charge.of_event(event, self._delta(plan), notes)
 
@@ -194,30 +217,24 @@ class Spending:
             )
         return delta
 
-    def _described(self, plan: TrainingPlan) -> dict[str, Any]:
-        """Returns what a receipt says of one epoch, beside what it costs."""
+    def _receipt(self, run: Run, charge: Charge) -> Receipt:
+        """Returns the receipt of one epoch, of which no vault knows yet."""
+        plan = run.plan
         steps = "steps" if plan.steps_an_epoch is None else f"{plan.steps_an_epoch} steps"
-        by_user = plan.batches is not None and plan.batches.privacy_unit == "user"
-        return {
-            "what": f"{steps} of {type(self._model).__name__} {self._model.name!r}, noise "
+        by_user, unknown = plan.unit == "user", plan.sampling_probability is None
+        return Receipt(
+            run.labels,
+            charge,
+            what=f"{steps} of {type(self._model).__name__} {self._model.name!r}, noise "
             f"{self.optimizer.noise.noise_multiplier:g}, sampled with "
             f"{plan.sampling_probability or 0:g}",
-            "unit": "user" if by_user else None,
-            "num_units": plan.num_units if by_user else None,
-            "seeded": self._is_seeded(plan),
-            "metrics_reported": self._reported,
-            "sample_weights": plan.is_weighted,
-        }
-
-    def _receipt(self, plan: TrainingPlan, charge: Charge, fields: dict[str, Any]) -> Receipt:
-        """Returns a receipt that no vault is charged for."""
-        unit = "label" if plan.vault is None else plan.vault.unit
-        return Receipt(
-            self._labels if plan.vault is None else plan.vault.label_set,
-            charge,
-            kind="unknown" if plan.sampling_probability is None else "steps",
-            delta=0.0 if plan.sampling_probability is None else self._delta(plan),
-            **{**fields, "unit": fields["unit"] or unit},
+            kind="unknown" if unknown else "steps",
+            delta=0.0 if unknown else self._delta(plan),
+            unit=plan.unit if by_user or plan.vault is None else plan.vault.unit,
+            num_units=plan.num_units if by_user else None,
+            seeded=self._is_seeded(plan),
+            metrics_reported=run.reported,
+            sample_weights=plan.is_weighted,
         )
 
 
@@ -230,8 +247,7 @@ class _EndEpochs(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Notes the weights, and makes numbers of logs that Keras may leave as tensors."""
-        self._spending.note_a_seed()
-        self._spending.remember()
+        self._spending.end_epoch()
         for name, value in (logs or {}).items():
             if np.ndim(value) == 0:
                 logs[name] = float(value)
@@ -252,9 +268,3 @@ class _ChargeEpochs(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Charges the epoch that begins."""
         self._spending.charge()
-
-
-def _rounds_on_gpu() -> bool:
-    """Returns whether matrix products are rounded to TensorFloat-32 here."""
-    enabled = tf.config.experimental.tensor_float_32_execution_enabled()
-    return bool(enabled and tf.config.list_physical_devices("GPU"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -21,22 +22,17 @@ _FRACTION_TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StagePlan:
-    """The label-independent schedule of LP-MST (``ghazi2021``, Algorithm 3, line 1).
+    """The schedule of LP-MST, which no label enters (``ghazi2021``, Algorithm 3, line 1).
 
-    Attributes:
-        parts: one ``int64`` index array per stage; disjoint, together all examples.
-        epochs: epochs of each stage.
-        steps_per_epoch: batches per epoch, the same in every stage, so that one learning-rate
-            schedule fits them all.
-        temperatures: prior temperature of each stage (the first stage has no model's prior).
-        mixup_alphas: parameter of the Beta distribution of each stage; zero for none.
+    All but the steps is one entry a stage. Each stage has as many steps per epoch as the others, so
+    that one learning-rate schedule fits them all.
     """
 
-    parts: tuple[np.ndarray, ...]
+    parts: tuple[np.ndarray, ...]  # int64 indices; disjoint, together all examples
     epochs: tuple[int, ...]
     steps_per_epoch: int
     temperatures: tuple[float, ...]
-    mixup_alphas: tuple[float, ...]
+    mixup_alphas: tuple[float, ...]  # zero for none
 
     @classmethod
     def make(
@@ -52,8 +48,8 @@ class StagePlan:
     ) -> StagePlan:
         """Returns the plan, or raises an error that names the argument at fault.
 
-        The parts come from one permutation by ``seed`` (public; it protects nothing). Part t ends
-        at ``floor(n * (f_1 + ... + f_t))``, the last takes the rest.
+        The parts come from one permutation by ``seed``. Part t ends at ``floor(n * (f_1 + ... +
+        f_t))``, the last takes the rest.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         if np.ndim(fractions) != 1:
@@ -62,10 +58,10 @@ class StagePlan:
                 "(1.0,) for one stage."
             )
         shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
-        if not shares or abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
+        if abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
             raise ValueError(
-                f"fractions must sum to one (tolerance {_FRACTION_TOLERANCE}), got "
-                f"{list(fractions)} with sum {math.fsum(shares):.6g}. Use (1.0,) for one stage."
+                f"fractions must sum to one, got {list(fractions)} with sum "
+                f"{math.fsum(shares):.6g}. Use (1.0,) for one stage."
             )
         steps = math.ceil(num_examples / batch_size)
         ends = np.floor(np.cumsum(shares) * num_examples + 1e-9).astype(np.int64)[:-1]
@@ -75,33 +71,17 @@ class StagePlan:
             if part.size < steps:
                 raise ValueError(
                     f"stage {stage} would have {part.size} of {num_examples} examples, fewer than "
-                    f"the {steps} batches of an epoch, so that some batches would be empty. Raise "
-                    "its fraction or the batch_size."
+                    f"the {steps} batches of an epoch. Raise its fraction or the batch_size."
                 )
-
-        def per_stage(name: str, value: Any, check: Callable[[str, Any], Any]) -> tuple[Any, ...]:
-            values = (value,) * len(parts) if np.ndim(value) == 0 else tuple(value)
-            if len(values) != len(parts):
-                raise ValueError(
-                    f"{name} must be one value or one per stage: got {len(values)} values for "
-                    f"{len(parts)} stages."
-                )
-            return tuple(check(name, one) for one in values)
-
+        at_least_one = functools.partial(_validate.integer_at_least, minimum=1)
+        not_negative = functools.partial(_validate.number_in, interval="[0, inf)")
+        count = len(parts)
         return cls(
             parts,
-            per_stage(
-                "epochs_per_stage",
-                epochs_per_stage,
-                lambda name, value: _validate.integer_at_least(name, value, 1),
-            ),
+            _one_a_stage("epochs_per_stage", epochs_per_stage, count, at_least_one),
             steps,
-            per_stage("temperature", temperature, _validate.positive_finite),
-            per_stage(
-                "mixup_alpha",
-                mixup_alpha,
-                lambda name, value: 0.0 if value == 0 else _validate.positive_finite(name, value),
-            ),
+            _one_a_stage("temperature", temperature, count, _validate.positive_finite),
+            _one_a_stage("mixup_alpha", mixup_alpha, count, not_negative),
         )
 
     @property
@@ -114,28 +94,32 @@ class StagePlan:
         return int(np.searchsorted(np.cumsum(self.epochs), epoch, side="right"))
 
 
+def _one_a_stage(
+    name: str, value: Any, count: int, check: Callable[[str, Any], Any]
+) -> tuple[Any, ...]:
+    values = (value,) * count if np.ndim(value) == 0 else tuple(value)
+    if len(values) != count:
+        raise ValueError(
+            f"{name} must be one value or one per stage: got {len(values)} values for {count} "
+            "stages."
+        )
+    return tuple(check(name, one) for one in values)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """What the current epoch trains on; public data only.
+    """What the current epoch trains on; public data only."""
 
-    Attributes:
-        indices: ``int64`` (m,), examples.
-        noisy_labels: ``int64`` (m,), their noisy labels.
-        mixup_alpha: parameter of the mixup weights; zero for none.
-        epoch: number of the epoch, which seeds its order.
-    """
-
-    indices: np.ndarray
-    noisy_labels: np.ndarray
+    indices: np.ndarray  # int64 (m,), examples
+    noisy_labels: np.ndarray  # int64 (m,)
     mixup_alpha: float
-    epoch: int
+    epoch: int  # which seeds its order
 
 
 class Features:
-    """Features of all examples, as for ``RowSource``: one input, or a dict or tuple of inputs."""
+    """Features of all examples on the host: one array, or a dict or tuple with as many rows."""
 
     def __init__(self, features: Any) -> None:
-        """Checks that all leaves have as many rows, and moves them to host tensors."""
         parts = map_parts(as_rows, features)
         self.num_examples = check_lengths(tf.nest.flatten(parts))
         with tf.device("CPU:0"):
@@ -158,13 +142,11 @@ class Features:
 class StageDataset:
     """A ``tf.data`` pipeline over a training set that the callback swaps between epochs.
 
-    Each iterator reads the current training set once. Every epoch of every stage has the same
-    number of batches (a smaller set gives smaller batches), so Keras sees a dataset of known,
-    constant length, and one pass over it is one pass over the training set.
+    Each iterator reads the current training set once. All epochs of all stages have the same number
+    of batches (a smaller set gives smaller batches), as Keras expects of a dataset.
     """
 
     def __init__(self, features: Features, num_classes: int, steps: int, seed: int) -> None:
-        """Keeps what never changes; ``set`` gives the rest."""
         self._features = features
         self._num_classes = num_classes
         self._steps = steps
@@ -176,8 +158,7 @@ class StageDataset:
     def set(self, training_set: TrainingSet) -> None:
         """Sets the training set of iterators that start from now on."""
         with self._lock:
-            self._current = training_set
-            self._served = False
+            self._current, self._served = training_set, False
 
     @property
     def served(self) -> bool:
@@ -188,18 +169,18 @@ class StageDataset:
     def build(self, use_mixup: bool, num_replicas: int = 1) -> tf.data.Dataset:
         """Returns the dataset of ``(features, one-hot noisy labels)`` batches.
 
-        All batches but the last have a multiple of ``num_replicas`` examples, since Keras wants to
-        split them evenly. ``use_mixup`` is static, so that runs without mixup pay nothing for it.
+        All batches but the last have a multiple of ``num_replicas`` examples, for Keras to split.
+        ``use_mixup`` is static, so that runs without mixup pay nothing for it.
         """
         steps = self._steps
 
         def epoch(unused: tf.Tensor) -> tf.data.Dataset:
-            order, noisy, lambdas = tf.numpy_function(
+            order, noisy, weights = tf.numpy_function(
                 self._epoch_order, [], (tf.int64, tf.int64, tf.float32)
             )
             order.set_shape([None])
             noisy.set_shape([None])
-            lambdas.set_shape([steps])
+            weights.set_shape([steps])
             size = tf.size(order, out_type=tf.int64)
 
             def bound(step: tf.Tensor) -> tf.Tensor:
@@ -208,7 +189,7 @@ class StageDataset:
 
             def cut(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 start, end = bound(step), bound(step + 1)
-                return order[start:end], noisy[start:end], lambdas[step]
+                return order[start:end], noisy[start:end], weights[step]
 
             return tf.data.Dataset.range(steps).map(cut)
 
@@ -223,8 +204,7 @@ class StageDataset:
 
     def _epoch_order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with self._lock:
-            current = self._current
-            self._served = True
+            current, self._served = self._current, True
         if current is None:
             raise RuntimeError("the dataset of MultiStageTraining was iterated before its draw.")
         # Seeded by the epoch alone: an iterator that Keras makes and drops changes nothing.

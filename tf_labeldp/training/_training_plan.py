@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.vault import PrivateLabels
 
@@ -24,174 +23,40 @@ _NOT_WITH_BATCHES = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """How one ``fit`` uses the labels.
+    """Steps on a dataset of which nothing is known; the other modes derive from it.
 
     Attributes:
-        batches: what ``poisson_batches`` returned, or None.
+        num_microbatches: as the optimizer has it.
         sampling_probability: of each use, 1 without amplification; None where nothing is known.
         uses_an_epoch: how often each example enters, with that probability, in one epoch.
         steps_an_epoch: steps of one epoch; None where it is not known.
         num_units: number of examples or users; None where nothing is known.
-        expected_batch: units a batch on average; None for the size of each batch.
         group_rows: rows of one unit, which are clipped together.
-        num_microbatches: as the optimizer has it.
-        disjoint: whether batches are disjoint in each pass over the data.
-        num_examples: public examples to bring along in each step.
+        unit: what is protected: "label" or "user".
         is_weighted: whether sample weights were given.
-        arrays: (x, y, weights) of arrays, or None.
-        shuffle: whether arrays are shuffled in each pass.
+        seeded: whether the batches can be repeated.
+        vault: the vault of the labels, or None.
     """
 
-    batches: PoissonBatches | None
-    sampling_probability: float | None
-    uses_an_epoch: int
-    steps_an_epoch: int | None
-    num_units: int | None
-    expected_batch: float | None
-    group_rows: int
     num_microbatches: int | None
-    disjoint: bool = False
-    num_examples: int = 0
+    sampling_probability: float | None = None
+    uses_an_epoch: int = 0
+    steps_an_epoch: int | None = None
+    num_units: int | None = None
+    group_rows: int = 1
+    unit: str = "label"
     is_weighted: bool = False
-    arrays: tuple[Any, Any, Any] | None = dataclasses.field(default=None, repr=False)
-    shuffle: bool = True
+    seeded: bool = False
+    vault: PrivateLabels | None = None
 
-    @classmethod
-    def of(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> TrainingPlan:
+    @staticmethod
+    def of(x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> TrainingPlan:
         """Returns the plan of ``fit(x, y, **settings)``, or raises where it can't be private."""
         if isinstance(x, PoissonBatches):
-            return cls._of_batches(x, y, settings, optimizer)
+            return PoissonPlan.of_batches(x, y, settings, optimizer)
         if y is None or isinstance(x, tf.data.Dataset):
-            return cls.unknown(optimizer)
-        return cls._of_arrays(x, y, settings, optimizer)
-
-    @classmethod
-    def unknown(cls, optimizer: Any) -> TrainingPlan:
-        """Returns the plan of steps on data of which nothing is known."""
-        return cls(None, None, 0, None, None, None, 1, optimizer.num_microbatches)
-
-    @classmethod
-    def _of_batches(
-        cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
-    ) -> TrainingPlan:
-        given = [name for name in _NOT_WITH_BATCHES if settings.get(name)]
-        if y is not None or given:
-            raise ValueError(
-                "fit got poisson_batches together with "
-                f"{', '.join(['y'] * (y is not None) + given)}, which they settle themselves. Set "
-                "probability, steps and labels in poisson_batches."
-            )
-        microbatches = optimizer.num_microbatches
-        if microbatches is not None and batches.privacy_unit == "user":
-            raise ValueError(
-                "num_microbatches can't be used with batches of users: a user's examples are "
-                "clipped together. Leave it out."
-            )
-        rows = batches.buffer_size * batches.group_size
-        if microbatches is not None and rows % microbatches:
-            raise ValueError(
-                f"num_microbatches={microbatches} does not divide the buffer of {rows} rows. Set "
-                "buffer_size in poisson_batches to a multiple of it."
-            )
-        disjoint = optimizer.denoiser.reveals_batch
-        q, uses = batches.sampling_probability, batches.steps
-        if microbatches is not None and microbatches != rows and not disjoint and q < 1.0:
-            # Who is sampled decides who is whose neighbour: one example more or less changes many
-            # of the clipped means, which the accounting of sampled batches does not allow for.
-            raise ValueError(
-                f"num_microbatches={microbatches} clips means of {rows // microbatches} "
-                "neighbouring examples, for which amplification by sampling does not hold. Fit on "
-                "arrays, which are not sampled, or leave num_microbatches out."
-            )
-        if disjoint:
-            # Whoever sees the batches gets no less by sampling: each example in turn, then.
-            q, uses = 1.0, math.ceil(batches.steps / (batches.num_units // batches.disjoint_size))
-        return cls(
-            batches,
-            q,
-            uses,
-            batches.steps,
-            batches.num_units,
-            batches.expected_batch_size,
-            batches.group_size,
-            microbatches,
-            disjoint,
-            optimizer.num_examples,
-        )
-
-    @classmethod
-    def _of_arrays(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> TrainingPlan:
-        """Returns the plan for arrays, and takes what it settles out of ``settings``."""
-        denoiser = optimizer.denoiser
-        if optimizer.num_examples:
-            needs = optimizer.preconditioner or denoiser
-            raise ValueError(
-                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
-                "step, and arrays bring none along. Fit on tf_labeldp.data.poisson_batches(x, "
-                "labels, sampling_probability=..., steps=...)."
-            )
-        if settings.pop("class_weight", None) is not None:
-            raise ValueError(
-                "class_weight is not supported; give sample_weight, made without labels."
-            )
-        if settings.pop("validation_split", None):
-            raise ValueError(
-                "validation_split is not supported: it would report exact figures of labels that "
-                "are private. Give validation_data=(x, y) of labels that may be seen."
-            )
-        if isinstance(y, PrivateLabels):
-            raise TypeError(
-                "labels in a PrivateLabels vault come with batches: fit(tf_labeldp.data."
-                "poisson_batches(x, labels, sampling_probability=..., steps=...))."
-            )
-        weights = settings.pop("sample_weight", None)
-        is_weighted = weights is not None
-        y = np.asarray(y) if isinstance(y, list) else y
-        x, y = tf.nest.map_structure(np.asarray, (x, y))
-        n = int(np.shape(tf.nest.flatten(x)[0])[0])
-        weights = np.ones(n, np.float32) if weights is None else np.asarray(weights, np.float32)
-        _check_lengths(n, x, y, weights)
-        size = min(int(settings.pop("batch_size", None) or 32), n)
-        if size < 2 and not denoiser.takes_single_examples:
-            raise ValueError(
-                f"batch_size must be at least 2, got {size}: with one example a step, noise has "
-                "nothing to average over. (SelfSpan on single examples is LP-Normal-SGD, and "
-                "allowed.)"
-            )
-        microbatches = optimizer.num_microbatches
-        if microbatches is not None and size % microbatches:
-            raise ValueError(
-                f"num_microbatches={microbatches} must divide batch_size={size}. Change one of "
-                "them."
-            )
-        if settings.pop("steps_per_epoch", None):
-            raise ValueError(
-                "steps_per_epoch is not supported with arrays, of which an epoch uses every "
-                "example once. Leave it out, or fit on data.poisson_batches."
-            )
-        return cls(
-            None,
-            1.0,
-            1,
-            math.ceil(n / size),
-            n,
-            float(size),
-            1,
-            microbatches,
-            arrays=(x, y, weights),
-            is_weighted=is_weighted,
-            shuffle=bool(settings.pop("shuffle", True)),
-        )
-
-    def assumptions(self) -> tuple[str, ...]:
-        """Returns what the accounting of these steps rests on; their number is in the receipts."""
-        unit = "label" if self.batches is None else self.batches.privacy_unit
-        return dp_sgd_assumptions(float(self.sampling_probability or 1.0), None, unit)
-
-    @property
-    def vault(self) -> PrivateLabels | None:
-        """The vault of the labels, or None."""
-        return None if self.batches is None else self.batches.labels
+            return TrainingPlan(optimizer.num_microbatches)
+        return ArrayPlan.of_arrays(x, y, settings, optimizer)
 
     @property
     def label_range(self) -> tuple[float, float] | None:
@@ -200,20 +65,11 @@ class TrainingPlan:
 
     def known_labels(self) -> np.ndarray | None:
         """Returns the labels that were given as an array, or None; to be checked, never shown."""
-        if self.arrays is not None and isinstance(self.arrays[1], np.ndarray):
-            return self.arrays[1]
-        if self.batches is None or self.vault is not None:
-            return None
-        return self.batches._label_rows.open()
+        return None
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]] | None:
         """Returns the dataset and the settings that ``fit`` needs; None to leave it as it is."""
-        if self.arrays is not None:
-            return _padded_batches(self.arrays, int(self.expected_batch or 1), self.shuffle), {}
-        if self.batches is None:
-            return None
-        dataset = self.batches._open(alt_examples=self.num_examples, disjoint=self.disjoint)
-        return dataset, {"steps_per_epoch": self.batches.steps}
+        return None
 
     def rows_a_group(self, first: tf.Tensor, num_replicas: int) -> int:
         """Returns how many neighbouring rows are clipped together."""
@@ -231,18 +87,192 @@ class TrainingPlan:
 
     def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
         """Returns what the noisy sum is divided by: public, never the size of a secret batch."""
-        count = self.num_microbatches
-        if self.expected_batch is None:
-            rows = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float32)
-            size = rows * replicas.num_replicas_in_sync
-            return size if count is None else tf.cast(count, tf.float32)
-        if count is None:
-            return tf.constant(self.expected_batch, tf.float32)
-        full = 1.0 if self.batches is None else self.expected_batch / self.batches.buffer_size
-        return tf.constant(count * full, tf.float32)
+        if self.num_microbatches is not None:
+            return tf.constant(self.num_microbatches, tf.float32)
+        rows = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float32)
+        return rows * replicas.num_replicas_in_sync
 
 
-def _padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf.data.Dataset:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PoissonPlan(TrainingPlan):
+    """Steps on ``poisson_batches``.
+
+    Attributes:
+        batches: what ``poisson_batches`` returned.
+        disjoint: whether batches are disjoint in each pass over the data.
+        num_examples: public examples to bring along in each step.
+    """
+
+    batches: PoissonBatches
+    disjoint: bool
+    num_examples: int
+
+    @classmethod
+    def of_batches(
+        cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
+    ) -> PoissonPlan:
+        """Returns the plan, or raises for settings that would contradict it."""
+        given = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
+        given = given if y is None else ["y", *given]
+        if given:
+            raise ValueError(
+                f"fit got poisson_batches together with {', '.join(given)}, which they settle "
+                "themselves. Set probability, steps and labels in poisson_batches."
+            )
+        microbatches, disjoint = optimizer.num_microbatches, optimizer.denoiser.reveals_batch
+        q, uses = batches.sampling_probability, batches.steps
+        if microbatches is not None:
+            _check_microbatches(batches, microbatches, sampled=q < 1.0 and not disjoint)
+        if disjoint:
+            # Whoever sees the batches gets no less by sampling: each example in turn, then.
+            q, uses = 1.0, math.ceil(batches.steps / (batches.num_units // batches.disjoint_size))
+        return cls(
+            batches=batches,
+            sampling_probability=q,
+            uses_an_epoch=uses,
+            steps_an_epoch=batches.steps,
+            num_units=batches.num_units,
+            group_rows=batches.group_size,
+            num_microbatches=microbatches,
+            disjoint=disjoint,
+            num_examples=optimizer.num_examples,
+            unit=batches.privacy_unit,
+            seeded=batches.seeded,
+            vault=batches.labels,
+        )
+
+    def known_labels(self) -> np.ndarray | None:
+        return None if self.vault is not None else self.batches._label_rows.open()
+
+    def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
+        dataset = self.batches._open(alt_examples=self.num_examples, disjoint=self.disjoint)
+        return dataset, {"steps_per_epoch": self.batches.steps}
+
+    def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
+        expected = self.batches.expected_batch_size
+        if self.num_microbatches is not None:
+            expected = self.num_microbatches * (expected / self.batches.buffer_size)
+        return tf.constant(expected, tf.float32)
+
+
+def _check_microbatches(batches: PoissonBatches, microbatches: int, sampled: bool) -> None:
+    """Raises where batches can't be cut into so many groups, or where that says nothing."""
+    if batches.privacy_unit == "user":
+        raise ValueError(
+            "num_microbatches can't be used with batches of users: a user's examples are "
+            "clipped together. Leave it out."
+        )
+    rows = batches.buffer_size * batches.group_size
+    if rows % microbatches:
+        raise ValueError(
+            f"num_microbatches={microbatches} does not divide the buffer of {rows} rows. Set "
+            "buffer_size in poisson_batches to a multiple of it."
+        )
+    if sampled and microbatches != rows:
+        # Who is sampled decides who is whose neighbour: one example more or less changes many
+        # of the clipped means, which the accounting of sampled batches does not allow for.
+        raise ValueError(
+            f"num_microbatches={microbatches} clips means of {rows // microbatches} "
+            "neighbouring examples, for which amplification by sampling does not hold. Fit on "
+            "arrays, which are not sampled, or leave num_microbatches out."
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ArrayPlan(TrainingPlan):
+    """Steps on arrays, in which every example is used once an epoch.
+
+    Attributes:
+        arrays: (x, y, weights).
+        batch_size: rows of each batch; the last is filled up with weights of zero.
+        shuffle: whether the rows are shuffled in each epoch.
+    """
+
+    arrays: tuple[Any, Any, Any] = dataclasses.field(repr=False)
+    batch_size: int
+    shuffle: bool
+
+    @classmethod
+    def of_arrays(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> ArrayPlan:
+        """Returns the plan, and takes what it settles out of ``settings``."""
+        if optimizer.num_examples:
+            needs = optimizer.preconditioner or optimizer.denoiser
+            raise ValueError(
+                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
+                "step, and arrays bring none along. Fit on tf_labeldp.data.poisson_batches(x, "
+                "labels, sampling_probability=..., steps=...)."
+            )
+        for name, instead in _NOT_WITH_ARRAYS.items():
+            if _is_given(settings.pop(name, None)):
+                raise ValueError(f"{name} is not supported with arrays{instead}.")
+        if isinstance(y, PrivateLabels):
+            raise TypeError(
+                "labels in a PrivateLabels vault come with batches: fit(tf_labeldp.data."
+                "poisson_batches(x, labels, sampling_probability=..., steps=...))."
+            )
+        weights = settings.pop("sample_weight", None)
+        is_weighted = weights is not None
+        y = np.asarray(y) if isinstance(y, list) else y
+        x, y = tf.nest.map_structure(np.asarray, (x, y))
+        n = int(np.shape(tf.nest.flatten(x)[0])[0])
+        weights = np.asarray(weights, np.float32) if is_weighted else np.ones(n, np.float32)
+        lengths = [part.shape[:1] for part in tf.nest.flatten((x, y, weights))]
+        if any(length != (n,) for length in lengths):
+            raise ValueError(
+                f"features, labels and sample_weight must have one row for each example, got "
+                f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
+            )
+        size = min(int(settings.pop("batch_size", None) or 32), n)
+        if size < 2 and not optimizer.denoiser.takes_single_examples:
+            raise ValueError(
+                f"batch_size must be at least 2, got {size}: with one example a step, noise has "
+                "nothing to average over. (SelfSpan on single examples is LP-Normal-SGD, and "
+                "allowed.)"
+            )
+        microbatches = optimizer.num_microbatches
+        if microbatches is not None and size % microbatches:
+            raise ValueError(
+                f"num_microbatches={microbatches} must divide batch_size={size}. Change one of "
+                "them."
+            )
+        return cls(
+            arrays=(x, y, weights),
+            batch_size=size,
+            sampling_probability=1.0,
+            uses_an_epoch=1,
+            steps_an_epoch=math.ceil(n / size),
+            num_units=n,
+            num_microbatches=microbatches,
+            is_weighted=is_weighted,
+            shuffle=bool(settings.pop("shuffle", True)),
+        )
+
+    def known_labels(self) -> np.ndarray | None:
+        labels = self.arrays[1]
+        return labels if isinstance(labels, np.ndarray) else None
+
+    def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
+        return padded_batches(self.arrays, self.batch_size, self.shuffle), {}
+
+    def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
+        return tf.constant(self.num_microbatches or self.batch_size, tf.float32)
+
+
+_NOT_WITH_ARRAYS = {
+    "class_weight": "; give sample_weight, made without labels",
+    "validation_split": ": it would report exact figures of labels that are private. Give "
+    "validation_data=(x, y) of labels that may be seen",
+    "steps_per_epoch": ", of which an epoch uses every example once. Leave it out, or fit on "
+    "data.poisson_batches",
+}
+
+
+def _is_given(value: Any) -> bool:
+    """Returns whether a setting is neither None nor zero; arrays and containers always are."""
+    return value is not None and not (np.isscalar(value) and not value)
+
+
+def padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf.data.Dataset:
     """Returns batches of a fixed size, of which the last is filled up with weights of zero."""
     n = arrays[2].shape[0]
     whole = tf.nest.map_structure(tf.constant, arrays)
@@ -264,12 +294,3 @@ def _padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> t
         return x, tf.nest.map_structure(without, y), without(weights)
 
     return rows.batch(size).map(take).prefetch(2)
-
-
-def _check_lengths(n: int, x: Any, y: Any, weights: np.ndarray) -> None:
-    lengths = [part.shape[:1] for part in tf.nest.flatten((x, y, weights))]
-    if any(length != (n,) for length in lengths):
-        raise ValueError(
-            f"features, labels and sample_weight must have one row for each example, got "
-            f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
-        )

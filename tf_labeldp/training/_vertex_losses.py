@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.training._model_checks import parts_of
-from tf_labeldp.training._per_example_clipping import _row_seeds, _Trace
+from tf_labeldp.gradients._model_checks import parts_of
+from tf_labeldp.gradients._vectorized_clipping import Trace as _Trace
+from tf_labeldp.gradients._vectorized_clipping import row_seeds as _row_seeds
 
 _ONE_LOGIT = (
     keras.losses.BinaryCrossentropy,
@@ -24,19 +25,17 @@ _ONE_LOGIT = (
 class VertexLosses:
     """What a denoiser may know of one step: public examples, and the model; no label.
 
-    In training, the losses are of the same function as the gradient that was clipped: the model in
-    training mode, where layers such as dropout draw for each row of the batch what they drew for
-    its gradient. So the clean gradient of a batch is in the hull of its own vertices. Two cases are
-    not covered. A custom layer that draws by ``tf.random``, or by ``keras.random`` without a
-    ``keras.random.SeedGenerator`` of its own, draws anew in each evaluation. And a random layer
-    that a model calls in several places may draw for them in another order.
+    In training, the losses are those of the function whose gradient was clipped: the model in
+    training mode, where layers such as dropout draw for each row what they drew for its gradient.
+    So the clean gradient of a batch is in the hull of its own vertices. Not covered are a custom
+    layer that draws without a ``keras.random.SeedGenerator`` of its own, and a random layer that a
+    model calls in several places.
 
     Attributes:
         losses: callable without arguments: (n, K) losses of n examples for each of K labels, from
             the current variables.
-        predictions: callable without arguments: (n, K) weights of the labels, rows that sum to
-            one: the model's own predictions. With cross-entropy and squared error the gradient
-            vanishes there.
+        predictions: callable without arguments: the model's probabilities (n, K) of the labels.
+            With cross-entropy and squared error the gradient vanishes there.
         variables: the trainable weights.
         mask: float (n,), 0 for rows that are padding; None where all count.
         noise_stddev: of the noise in each coordinate of the noisy mean gradient; None where it is
@@ -63,19 +62,13 @@ class VertexLosses:
 class TrainingPass:
     """The model in training mode, with the random numbers of the next gradient pass.
 
-    It can be evaluated any number of times, always with the same numbers, and changes no state.
-
-    Args:
-        model: a built model.
-        alone: whether the gradient pass has one example at a time, each with random numbers of its
-            own (``PerExampleClipping.method`` is "vectorized"), and not the batch as a whole.
+    It changes no state. ``alone`` says whether that pass has one example at a time, each with
+    random numbers of its own (``PerExampleClipping.method`` is "vectorized").
     """
 
     def __init__(self, model: keras.Model, *, alone: bool) -> None:
         self._model = model
-        self._states = [
-            generator.state for generator in parts_of(model, keras.random.SeedGenerator)
-        ]
+        self._states = [part.state for part in parts_of(model, keras.random.SeedGenerator)]
         self._now = [tf.identity(state.value) for state in self._states]
         self._alone = alone and bool(self._states)
         self.variables = list(model.trainable_variables)
@@ -114,14 +107,12 @@ def vertex_losses(
 ) -> VertexLosses:
     """Returns the losses of public examples for each label that they could have.
 
-    With one number an example, the possible labels are the two ends of ``label_range``: the
-    gradient for any label in between lies between theirs, as for squared error and whatever else
-    has a derivative by the output that is monotone in the label. ``loss`` is as compiled, and
-    ``per_example`` its losses (n,) from (y_true, y_pred); ``labels`` is how the labels of a batch
-    look: class codes (n,) or (n, 1), or rows (n, K). Raises where an output is neither (n,), (n, 1)
-    nor (n, K), or a number without a range.
+    ``labels`` is how a batch's labels look: codes (n,) or (n, 1), or rows (n, K). For numbers the
+    two ends of ``label_range`` do: gradients for labels in between lie between theirs, for squared
+    error and whatever loss has a derivative by the output that is monotone in the label.
     """
-    resolved = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    from_logits = getattr(loss, "from_logits", False)
 
     def outputs() -> tf.Tensor:
         y_pred = forward(x)
@@ -136,7 +127,7 @@ def vertex_losses(
     def candidates(y_pred: tf.Tensor) -> tf.Tensor:
         """Returns all labels that an example could have, (K, ...)."""
         if _is_one_number(y_pred):
-            codes = tf.constant(_ends(resolved, labels, label_range), tf.float32)
+            codes = tf.constant(_ends(loss, labels, label_range), tf.float32)
         elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
             return tf.eye(y_pred.shape[1], dtype=labels.dtype)
         else:
@@ -146,7 +137,7 @@ def vertex_losses(
 
     def losses() -> tf.Tensor:
         y_pred = outputs()
-        if not _is_one_number(y_pred) and _is_cross_entropy(resolved):
+        if not _is_one_number(y_pred) and _is_cross_entropy(loss):
             return -tf.nn.log_softmax(y_pred)  # as below, in n K instead of n K^2 work
         known = candidates(y_pred)
         n, k = y_pred.shape[0], known.shape[0]
@@ -155,17 +146,15 @@ def vertex_losses(
 
     def predictions() -> tf.Tensor:
         y_pred = outputs()
-        if not _is_one_number(y_pred):
-            if getattr(resolved, "from_logits", False):
-                return tf.nn.softmax(y_pred)
-            shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
-            return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
-        value = tf.reshape(y_pred, (-1,))
-        if getattr(resolved, "from_logits", False):
-            value = tf.sigmoid(value)
-        low, high = _ends(resolved, labels, label_range)
-        upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
-        return tf.stack([1.0 - upper, upper], axis=1)
+        if _is_one_number(y_pred):
+            value = tf.reshape(tf.sigmoid(y_pred) if from_logits else y_pred, (-1,))
+            low, high = _ends(loss, labels, label_range)
+            upper = tf.clip_by_value((value - low) / (high - low), 0.0, 1.0)
+            return tf.stack([1.0 - upper, upper], axis=1)
+        if from_logits:
+            return tf.nn.softmax(y_pred)
+        shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
+        return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
 
     return VertexLosses(losses, predictions, forward.variables, mask, noise_stddev)
 
@@ -192,11 +181,10 @@ def _ends(
 
 
 def _is_cross_entropy(loss: Any) -> bool:
+    """Returns whether a loss is ``-log_softmax`` of the label's score, and nothing more."""
     plain = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
     if type(loss) not in plain:
         return False
     config = loss.get_config()
-    if not config.get("from_logits"):
-        return False
     special = config.get("label_smoothing") or config.get("ignore_class") is not None
-    return not special and config.get("axis", -1) == -1
+    return bool(config.get("from_logits")) and not special and config.get("axis", -1) == -1

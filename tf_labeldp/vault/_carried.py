@@ -1,17 +1,11 @@
 """What artefacts carry: the receipts of the labels that heads, layers and models were made of.
 
-Three cases, and no fourth:
-
-* *Receipts are known.* Noisy labels, statistics, priors and heads hold their receipts themselves.
-  Keras layers are noted here when they are trained or made, and weights by a digest of each
-  variable's values after every epoch: so they keep their receipts when they are saved and loaded,
-  copied by ``set_weights``, or moved to another model of this process. A vault with a store writes
-  the digests there, so that other processes that open it know these weights too.
-* *There is evidence of labels without a receipt.* An optimizer of this process has taken steps on
-  these variables (or on variables of these very values) which no receipt is about. A receipt of
-  kind ``"unknown"`` stands for them, and nothing is promised until its author declares what it was.
-* *There is no evidence either way*: fresh weights, a pretrained encoder, an array of features.
-  Statements name the assumption that they were made without the labels.
+Noisy labels, statistics, priors and heads hold their receipts themselves. Keras layers are noted
+here when they are trained or made, and weights by a digest of each variable's values, which stores
+keep for other processes: so saving, loading and copying loses no receipt. Where an optimizer of
+this process has taken steps on variables of these values which no receipt is about, a receipt of
+kind ``"unknown"`` stands for them, and nothing is promised. Without evidence either way statements
+name the assumption that weights and features were made without the labels.
 """
 
 from __future__ import annotations
@@ -59,7 +53,7 @@ _ATOMS = (type(None), types.ModuleType, type, *_NUMBERS_AND_TEXTS)
 _LIBRARIES = frozenset(
     "builtins functools keras tensorflow numpy scipy pandas pyarrow sklearn jax torch".split()
 )
-_BUT_THESE = ("sklearn",)  # its pipelines are made of what users give
+_PIPELINES = frozenset(["sklearn"])  # its pipelines are made of what users give
 _CALLED = ("__call__", "transform", "predict", "predict_proba")
 """Methods by which features are made."""
 WEIGHTS_ASSUMED = (
@@ -83,8 +77,7 @@ def receipts_of(artefact: Any, *, evidence: bool = True) -> Receipts:
         layer, written = _FROM_FILES.popitem()
         remember_weights(_own_weights(layer), written, unless=())
     found: list[Iterable[Receipt]] = []
-    layers: list[Any] = []
-    weights: list[Any] = []
+    weights: list[tuple[Any, list[Any]]] = []
     for part in _parts(artefact):
         fields = vars(part) if hasattr(part, "__dict__") else {}
         for held in (fields.get("receipts"), fields.get("receipts_")):
@@ -95,14 +88,13 @@ def receipts_of(artefact: Any, *, evidence: bool = True) -> Receipts:
             found.append(receipts_from_bytes(content)[0])
         own = _own_weights(part)
         if own:
-            weights += own
-            layers.append(part)
+            weights.append((part, own))
         else:
             found.append(_noted(part))
     if weights and evidence:
-        found.append(_evidence(weights))
-    for layer in layers:
-        known = [_OF_WEIGHTS.get(digest, ()) for digest in weight_digests(_own_weights(layer))]
+        found.append(_evidence({id(one) for _, own in weights for one in own}))
+    for layer, own in weights:
+        known = [_OF_WEIGHTS.get(digest, ()) for digest in weight_digests(own)]
         if any(known):  # noted, for the case that it is trained further
             _CARRIED[layer] = merge_receipts(_noted(layer), *known)
         found.append(_noted(layer))
@@ -121,9 +113,9 @@ def carry(artefact: Any, receipts: Iterable[Receipt]) -> None:
 
 
 def carry_from_file(model: Any, receipts: Receipts, layers: Iterable[int] | None) -> None:
-    """Notes what a file says that some layers of a model were made of, or all.
+    """Notes what a file says that layers of a model were made of; None for all of them.
 
-    Its weights may be read later than its receipts: their values are noted at the next question.
+    The weights may be read later than the receipts: their values are noted at the next question.
     """
     parts = _layers(model)
     chosen = parts if layers is None else [parts[place] for place in layers if place < len(parts)]
@@ -149,7 +141,7 @@ def remember_weights(
 def _note_everywhere(digests: Sequence[bytes], receipts: Receipts) -> None:
     """Notes digests here, and for other processes in the stores of vaults that paid for some."""
     note_digests(digests, receipts)
-    for name in {one.labels.name for one in receipts} & set(LEDGERS) if digests else ():
+    for name in {one.labels.name for one in receipts if digests} & set(LEDGERS):
         with contextlib.suppress(OSError, LabelStoreError):  # gone, or not to be written to
             LEDGERS[name].keep_weights(digests, receipts)
 
@@ -171,16 +163,15 @@ def declare(
 ) -> PrivacyGuarantee:
     """Declares what is known of a model's history where this process can't know it.
 
-    Statements print it as its author's claim. It takes the place of what is unknown so far: a model
-    that is trained in the clear again afterwards needs another declaration.
+    Statements print it as its author's claim. It covers what is unknown so far, not training in the
+    clear after it.
 
     Args:
         artefact: a Keras model or layer.
         because: why, in a sentence: ``"trained on public labels of ImageNet"``.
         epsilon: what its training has cost the private labels; 0 if it used none of them.
         delta: likewise.
-        made_of: noisy labels, heads or models that it was trained on, whose receipts it then has:
-            ``declare(model, "trained on these noisy labels alone", made_of=[noisy])``.
+        made_of: noisy labels, heads or models that it was trained on, whose receipts it then has.
 
     Returns:
         The statement of the artefact, with the claim.
@@ -198,7 +189,7 @@ def declare(
     """
     if not isinstance(because, str) or not because.strip():
         raise TypeError(
-            "because must say why, in a sentence that the statement will print, for example "
+            "because must say why, in a sentence that the statement will print: "
             "because='trained on public labels'."
         )
     if not hasattr(artefact, "trainable_weights"):
@@ -238,12 +229,7 @@ def guarantee(artefact: Any, delta: float | None = None) -> PrivacyGuarantee:
 
 
 def _parts(artefact: Any) -> Iterator[Any]:
-    """Yields an artefact, its layers, and what it visibly uses.
-
-    A method uses its owner, such as a head's ``predict_proba``; a partial what it is made of; a
-    function of the user's, ``lambda x: model(x)``, the variables around it that it names; and any
-    other object of the user's its attributes, and what its methods name.
-    """
+    """Yields an artefact, its layers, and what it visibly uses."""
     waiting: list[Any] = [artefact]
     seen: dict[int, Any] = {}
     while waiting:
@@ -254,8 +240,7 @@ def _parts(artefact: Any) -> Iterator[Any]:
         if len(seen) > _MOST_PARTS:
             raise ValueError(
                 f"{type(artefact).__name__} is made of more than {_MOST_PARTS:,} objects, too many "
-                "to look for models that were trained on labels. Give the Keras model itself, or a "
-                "function that holds little besides."
+                "to look for models that were trained on labels. Give the Keras model itself."
             )
         if isinstance(part, (list, tuple, set, frozenset)):
             waiting += part
@@ -267,7 +252,11 @@ def _parts(artefact: Any) -> Iterator[Any]:
 
 
 def _used_by(part: Any) -> list[Any]:
-    """Returns what one object visibly uses."""
+    """Returns what one object visibly uses.
+
+    A method uses its owner; a partial what it is made of; a function of the user's the variables
+    that it names; any other object of the user's its attributes, and what its methods name.
+    """
     layers = _layers(part)
     used = [*layers, getattr(part, "__self__", None), getattr(part, "__wrapped__", None)]
     used.append(getattr(part, "python_function", None))  # of a tf.function
@@ -276,31 +265,30 @@ def _used_by(part: Any) -> list[Any]:
     elif inspect.isfunction(part):
         if not _is_of_a_library(part.__module__):
             used += _named_in(part)
-    elif not layers and not _is_of_a_library(type(part).__module__, _BUT_THESE):
+    elif not layers and not _is_of_a_library(type(part).__module__, _PIPELINES):
         used += getattr(part, "__dict__", {}).values()
         kinds = [one for one in type(part).__mro__ if not _is_of_a_library(one.__module__)]
         for kind in kinds:
             slots = vars(kind).get("__slots__", ())
             names = (slots,) if isinstance(slots, str) else slots
             used += [getattr(part, name, None) for name in names]
-        names = set(_CALLED)
-        todo = list(_CALLED)
-        while todo:
-            for function in _functions([vars(kind).get(todo[-1]) for kind in kinds]):
-                new = _names(function.__code__) - names
-                names |= new
-                todo[:0] = new
-                used += _named_in(function)
-            todo.pop()
+        for function in _methods_called(kinds):
+            used += _named_in(function)
     return used
 
 
-def _functions(attributes: Iterable[Any]) -> Iterator[types.FunctionType]:
-    """Yields the functions behind attributes of a class."""
-    for one in attributes:
-        function = getattr(one, "fget", getattr(one, "__func__", one))
-        if inspect.isfunction(function):
-            yield function
+def _methods_called(kinds: list[type]) -> Iterator[types.FunctionType]:
+    """Yields the methods by which features are made, and those that they name."""
+    todo, names = list(_CALLED), set(_CALLED)
+    while todo:
+        name = todo.pop()
+        for one in (vars(kind).get(name) for kind in kinds):
+            function = getattr(one, "fget", getattr(one, "__func__", one))
+            if inspect.isfunction(function):
+                new = _names(function.__code__) - names
+                names |= new
+                todo += new
+                yield function
 
 
 def _named_in(function: types.FunctionType) -> list[Any]:
@@ -319,10 +307,9 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _is_of_a_library(module: str | None, but: Iterable[str] = ()) -> bool:
+def _is_of_a_library(module: str | None, but: frozenset[str] = frozenset()) -> bool:
     """Returns whether what is in a module is no concern of its user's."""
-    top = (module or "").partition(".")[0]
-    return top in _LIBRARIES and top not in but
+    return (module or "").partition(".")[0] in _LIBRARIES - but
 
 
 def _noted(part: Any) -> Receipts:
@@ -348,13 +335,12 @@ def _own_weights(part: Any) -> list[Any]:
     return []
 
 
-def _evidence(weights: list[Any]) -> Receipts:
-    """Returns the receipts of optimizers that trained any of these variables in the clear."""
-    own = {id(weight) for weight in weights}
+def _evidence(weights: set[int]) -> Receipts:
+    """Returns the receipts of optimizers that trained variables of these ids in the clear."""
     return tuple(
         known.receipt or _in_the_clear_receipt(known)
         for known in in_the_clear()
-        if any(id(variable) in own for variable in known.trained)
+        if any(id(variable) in weights for variable in known.trained)
     )
 
 
@@ -374,10 +360,9 @@ def _note_unknown() -> None:
     With them go the receipts of the layers whose variables were trained further.
     """
     for trained in trained_in_the_clear():
-        watched = trained.watched()
-        # Values that changed without a step are of the same training.
-        same = watched is not None and watched.receipt_steps == trained.steps
-        receipt = watched.receipt if watched is not None and same else None
+        watched, receipt = trained.watched(), None
+        if watched is not None and watched.receipt_steps == trained.steps:
+            receipt = watched.receipt  # values that changed without a step are of the same training
         if receipt is None:
             receipt = _in_the_clear_receipt(trained)
             if watched is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import numbers
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,10 @@ from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
 
 _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
-"""Of 1/K, by default, at these epsilons of the draw; in between, and constant beyond.
+"""Of 1/K, by default, at these epsilons of the draw; interpolated, and constant beyond.
 
-With little epsilon nearly all labels are resampled, and should come from sharp distributions. With
-more of it labels are worth keeping, and those that are not are best spread over all classes: noise
-that is alike everywhere leaves the likeliest class the likeliest. Where one turns into the other
-depends on the purity of the clusters (``tests/benchmarks``).
+With little epsilon nearly all labels are resampled, and should come from sharp distributions; with
+more of it resampled labels are best spread over all classes (``tests/benchmarks``).
 """
 _MOST_FOR_COUNTS = 0.25
 """Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
@@ -44,25 +41,21 @@ _MOST_CELLS = 1 << 31
 class ClusterRandomizedResponse(Randomizer):
     """Randomized response that replaces a label by one from its cluster's own distribution.
 
-    Two mechanisms, each charged on its own: noisy counts of the labels of each cluster, which
-    ``cluster_distributions`` makes distributions of, and a draw by ``PriorResampling``. Examples
-    with alike labels in a cluster keep labels that are worth something, however often they are
-    replaced. ``labels.randomize(mechanism, clusters=...)`` draws; train on ``posterior()`` of the
-    noisy labels, or on their ``debiased()`` weights, which is the paper's loss.
+    Two mechanisms, each charged on its own: noisy counts of the labels of each cluster, which give
+    its distribution, and a draw that resamples labels from it. Call ``labels.randomize(mechanism,
+    clusters=...)``; train on ``posterior()`` of the noisy labels, or on their ``debiased()``
+    weights, which is the paper's loss.
 
     Guarantee:
         (epsilon, 0)-label-DP for the replacement of one label, counts and draw together, if the
         clusters do not depend on the labels; cluster sizes are public. The draw costs
-        ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, which is promised and charged
-        before the distributions are known. What this very draw lost, with the least entry of the
-        released distributions in place of tau, may be less: a privacy odometer (Rogers et al.
-        2016), which statements of the noisy labels give as a remark. The counts cost
-        2 / sigma, not the 1 / sigma of Theorem 1: a changed label takes 1 / n_c from one frequency
-        of its cluster and adds it to another, and each of the two independent Laplace(sigma / n_c)
-        variables gives a factor of up to e^(1 / sigma).
+        ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, charged before the
+        distributions are known. What it lost for the distributions that came out may be less (a
+        privacy odometer, Rogers et al. 2016); the statement says so in a remark. The counts cost
+        2 / sigma, not the 1 / sigma of Theorem 1: a changed label moves two frequencies of its
+        cluster, each with noise Laplace(sigma / n_c) of its own.
 
-    Source: ``esfandiari2022``, Algorithm 1. Noise Laplace(sigma) on counts is Laplace(sigma / n_c)
-    on frequencies.
+    Source: ``esfandiari2022``, Algorithm 1.
 
     Attributes:
         num_classes: K, at least 2.
@@ -106,10 +99,7 @@ class ClusterRandomizedResponse(Randomizer):
         classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
         tau = checked_threshold(self.threshold, classes)
         if tau <= 0.0:
-            raise ValueError(
-                "threshold must be above zero, got 0: a class of probability zero would show that "
-                "a label was kept."
-            )
+            raise ValueError("threshold must be above zero: at 0 a class may show its label.")
         sigma = _checked_noise_scale(self.noise_scale)
         if math.isinf(sigma) and tau < 1.0 / classes:
             raise ValueError(
@@ -119,8 +109,7 @@ class ClusterRandomizedResponse(Randomizer):
         resampled, draw, beta = self.resampling_probability, self.draw_epsilon, self.bias_correction
         if (resampled is None) == (draw is None):
             raise ValueError(
-                "give exactly one of resampling_probability (one lambda for all clusters) and "
-                "draw_epsilon (the smallest lambda of each), got "
+                "give exactly one of resampling_probability and draw_epsilon, got "
                 f"resampling_probability={resampled}, draw_epsilon={draw}."
             )
         checked: dict[str, Any] = {"num_classes": classes, "threshold": tau, "noise_scale": sigma}
@@ -136,8 +125,8 @@ class ClusterRandomizedResponse(Randomizer):
             object.__setattr__(self, name, value)
         if self.draw is None and self.histogram is None:
             raise ValueError(
-                "with noise_scale=inf and resampling_probability=1 no label is used at all, and "
-                "nothing can be learnt. Lower one of them."
+                "with noise_scale=inf and resampling_probability=1 no label is used at all. Lower "
+                "one of them."
             )
 
     @classmethod
@@ -163,8 +152,7 @@ class ClusterRandomizedResponse(Randomizer):
         """Returns the setting that suits clusters of a known heterogeneity phi.
 
         It has tau = phi, beta = 0, ``lambda = 1 / (1 + (e^epsilon - 1) phi)`` and sigma =
-        1 / epsilon. The whole costs *three times* ``epsilon``: twice for the counts, once for the
-        draw. Use ``for_epsilon`` to keep to a budget.
+        1 / epsilon, and costs *three times* ``epsilon``: twice for the counts, once for the draw.
 
         Source: ``esfandiari2022``, Corollary 2, "ClusterRR", which states O(epsilon).
 
@@ -203,10 +191,9 @@ class ClusterRandomizedResponse(Randomizer):
                 clusters, a large one lets more labels be kept. None for a tenth of 1/K where the
                 draw has an epsilon of at most 1, rising to nine tenths where it has 3.75.
             distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
-                rest. None for half of epsilon, but for an epsilon of 0.25 at most, which is enough
-                for clusters of some hundred examples.
-            bias_correction: as for the class. By default 0: where distributions are good, the bias
-                of resampling from them is small, and undoing it costs much variance.
+                rest. None for half of epsilon, at most 0.25.
+            bias_correction: as for the class; by default 0, since undoing the small bias of good
+                distributions costs much variance.
 
         Example:
             >>> mechanism = ClusterRandomizedResponse.for_epsilon(1.0, 10, distribution_share=0.25)
@@ -218,13 +205,9 @@ class ClusterRandomizedResponse(Randomizer):
         if distribution_share is None:
             counts = min(0.5 * epsilon, _MOST_FOR_COUNTS)
         else:
-            share = _validate.positive_finite("distribution_share", distribution_share)
-            if share >= 1.0:
-                raise ValueError(
-                    f"distribution_share must be in (0, 1), got {share:g}: the draw needs a part "
-                    "too."
-                )
-            counts = share * epsilon
+            counts = epsilon * _validate.number_in(
+                "distribution_share", distribution_share, "(0, 1)"
+            )
         if threshold is None:
             threshold = float(np.interp(epsilon - counts, _DRAW_EPSILONS, _THRESHOLDS)) / classes
         return cls(
@@ -254,15 +237,15 @@ class ClusterRandomizedResponse(Randomizer):
         if not (math.isfinite(epsilon) and epsilon > 0.0):
             raise ValueError(
                 f"resampling_probability={probability:g} and threshold={self.threshold:g} give the "
-                f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose lambda "
-                "farther from 0 or 1."
+                f"draw epsilon={epsilon:g}, which must be finite and above zero. Choose another "
+                "lambda."
             )
         return PriorResampling(epsilon, self.num_classes, probability, self.threshold)
 
     @property
     def distribution_epsilon(self) -> float:
-        """What the counts cost: 2 / sigma, or zero."""
-        return 0.0 if self.histogram is None else self.histogram.epsilon
+        """What the counts cost: 2 / sigma."""
+        return 2.0 / self.noise_scale
 
     @property
     def epsilon(self) -> float:  # type: ignore[override]
@@ -279,16 +262,10 @@ class ClusterRandomizedResponse(Randomizer):
         return cls(**config)
 
     def transition_matrix(self, distribution: Any) -> np.ndarray:
-        """Returns ``P[noisy label | label]`` in a cluster with this distribution.
-
-        Args:
-            distribution: of the cluster, as released, (K,).
-
-        Returns:
-            ``float64`` (K, K), row-stochastic.
+        """Returns ``P[noisy label | label]``, (K, K), in a cluster of this released distribution.
 
         Raises:
-            ValueError: not a distribution, or one with an entry below the threshold.
+            ValueError: not a distribution (K,), or one with an entry below the threshold.
         """
         return (self.draw or self._sampler).transition_matrix(distribution)
 
@@ -299,8 +276,8 @@ class ClusterRandomizedResponse(Randomizer):
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
         """Releases the distributions as ``key/distributions``, and draws as ``key``.
 
-        ``PrivateLabels.randomize`` calls it; without a key it is ``"cluster-rr"``. The ``priors``
-        of the noisy labels have the released distributions (C, K) and the clusters.
+        The key is ``"cluster-rr"`` by default; ``priors`` of the noisy labels has the released
+        distributions (C, K) and the clusters.
         """
         if labels.num_classes != self.num_classes:
             raise ValueError(
@@ -335,14 +312,14 @@ class ClusterRandomizedResponse(Randomizer):
             remarks=self._remarks(float(distributions[sizes > 0].min())),
         )
 
-    def _stored_or(self, draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
+    @staticmethod
+    def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
         """Returns the stored mechanism if it is this one, of a price that was rounded otherwise."""
-        if labels.has_draw(key):
-            stored = labels.mechanism(key)
-            if isinstance(stored, PriorResampling):
-                same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw
-                if same and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9):
-                    return stored
+        stored = labels.mechanism(key) if labels.has_draw(key) else None
+        if isinstance(stored, PriorResampling):
+            same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw
+            if same and math.isclose(stored.epsilon, draw.epsilon, rel_tol=1e-9):
+                return stored
         return draw
 
     def _remarks(self, least: float) -> tuple[str, ...]:
@@ -365,30 +342,22 @@ class ClusterRandomizedResponse(Randomizer):
 
 def _checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
     """Returns public cluster numbers as ``int64`` (n,), or raises."""
-    array = np.asarray(getattr(clusters, "assignments", clusters))
     if size == 0:
         raise ValueError("there are no labels to randomize.")
-    if array.shape != (size,):
+    found = _validate.group_vector("clusters", getattr(clusters, "assignments", clusters), size)
+    if int(found.max()) >= _MOST_CELLS // num_classes:
         raise ValueError(
-            f"clusters must have shape ({size},), the cluster of each label, got {array.shape}."
-        )
-    numbers = _validate.group_numbers("clusters", array)
-    if int(array.max()) >= _MOST_CELLS // num_classes:
-        raise ValueError(
-            f"clusters must be numbered 0..C-1, got {int(array.max())}: a table of so many rows "
+            f"clusters must be numbered 0..C-1, got {int(found.max())}: a table of so many rows "
             "would not fit. Number them with np.unique(clusters, return_inverse=True)[1]."
         )
-    return numbers
+    return found
 
 
 def _checked_noise_scale(value: Any) -> float:
     """Returns sigma as a float, or raises if it is not above zero; it may be infinite."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"noise_scale must be a number above zero, got {type(value).__name__}.")
-    sigma = float(value)
+    sigma = _validate.real_number("noise_scale", value, "a number above zero")
     if not sigma > 0.0 or math.isinf(2.0 / sigma):
         raise ValueError(
-            f"noise_scale must be above zero, got {sigma:g}. Noise Laplace(sigma) on the counts "
-            "costs epsilon 2 / sigma; math.inf uses no labels for the distributions."
+            f"noise_scale must be above zero, got {sigma:g}. The counts cost epsilon 2 / sigma."
         )
     return sigma

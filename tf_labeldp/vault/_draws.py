@@ -65,11 +65,7 @@ class Sealed:
 class Draws:
     """The draws and releases of one vault, each made once and found again by its name.
 
-    Args:
-        sealed: the true labels.
-        kind: what they are.
-        ledger: of the vault.
-        seed: makes draws repeatable, or None for secure random bits.
+    A ``seed`` makes them repeatable; None takes secure random bits.
     """
 
     def __init__(self, sealed: Sealed, kind: LabelKind, ledger: Ledger, seed: int | None) -> None:
@@ -115,11 +111,11 @@ class Draws:
         charge = self._kind.charge(mechanism)
         notes = list(charge.assumptions)
         if not is_of_this_library(mechanism):
-            own_event = has_own_event(mechanism)
+            event = ", and its uses compose as its dp_event says"
             notes.append(
                 f"its author's claim, not this library's: {type(mechanism).__name__} has the "
                 f"epsilon of {mechanism.epsilon:g} that it states"
-                + (", and its uses compose as its dp_event says" if own_event else "")
+                + (event if has_own_event(mechanism) else "")
             )
         known = isinstance(public_input, Priors) and public_input.receipts
         if public_input is not None and not known:
@@ -149,6 +145,7 @@ class Draws:
         digest: str | None,
         made_of: Receipts,
     ) -> Record:
+        """Checks the budget, applies the mechanism to the true labels and keeps what came out."""
         ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
         came_along = ledger.not_adopted(made_of)
         if came_along:
@@ -174,14 +171,16 @@ class Draws:
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others; what "
                 "it said is kept back, since it may tell something of them. The draw was charged. "
-                "Check the mechanism on labels of your own making: it must take every label of "
-                "the vault."
+                "Check the mechanism on labels of your own making."
             ) from None
         for one in came_along:
             ledger.keep(receipt=one)
         values = _compact(result) if kind == "draw" else np.asarray(result)
         made["output_digest"] = array_digest(values)
-        given = public_input if isinstance(public_input, Priors) else None
+        priors: dict[str, Any] = {}
+        if isinstance(public_input, Priors):
+            groups = None if public_input.groups is None else np.asarray(public_input.groups)
+            priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
         return ledger.keep(
             receipt=ledger.receipt(charge, repr(mechanism), kind, **made),
             mechanism=serialize(mechanism),
@@ -189,8 +188,7 @@ class Draws:
             made_of=made_of,
             indices=rows,
             values=values,
-            priors=None if given is None else np.asarray(given.probabilities),
-            groups=None if given is None or given.groups is None else np.asarray(given.groups),
+            **priors,
         )
 
     def _apply(
@@ -206,31 +204,23 @@ class Draws:
         if isinstance(mechanism, LabelMechanism):
             return self._kind.randomize(mechanism, labels, public_input, rng)
         statistic = checked_mechanism(mechanism, AggregateMechanism)
-        return checked_output(
-            statistic, statistic.release(labels, public_input, rng=rng), None, "biuf"
-        )
+        released = statistic.release(labels, public_input, rng=rng)
+        return checked_output(statistic, released, None, "biuf")
 
 
 def noisy_labels(
     record: Record, mechanism: LabelMechanism, names: tuple[Hashable, ...] | None
 ) -> NoisyLabels:
     """Returns what the record of a draw hands out; ``names`` are the values of the classes."""
-    values, indices = _values(record), record.indices
+    values, indices = _arrays(record)
     if values.dtype.kind in "iu":
         values = values.astype(np.int64)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
-        values, indices = values[values >= 0], indices[values >= 0]  # type: ignore[index]
+        values, indices = values[values >= 0], indices[values >= 0]
     priors = None
     if record.priors is not None:
         priors = Priors(record.priors, record.groups, receipts=record.made_of)
-    return NoisyLabels(
-        values,
-        indices,  # type: ignore[arg-type]
-        mechanism,
-        priors,
-        _carried_by(record),
-        classes=names,
-    )
+    return NoisyLabels(values, indices, mechanism, priors, _carried_by(record), classes=names)
 
 
 def noisy_statistic(
@@ -240,7 +230,7 @@ def noisy_statistic(
     groups = None
     if isinstance(mechanism, HistogramMechanism) and public_input is not None:
         groups = np.asarray(public_input)
-    return NoisyStatistic(_values(record).copy(), mechanism, groups, _carried_by(record))
+    return NoisyStatistic(_arrays(record)[0].copy(), mechanism, groups, _carried_by(record))
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:
@@ -250,8 +240,7 @@ def in_words(mechanism: Mechanism, charge: Charge) -> str:
 
 def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
     """Raises if a stored draw is not the one that is asked for."""
-    stored = deserialize(record.mechanism or {})
-    indices = record.indices if record.indices is not None else np.empty(0)
+    stored, indices = deserialize(record.mechanism or {}), _arrays(record)[1]
     agrees = {
         # Read back first: a stored draw may lack arguments that were added since.
         "mechanism": serialize(stored) == serialize(mechanism),
@@ -302,7 +291,6 @@ def _carried_by(record: Record) -> Receipts:
     return merge_receipts(record.made_of, () if record.receipt is None else (record.receipt,))
 
 
-def _values(record: Record) -> np.ndarray:
-    if record.values is None:
-        raise RuntimeError("this record of the vault holds no values.")
-    return record.values
+def _arrays(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what came out of a draw, and the examples that it is of; every draw has both."""
+    return record.values, record.indices  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,14 @@ class LabelKind(abc.ABC):
 
     Attributes:
         unit: what a statement protects; see ``accounting.Receipt``.
+        number: of classes; None for others.
         names: the values that class codes stand for, where they are not the codes themselves.
         label_range: the range of numbers; None for others.
         num_labels: the number of labels in a row; None for single labels.
     """
 
     unit: str = "label"
+    number: int | None = None
     names: tuple[Hashable, ...] | None = None
     label_range: tuple[float, float] | None = None
     num_labels: int | None = None
@@ -51,6 +53,10 @@ class LabelKind(abc.ABC):
     def any_labels(self, size: int) -> np.ndarray:
         """Returns labels that could be in a vault and reveal nothing of those that are, (size,)."""
 
+    @abc.abstractmethod
+    def in_words(self) -> str:
+        """Returns what the labels are, for messages."""
+
     def charge(self, mechanism: Mechanism) -> Charge:
         """Returns what one use of a mechanism on these labels costs each unit."""
         return Charge.of(mechanism)
@@ -65,24 +71,24 @@ class LabelKind(abc.ABC):
         """Returns checked noisy labels (m, ...) of labels as kept."""
         return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
 
-    # Only classes have what follows; other kinds raise, and say what they are.
-
-    def decode(self, codes: Any) -> np.ndarray:
-        """Returns the class values of class codes."""
-        self._no_classes()
-
     @property
     def num_classes(self) -> int:
         """Number of classes K."""
-        self._no_classes()
+        if self.number is None:
+            raise ValueError(
+                f"these labels are {self.in_words()} and have no classes. Make PrivateLabels with "
+                "num_classes for one class per example."
+            )
+        return self.number
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
         """The class values in the order of their codes."""
-        self._no_classes()
+        return self.names if self.names is not None else tuple(range(self.num_classes))
 
-    def _no_classes(self) -> NoReturn:
-        raise NotImplementedError
+    def decode(self, codes: Any) -> np.ndarray:
+        """Returns the class values of class codes."""
+        return class_array(self.classes)[_validate.class_indices("codes", codes, self.num_classes)]
 
 
 def label_kind(
@@ -94,28 +100,25 @@ def label_kind(
     num_labels: int | None,
 ) -> LabelKind:
     """Returns the kind of labels that a vault's arguments describe."""
+    of_classes = num_classes is not None or classes is not None
+    of_numbers = low is not None or high is not None
+    if of_classes + of_numbers + (num_labels is not None) > 1:
+        raise ValueError(
+            "both classes and a range (low, high) were given, or num_labels together with classes "
+            "or a range. Give one of num_classes, classes, low and high, and num_labels."
+        )
     if num_labels is not None:
-        if num_classes is not None or classes is not None or low is not None or high is not None:
-            raise ValueError(
-                "num_labels is for rows of zeros and ones, and was given together with classes or "
-                "a range. Give one of num_classes, classes, low and high, and num_labels."
-            )
         return RowLabels(_validate.integer_at_least("num_labels", num_labels, 1))
-    if low is None and high is None:
-        if clip:
-            raise ValueError("clip=True is for regression labels; give their range low and high.")
-        return ClassLabels.of(num_classes, classes)
-    if num_classes is not None or classes is not None:
-        raise ValueError(
-            "both classes and a range (low, high) were given; give num_classes or classes for "
-            "classification, low and high for regression."
-        )
-    if low is None or high is None:
-        raise ValueError(
-            f"the range needs both ends, got low={low}, high={high}. They are public knowledge and "
-            "are not taken from the labels."
-        )
-    return NumericLabels(_validate.number_range(low, high), _validate.boolean("clip", clip))
+    if of_numbers:
+        if low is None or high is None:
+            raise ValueError(
+                f"the range needs both ends, got low={low}, high={high}. They are public "
+                "knowledge and are not taken from the labels."
+            )
+        return NumericLabels(_validate.number_range(low, high), _validate.boolean("clip", clip))
+    if clip:
+        raise ValueError("clip=True is for regression labels; give their range low and high.")
+    return ClassLabels.of(num_classes, classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,15 +142,9 @@ class NumericLabels(LabelKind):
 
     def check_release(self, mechanism: AggregateMechanism) -> None:
         if mechanism.num_classes is not None or mechanism.num_labels is not None:
-            kind = (
-                f"{mechanism.num_classes} classes"
-                if mechanism.num_labels is None
-                else f"rows of {mechanism.num_labels} labels"
-            )
             raise ValueError(
-                f"the mechanism is for {kind}, the labels are numbers in {self._interval}. Give "
-                "it the values to count at, for example values=rounding_grid(low, high, "
-                "max_values).values."
+                "the mechanism is for classes or rows of labels, the labels are "
+                f"{self.in_words()}. Give it the values to count at, values=..., instead."
             )
         self._check_range(mechanism.label_range())
 
@@ -157,21 +154,14 @@ class NumericLabels(LabelKind):
         if found is not None and (found[0] > low or found[1] < high):
             raise ValueError(
                 f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
-                f"{self._interval}. Make the mechanism with the labels' range."
+                f"[{low:g}, {high:g}]. Make the mechanism with the labels' range."
             )
 
     def any_labels(self, size: int) -> np.ndarray:
         return np.full(size, self.label_range[0])
 
-    @property
-    def _interval(self) -> str:
-        return "[{:g}, {:g}]".format(*self.label_range)
-
-    def _no_classes(self) -> NoReturn:
-        raise ValueError(
-            f"these labels are numbers in {self._interval} and have no classes. Use a regression "
-            "mechanism, or make PrivateLabels with num_classes for classification."
-        )
+    def in_words(self) -> str:
+        return "numbers in [{:g}, {:g}]".format(*self.label_range)
 
     def __str__(self) -> str:
         return "low={:g}, high={:g}".format(*self.label_range)
@@ -191,8 +181,8 @@ class ClassLabels(LabelKind):
         number = num_classes if names is None else len(names)
         if number is None:
             raise ValueError(
-                "num_classes is missing. It is not counted from the labels, since that would "
-                "reveal whether a rare class occurs; give num_classes or classes, or low and high "
+                "num_classes is missing, and is not counted from the labels, since that would "
+                "reveal whether a rare class occurs. Give num_classes or classes, or low and high "
                 "for numbers."
             )
         return cls(_validate.integer_at_least("num_classes", number, 2), names)
@@ -208,15 +198,12 @@ class ClassLabels(LabelKind):
         return {"num_classes": self.number, "classes": names}
 
     def check(self, mechanism: LabelMechanism) -> None:
-        found = getattr(mechanism, "num_classes", None)
-        if found is None:
+        if getattr(mechanism, "num_classes", None) is None:
             checked_mechanism(mechanism, ClassificationMechanism)
-        self._check_number(found)
+        self.check_release(mechanism)
 
-    def check_release(self, mechanism: AggregateMechanism) -> None:
-        self._check_number(mechanism.num_classes)
-
-    def _check_number(self, found: int | None) -> None:
+    def check_release(self, mechanism: Any) -> None:
+        found = getattr(mechanism, "num_classes", None)
         if found != self.number:
             raise ValueError(
                 f"the mechanism has num_classes={'numbers' if found is None else found}, the "
@@ -226,17 +213,8 @@ class ClassLabels(LabelKind):
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros(size, dtype=np.int64)
 
-    def decode(self, codes: Any) -> np.ndarray:
-        codes = _validate.class_indices("codes", codes, self.number)
-        return class_array(self.classes)[codes]
-
-    @property
-    def num_classes(self) -> int:
-        return self.number
-
-    @property
-    def classes(self) -> tuple[Hashable, ...]:
-        return self.names if self.names is not None else tuple(range(self.number))
+    def in_words(self) -> str:
+        return f"{self.number} classes"
 
     def __str__(self) -> str:
         return f"num_classes={self.number}"
@@ -311,11 +289,8 @@ class RowLabels(LabelKind):
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros((size, self.num_labels), dtype=np.int64)
 
-    def _no_classes(self) -> NoReturn:
-        raise ValueError(
-            f"these labels are rows of {self.num_labels} zeros and ones and have no classes. Make "
-            "PrivateLabels with num_classes for one class per example."
-        )
+    def in_words(self) -> str:
+        return f"rows of {self.num_labels} zeros and ones"
 
     def __str__(self) -> str:
         return f"num_labels={self.num_labels}"
@@ -336,10 +311,9 @@ def _checked_classes(classes: Sequence[Hashable], num_classes: int | None) -> tu
     names = tuple(name.item() if isinstance(name, np.generic) else name for name in classes)
     if len(set(names)) != len(names):
         raise ValueError("classes names a class more than once; name each once.")
-    if num_classes is not None and num_classes != len(names):
+    if num_classes not in (None, len(names)):
         raise ValueError(
-            f"num_classes={num_classes} but classes has {len(names)} entries; leave out "
-            "num_classes."
+            f"num_classes={num_classes} but classes has {len(names)} entries. Give one of the two."
         )
     return names
 

@@ -33,19 +33,17 @@ class LabelRandomizer(Randomizer):
         (``ghazi2023``, Theorem 6): the noisy histogram costs ``prior_epsilon``, the draw the rest,
         and both are charged to the vault, which refuses before either if they do not fit.
 
-    Source: ``ghazi2023``, Algorithm 3, with the split of Theorem 7: ``prior_epsilon = sqrt(k / n)``
-    for k values and n labels. The theorem needs ``n > k / epsilon^2``, and is of use where n is
-    well above. So the prior costs ``epsilon / 2`` at most: below ``n = 4 k / epsilon^2`` the grid
+    Source: ``ghazi2023``, Algorithm 3, with the split of Theorem 7, ``prior_epsilon = sqrt(k / n)``
+    for k values and n labels, but ``epsilon / 2`` at most: below ``n = 4 k / epsilon^2`` the grid
     gets coarser, down to 16 values.
 
     Attributes:
         epsilon: the whole, finite and above zero.
         loss: what the bins are optimal for, as for ``optimal_bins``. Take the loss of training.
         prior_epsilon: the part for the prior, below epsilon; None for the rule above.
-        max_values: the largest number of values that are told apart (``rounding_grid``). More of
-            them round less and spend more on the prior; ``tests/benchmarks`` compares 16 to 1,024.
-        whole_numbers: whether the labels are counts or other whole numbers, so that nothing between
-            them needs to be told apart.
+        max_values: the largest number of values that are told apart. More of them round less and
+            spend more on the prior.
+        whole_numbers: whether the labels are counts or other whole numbers.
         values: the values themselves, from the low end of the labels' range to the high one; None
             for a grid.
         prior: known public probabilities of ``values``; then the whole epsilon goes to the draw.
@@ -83,7 +81,7 @@ class LabelRandomizer(Randomizer):
             if spent >= self.epsilon:
                 raise ValueError(
                     f"prior_epsilon={spent:g} leaves nothing of epsilon={self.epsilon:g} for the "
-                    "draw. Give the prior less, or leave prior_epsilon out."
+                    "draw. Give it less, or leave it out."
                 )
         if self.values is not None:
             values = _validate.increasing_numbers("values", self.values)
@@ -91,22 +89,18 @@ class LabelRandomizer(Randomizer):
         if self.prior is not None:
             if self.values is None or self.prior_epsilon is not None:
                 raise ValueError(
-                    "a public prior needs the values that it belongs to, and costs nothing: give "
-                    "prior and values, without prior_epsilon."
+                    "a public prior needs the values that it belongs to, without prior_epsilon."
                 )
             prior = _validate.prior_rows("prior", self.prior, None, len(self.values))[0]
             object.__setattr__(self, "prior", tuple(prior.tolist()))
 
     def split(self, num_labels: int, low: float, high: float) -> tuple[np.ndarray, float]:
-        """Returns the values that are told apart, and the epsilon of their prior.
+        """Returns the values (k,) that are told apart, and what their prior costs (may be zero).
 
         Args:
             num_labels: n.
             low: the smallest possible label.
             high: the largest possible label.
-
-        Returns:
-            Values (k,), and ``prior_epsilon`` (zero for a public prior).
 
         Raises:
             ValueError: the values do not reach from ``low`` to ``high``.
@@ -124,8 +118,7 @@ class LabelRandomizer(Randomizer):
             size = self.max_values
             if self.prior_epsilon is None:
                 size = min(size, max(_FEWEST_VALUES, int(num_labels * most**2)))
-            grid = rounding_grid(low, high, size, whole_numbers=self.whole_numbers)
-            values = np.asarray(grid.values)
+            values = rounding_grid(low, high, size, whole_numbers=self.whole_numbers)
         if self.prior is not None:
             return values, 0.0
         if self.prior_epsilon is not None:
@@ -136,14 +129,13 @@ class LabelRandomizer(Randomizer):
         """Returns the mechanism of the prior, and one of the price of the draw."""
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         ends = (values[0], values[-1])
-        # A draw of this price, whatever its bins will be.
-        draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))
+        draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))  # its bins cost nothing
         return [draw] if self.prior is not None else [self._histogram(values, prior_epsilon), draw]
 
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
         """Releases the prior as ``key/prior``, finds the bins, and draws as ``key``.
 
-        ``PrivateLabels.randomize`` calls it; without a key it is ``"label-randomizer"``.
+        The key is ``"label-randomizer"`` by default.
         """
         key = "label-randomizer" if key is None else key
         label_range = _checked_range(labels)
@@ -162,9 +154,8 @@ class LabelRandomizer(Randomizer):
         mechanism = optimal_bins(values, prior.probabilities, rest, self.loss)
         if stored is not None:
             # Another machine may round another way and choose other bins among equally good ones.
-            kept, made = (
-                one.expected_loss(prior.probabilities, self.loss) for one in (stored, mechanism)
-            )
+            bins = (stored, mechanism)
+            kept, made = (one.expected_loss(prior.probabilities, self.loss) for one in bins)
             if not math.isclose(kept, made, rel_tol=1e-6, abs_tol=1e-12):
                 why = f"the stored one is not optimal for loss={self.loss!r}"
                 raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
@@ -183,8 +174,8 @@ def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
         raise ValueError("the vault has no labels; there is nothing to randomize.")
     if labels.label_range is None:
         raise ValueError(
-            "LabelRandomizer is for numbers, these labels are classes. Use RandomizedResponse or "
-            "RRWithPrior, or make PrivateLabels with low and high."
+            "LabelRandomizer is for numbers, these labels are classes. Use RandomizedResponse, or "
+            "make PrivateLabels with low and high."
         )
     return labels.label_range
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,8 +46,7 @@ class Use(NamedTuple):
         time: when, in UTC; empty for uses of version 0.1.
         what: the use, or the change of the budget, in words.
         examples: number of examples touched.
-        epsilon: of this use alone.
-        epsilon_so_far: of all uses up to this one, at the delta of the budget.
+        epsilon: of this use alone; ``epsilon_so_far`` of all up to it, at the delta of the budget.
         actor: who.
         key: the name of the use.
     """
@@ -89,13 +89,7 @@ class History(tuple[Use, ...]):
 class Ledger:
     """The records of one vault, in memory or in a store, held against its budget.
 
-    Args:
-        labels: the true labels as kept; a new store writes a salted digest of them.
-        kind: what the labels are.
-        people: name of their population, or None.
-        budget: None takes that of the store.
-        store: where the records are kept, or None.
-        actor: who, for the receipts; None for the login.
+    A new store writes a salted digest of the labels; ``budget=None`` takes that of the store.
     """
 
     def __init__(
@@ -137,9 +131,9 @@ class Ledger:
         if self._store is None:
             if os.getpid() != self._process:
                 raise RuntimeError(
-                    "this process was forked from the one that made the PrivateLabels: both would "
-                    "draw from the same labels, and neither would know of the other. Give the "
-                    "vault a store, PrivateLabels(..., store=path), which they then share."
+                    "this process was forked from the one that made the PrivateLabels, and neither "
+                    "would know what the other draws. Give the vault a store, "
+                    "PrivateLabels(..., store=path), which they then share."
                 )
             with self._lock:
                 yield
@@ -247,31 +241,39 @@ class Ledger:
         came_along: Sequence[Receipt] = (),
     ) -> None:
         """Raises if the budget does not allow what is planned, and what comes along with it."""
-        charges = [charge for _, charge in planned]
         own = self._histories.distinct(rows)
+        charges = [charge for _, charge in planned]
         for history in histories_with(own, [*self._others, *came_along]):
             after = self._composed(history, charges)
-            if self.budget.allows(after):
-                continue
-            before = histories_with(own, self._others)
-            spent = max(self._composed(one).epsilon for one in before)
-            several = [f"{one.what}, which came along," for one in came_along]
-            what = " and ".join(dict.fromkeys([*several, *(words for words, _ in planned)]))
-            charges += [one.charge for one in came_along]
-            needs = max((charge.delta for charge in charges), default=0.0)
-            if needs > 0.0 and self.budget.delta == 0.0:
-                raise BudgetExceededError(
-                    f"{what} needs a delta above zero (its own is {needs:g}), and the vault's "
-                    "budget has none. Nothing was drawn. Make the vault with PrivacyBudget("
-                    f"{self.budget.epsilon:g}, delta=...), below 1/n = "
-                    f"{1 / max(1, self.label_set.size):.2g} and at least that; or use Laplace "
-                    "noise, which needs none."
-                )
-            raise BudgetExceededError(
-                f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
-                f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget "
-                f"{self.budget}. Nothing was drawn. {_advice(planned)}"
+            if not self.budget.allows(after):
+                before = histories_with(own, self._others)
+                spent = max(self._composed(one).epsilon for one in before)
+                raise self._exceeded(planned, came_along, spent, after)
+
+    def _exceeded(
+        self,
+        planned: Sequence[tuple[str, Charge]],
+        came_along: Sequence[Receipt],
+        spent: float,
+        after: PrivacyGuarantee,
+    ) -> BudgetExceededError:
+        """Returns the error of uses that examples which have ``spent`` this much can't bear."""
+        several = [f"{one.what}, which came along," for one in came_along]
+        what = " and ".join(dict.fromkeys([*several, *(words for words, _ in planned)]))
+        deltas = [one.delta for _, one in planned] + [one.charge.delta for one in came_along]
+        budget = self.budget
+        if budget.delta == 0.0 and max(deltas, default=0.0) > 0.0:
+            return BudgetExceededError(
+                f"{what} needs a delta above zero (its own is {max(deltas):g}), and the vault's "
+                f"budget has none. Nothing was drawn. Give PrivacyBudget({budget.epsilon:g}, "
+                f"delta=...) at least that, below 1/n = {1 / max(1, self.label_set.size):.2g}; or "
+                "use Laplace noise, which needs none."
             )
+        return BudgetExceededError(
+            f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
+            f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget {budget}. "
+            f"Nothing was drawn. {_advice(planned)}"
+        )
 
     def remaining(self) -> float:
         """Returns the largest epsilon of one more pure use of all labels."""
@@ -298,16 +300,11 @@ class Ledger:
         """Returns the uses in order; like uses that follow each other are one line."""
         with self.turn():
             records = list(self.records)
-        groups: list[list[Record]] = []
-        for record in records:
-            if groups and _is_like(groups[-1][-1], record):
-                groups[-1].append(record)
-            else:
-                groups.append([record])
         uses: list[Use] = []
         so_far: list[Receipt] = []
         delta = self.budget.delta
-        for first, *more in groups:
+        for _, like in itertools.groupby(records, _line_of):
+            first, *more = like
             receipts = [one.receipt for one in (first, *more) if one.receipt is not None]
             so_far += receipts
             spent = compose_receipts(so_far, delta).epsilon
@@ -380,16 +377,14 @@ def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
             "target epsilon); remaining() says what is left."
         )
     return (
-        "Draw for other examples, use a smaller epsilon, or reuse the noisy labels drawn before "
-        "(give the draw a key); remaining() says what is left."
+        "Draw for other examples, use a smaller epsilon, or give draws a key and reuse them; "
+        "remaining() says what is left."
     )
 
 
-def _is_like(first: Record, second: Record) -> bool:
-    """Returns whether two records that follow each other are one line of a history."""
-    if first.receipt is None or second.receipt is None:
-        return False
-    names = ("kind", "what", "charge", "labels", "actor", "num_examples")
-    return first.receipt.kind == "steps" and all(
-        getattr(first.receipt, name) == getattr(second.receipt, name) for name in names
-    )
+def _line_of(record: Record) -> Any:
+    """Returns what is the same for records that are one line of a history: like steps."""
+    one = record.receipt
+    if one is None or one.kind != "steps":
+        return record.number
+    return one.what, one.charge, one.labels, one.actor, one.num_examples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import pathlib
@@ -21,7 +20,7 @@ from tf_labeldp.estimation._priors import histogram_prior
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault._label_kinds import class_array
-from tf_labeldp.vault._store import array_digest, publish
+from tf_labeldp.vault._store import content_digest, npz, publish
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
@@ -30,6 +29,13 @@ _CSV_BLOCK = 1 << 26
 """Bytes of a table that are parsed at a time; a cell may be as long."""
 _TARGETS = ("values", "posterior", "debiased")
 _JSON, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
+_JSON_TYPES = (str, int, float, bool)
+_PRIOR_ARRAYS = {
+    "probabilities": "probabilities",
+    "prior_groups": "groups",
+    "prior_values": "values",
+}
+"""Names of the parts of ``Priors`` in files."""
 _NO_RECEIPT = (
     "nothing is promised: these noisy labels carry no receipt. PrivateLabels.randomize draws noisy "
     "labels that do"
@@ -84,20 +90,16 @@ class NoisyStatistic:
                 "Release a HistogramMechanism."
             )
         cells = self.mechanism.values
-        return Priors(
-            histogram_prior(self.values),
-            self.groups,
-            None if cells is None else np.asarray(cells),
-            self.receipts,
-        )
+        values = None if cells is None else np.asarray(cells)
+        return Priors(histogram_prior(self.values), self.groups, values, self.receipts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoisyLabels:
     """Noisy labels, and all that can be made of them: what ``PrivateLabels.randomize`` returns.
 
-    Use it like an array: ``numpy.asarray(noisy)`` is ``values``. All of it may be published beside
-    the features. What follows from it costs nothing more: targets, data sets, models.
+    Use it like an array: ``numpy.asarray(noisy)`` is ``values``. All of it may be published with
+    the features, and what is made of it costs nothing more.
 
     Attributes:
         values: what was drawn, one entry for each of ``indices``: class codes ``int64`` (m,),
@@ -106,13 +108,12 @@ class NoisyLabels:
         indices: the examples that they are of, ``int64`` (m,).
         mechanism: that drew them.
         priors: the priors that they were drawn with, a row for each of ``indices`` or one for all;
-            for numbers, the prior that the mechanism was made for. None if there are none.
+            for numbers, the prior that the mechanism was made for; or None.
         receipts: of what they cost, with that of their priors.
         bias_correction: beta of ``debiased``, for labels that were resampled within clusters.
         remarks: what is known of this very draw beyond the promise.
         assumptions: what the statement rests on beside its receipts.
-        classes: the class values in the order of their codes, where they are not the codes
-            themselves.
+        classes: the class values in the order of their codes, where these differ.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -157,7 +158,7 @@ class NoisyLabels:
 
         For classes soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
         for numbers the posterior means (m,); for rows of labels the probability of each one, (m,
-        L). ``estimation.posterior`` says what they are and when to use them.
+        L). See ``estimation.posterior``.
 
         Args:
             priors: instead of those of the draw, where the mechanism draws without: probabilities
@@ -182,8 +183,8 @@ class NoisyLabels:
         """Returns targets whose loss is unbiased for the true labels.
 
         For classes signed weights ``float64`` (m, K), for ``keras_layers.LabelWeightedLoss``; for
-        numbers unbiased numbers (m,); for rows of labels unbiased numbers (m, L).
-        ``estimation.debiased`` says what they are and when to use them.
+        numbers unbiased numbers (m,); for rows of labels unbiased numbers (m, L). See
+        ``estimation.debiased``.
 
         Args:
             bias_correction: beta, in [0, 1), for labels that were resampled within clusters; None
@@ -202,8 +203,7 @@ class NoisyLabels:
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of these noisy labels, and of the priors that they were drawn with.
 
-        It covers what they were made of. If more has left the vault and is published too, the
-        statement of all of it is ``PrivateLabels.guarantee()``.
+        ``PrivateLabels.guarantee()`` is the statement of all that has left the vault.
 
         Args:
             delta: of the statement; None for that of the vault's budget.
@@ -268,8 +268,8 @@ class NoisyLabels:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the noisy labels, their mechanism, priors, receipts and statement into a folder.
 
-        Nothing in it depends on the true labels but through the draw. The receipts say when they
-        were drawn and by whom (``PrivateLabels(actor=)``).
+        It may be published; the receipts say when they were drawn and by whom
+        (``PrivateLabels(actor=)``).
 
         Args:
             folder: new, or without noisy labels in it.
@@ -279,23 +279,20 @@ class NoisyLabels:
         """
         path = pathlib.Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
-        for name in (_ARRAYS, _JSON):
-            if (path / name).exists():
-                raise FileExistsError(
-                    f"{path} holds noisy labels already. Give another folder, or remove them."
-                )
+        if (path / _ARRAYS).exists() or (path / _JSON).exists():
+            raise FileExistsError(
+                f"{path} holds noisy labels already. Give another folder, or remove them."
+            )
         arrays = {"values": self.values, "indices": self.indices}
-        if self.priors is not None:
-            arrays["probabilities"] = np.asarray(self.priors.probabilities)
-            for name in ("groups", "values"):
-                part = getattr(self.priors, name)
-                if part is not None:
-                    arrays[f"prior_{name}"] = np.asarray(part)
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        fields = {**self.statement(), "classes": _classes_as_json(self.classes)}
-        publish(path / _ARRAYS, buffer.getvalue())
-        publish(path / _JSON, sealed(fields, arrays).encode())
+        for name, part in _PRIOR_ARRAYS.items():
+            content = getattr(self.priors, part, None)
+            if content is not None:
+                arrays[name] = np.asarray(content)
+        classes = self.classes
+        if classes is not None and not all(isinstance(one, _JSON_TYPES) for one in classes):
+            classes = tuple(map(str, classes))
+        publish(path / _ARRAYS, npz(arrays))
+        publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
 
     def statement(self) -> dict[str, Any]:
         """Returns the statement and all else but the arrays, as JSON can hold it."""
@@ -363,9 +360,9 @@ class NoisyLabels:
         receipts = tuple(Receipt.from_json(one) for one in fields["receipts"])
         priors = None
         if "probabilities" in arrays:
-            parts = (arrays.get("prior_groups"), arrays.get("prior_values"))
             paid = tuple(one for one in receipts if one.id in fields["prior_receipts"])
-            priors = Priors(arrays["probabilities"], *parts, paid)
+            parts: dict[str, Any] = {p: arrays.get(name) for name, p in _PRIOR_ARRAYS.items()}
+            priors = Priors(**parts, receipts=paid)
         classes = fields["classes"]
         return cls(
             arrays["values"],
@@ -392,18 +389,17 @@ class NoisyLabels:
 def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Returns a statement as the text of its file, with a digest of all of it and of the arrays."""
     content = {name: value for name, value in fields.items() if name != "digest"}
-    text = json.dumps([content, sorted(arrays)], sort_keys=True)
-    ordered = [arrays[name] for name in sorted(arrays)]
-    digest = array_digest(*ordered, np.frombuffer(text.encode(), np.uint8))
-    return json.dumps({**content, "digest": digest}, indent=2, ensure_ascii=False) + "\n"
+    content["digest"] = content_digest(content, arrays)
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, np.ndarray]:
     """Returns the arrays of a table of noisy labels, a row for each example in order."""
     arrays = {"values": np.asarray(values), "indices": np.arange(len(values))}
-    for name, part in (("probabilities", "probabilities"), ("prior_values", "values")):
-        if prior is not None and prior.get(part) is not None:
-            arrays[name] = np.asarray(prior[part], dtype=np.float64)
+    for name in ("probabilities", "prior_values"):
+        content = (prior or {}).get(_PRIOR_ARRAYS[name])
+        if content is not None:
+            arrays[name] = np.asarray(content, dtype=np.float64)
     return arrays
 
 
@@ -431,11 +427,3 @@ def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, np.ndar
     else:
         values = found.to_numpy()
     return table_arrays(values, fields["prior"])
-
-
-def _classes_as_json(classes: tuple[Hashable, ...] | None) -> list[Any] | None:
-    """Returns class values as JSON can hold them; texts for those that it can't."""
-    if classes is None:
-        return None
-    plain = all(isinstance(name, (str, int, float, bool)) for name in classes)
-    return [name if plain else str(name) for name in classes]

@@ -1,10 +1,5 @@
 """The vault: true labels go in, mechanisms' outputs come out, every use leaves a receipt.
 
-Privacy model: the label holder's process and its store folder are trusted; everything that the
-vault returns may be published together with the features. The file ``PRIVATE-fingerprint`` in a
-store is a salted digest of the true labels, by which a store of other labels is refused. It is not
-differentially private: keep the store with the labels, and publish models and noisy labels instead.
-
 ``_ledger.py`` charges each use and holds it against the budget; ``_draws.py`` draws.
 """
 
@@ -49,21 +44,19 @@ class Randomizer(abc.ABC):
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        Args:
-            labels: the vault.
-            key: a name for the draws, as for ``randomize``; None for one that is always the same.
-            public: what ``public_input`` names.
+        Without a ``key`` the name of the draws is always the same; ``public`` has what
+        ``public_input`` names.
         """
 
     @abc.abstractmethod
     def parts(self, labels: PrivateLabels) -> list[Mechanism]:
-        """Returns mechanisms that cost what the releases from a vault do, promised before them."""
+        """Returns mechanisms that cost what the releases from a vault will."""
 
     @staticmethod
     def _reserve(
         labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
     ) -> None:
-        """Raises unless those of these draws that are missing all fit the budget."""
+        """Raises unless those of these draws that are missing all fit the budget, together."""
         missing = {name: one for name, one in draws.items() if not labels.has_draw(name)}
         if missing:
             labels.check_budget(list(missing.values()), receipts=receipts)
@@ -85,9 +78,11 @@ class PrivateLabels:
         ``accounting.compose_receipts``). A use that would take an example past the budget raises
         before anything is drawn.
 
-    Nothing shows a label: not ``repr``, not an error message, not the store; pickling and copying
-    are refused. Processes that share a vault share it through its store; without a store, a process
-    that was forked from the vault's is refused.
+    The process and its store folder are trusted; what the vault returns may be published with the
+    features. Nothing else shows a label: not ``repr``, not an error message; pickling and copying
+    are refused. A store has a salted digest of the labels, ``PRIVATE-fingerprint``, which is not
+    differentially private: keep the store with the labels. Processes share a vault through its
+    store; without one, a process that was forked from the vault's is refused.
 
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
@@ -96,20 +91,17 @@ class PrivateLabels:
         num_classes: K, at least 2; may be left out where ``classes`` is given.
         budget: the most that may be spent on one label. A store keeps it: when it is opened again
             the budget may be left out, and can't be another one (``raise_budget``).
-        classes: the class values, in the order of their codes 0..K-1. Must be public knowledge:
-            classes are never taken from the labels, since a rare class would show its holder.
-        low: the smallest label of a regression task. Public knowledge, like ``high``: a range
-            taken from the labels would show whoever has the largest one.
+        classes: the class values, in the order of their codes 0..K-1. Public knowledge, and never
+            taken from the labels: a rare class would show its holder.
+        low: the smallest label of a regression task; public knowledge, like ``high``.
         high: the largest label of a regression task.
         clip: for regression, whether labels outside the range are set to its nearer end; without,
             they are refused.
         num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
         people: the name of the population that the labels are of. What is made of several vaults
-            adds up, since they may hold labels of the same people; vaults with different names are
-            declared to hold those of different people.
-        store: folder in which every use is kept. Opening it again with the same labels returns
-            the same draws and remembers what they cost. Without one, a second run draws, and
-            spends, again.
+            adds up, since they may hold labels of the same people, unless these names differ.
+        store: folder in which every use is kept. Opened again with the same labels it returns the
+            same draws and charges nothing for them. Without one, a second run spends again.
         actor: who runs this, for the receipts, which go into what is published; None for the
             environment variable ``LABELDP_ACTOR``, or the name of the login.
         insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
@@ -239,16 +231,14 @@ class PrivateLabels:
             priors: probabilities (K,) or (m, K), in the order of ``indices``, or
                 ``mechanisms.Priors``, for mechanisms that take them.
             clusters: the cluster of each example, integers (m,) or what ``find_clusters`` returns,
-                for
-                mechanisms that take them.
+                for mechanisms that take them.
             features: public features, for mechanisms that take them.
             key: a name for this draw. Asking again for a name returns the stored draw and charges
                 nothing, whatever the priors are now. Without a name the draws of a run are
                 numbered, and a store answers them in that order.
 
         Returns:
-            ``NoisyLabels``: values, indices, targets, statement; ``numpy.asarray`` gives the
-            values.
+            ``NoisyLabels``; ``numpy.asarray`` gives the values.
 
         Warns:
             UserWarning: the budget's delta is not below 1/n; of ``release`` and ``charge`` too.
@@ -268,24 +258,23 @@ class PrivateLabels:
         if not isinstance(mechanism, Randomizer):
             self._kind.check(checked_mechanism(mechanism, LabelMechanism))
         name, wanted = type(mechanism).__name__, mechanism.public_input
+        needs_it = isinstance(mechanism, Randomizer) and wanted is not None
+        if needs_it and set(given) != {wanted}:
+            raise ValueError(
+                f"{name} needs {wanted}=, and takes nothing else; got "
+                f"{' and '.join(sorted(given)) or 'nothing'}."
+            )
+        for other in sorted(set(given) - {wanted}):
+            raise ValueError(
+                f"{name} takes no {other}; leave them out. RRWithPrior takes priors, "
+                "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
+                "LabelRandomizer(values=..., prior=...) a public prior."
+            )
         if isinstance(mechanism, Randomizer):
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
-            if wanted and set(given) != {wanted}:
-                raise ValueError(
-                    f"{name} needs {wanted}=, and takes nothing else; got "
-                    f"{' and '.join(sorted(given)) or 'nothing'}."
-                )
-        for other in given:
-            if other != wanted:
-                raise ValueError(
-                    f"{name} takes no {other}; leave them out. RRWithPrior takes priors, "
-                    "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
-                    "LabelRandomizer(values=..., prior=...) a public prior."
-                )
-        if isinstance(mechanism, Randomizer):
             return mechanism.draw_from(self, key, **given)
-        value = given.get(wanted) if wanted else None
+        value = given.get(wanted or "")
         made_of = receipts_of([mechanism, value])
         if wanted == "priors" and value is not None:
             value = Priors.of(value)
@@ -314,9 +303,8 @@ class PrivateLabels:
             indices: the examples it is made of, as for ``randomize``; each is charged.
             public_input: what else the statistic is made of, in the order of ``indices``: group
                 numbers (m,) or what ``find_clusters`` returns, features (m, d), as the mechanism
-                says. An object with ``digest()`` and ``matches(digest)`` is passed on as it is, and
-                is known by these. A stored release is given again only for the public input that it
-                was made with.
+                says. An object with ``digest()`` and ``matches(digest)`` is known by these. A
+                stored release is given again only for the public input that it was made with.
             key: a name for this release, as for ``randomize``.
 
         Returns:
@@ -402,25 +390,29 @@ class PrivateLabels:
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
         rows = self._ledger.rows(indices)
-        flags = {
-            "unit": unit or self.unit,
-            "num_units": num_units,
-            "seeded": seeded,
-            "metrics_reported": metrics_reported,
-            "sample_weights": sample_weights,
-        }
         with self._ledger.turn():
             self._ledger.check(rows, [(what, charge)])
-            receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
+            receipt = self._ledger.receipt(
+                charge,
+                what,
+                "steps",
+                key,
+                rows,
+                unit=unit or self.unit,
+                num_units=num_units,
+                seeded=seeded,
+                metrics_reported=metrics_reported,
+                sample_weights=sample_weights,
+            )
             self._ledger.keep(receipt=receipt, indices=rows)
         return receipt
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
         """Counts receipts that came along with a model or priors, if they may be of these labels.
 
-        A history that was loaded with a model, and a vault without a store, are taken for the same
-        labels, unless ``people`` declares that they are of different people. Two stores are known
-        to be different labels. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads call it.
+        They are taken for those of the same labels, unless both have stores or ``people`` declares
+        that they are of different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads
+        call it.
 
         Args:
             receipts: as a model carries them; those that are known here already count once.
@@ -459,8 +451,7 @@ class PrivateLabels:
     def has_draw(self, key: str | None) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for).
 
-        Args:
-            key: the name; None for the next draw without a name, which a store may hold.
+        None is the name of the next draw without a key, which a store may hold.
         """
         with self._ledger.turn():
             return (self._draws.next_name() if key is None else key) in self._ledger.draws
@@ -485,11 +476,9 @@ class PrivateLabels:
             after: mechanisms to count one use of as well, on all examples; nothing is charged.
             delta: of the statement; None for the budget's.
         """
-        planned = [
-            Receipt(self.label_set, charge, what, unit=self.unit)
-            for what, charge in self._planned(after)
-        ]
-        receipts = [*self.receipts, *planned]
+        receipts = list(self.receipts)
+        for what, charge in self._planned(after):
+            receipts.append(Receipt(self.label_set, charge, what, unit=self.unit))
         stated = compose_receipts(receipts, self._ledger.budget.delta if delta is None else delta)
         if stated.num_units is None:  # nothing has left the vault
             stated = dataclasses.replace(stated, num_units=len(self) or None)
@@ -550,7 +539,7 @@ class PrivateLabels:
         self._ledger.raise_budget(budget, reason.strip())
 
     def _planned(self, several: Any) -> list[tuple[str, Charge]]:
-        """Returns mechanisms that are planned, in words, with their charges."""
+        """Returns uses that are planned, in words, with their charges."""
         planned = []
         for one in several if isinstance(several, Sequence) else [several]:
             if isinstance(one, Charge):
@@ -581,8 +570,7 @@ class PrivateLabels:
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:
     """Returns the true labels for a training step that has charged the vault; not for users.
 
-    ``LabelDPModel.fit`` calls it after the charge for its noisy gradients, through the batches of
-    ``data.poisson_batches``; nothing else may.
+    Only ``LabelDPModel.fit`` may call it, after the charge, through ``data.poisson_batches``.
     """
     with vault._ledger.turn():
         labels = vault._sealed.open().view()

@@ -8,14 +8,11 @@ Layout of a store::
     charges/000000         digest of that record, written after it and before it is handed out
     weights                digests of weights of models, and the receipts that they were made of
 
-What was handed out and its receipt are one file, published by one atomic link: whoever kills the
-process finds either the whole record, already charged, or nothing, and then nothing was handed out
-either. A record that was deleted is missed by its file in ``charges``. Processes that share a store
-take turns: each holds a lock from reading what is new to writing its own record. A whole folder set
-back to an earlier copy cannot be told from that copy: back it up, but do not restore it over a
-newer one.
-
-Stores of version 0.1 are read, and get a new header; their records have neither time nor actor.
+A record, published by one atomic link, holds its receipt and what was handed out: whoever kills the
+process finds all of it, charged, or nothing. A record that was deleted is missed by its file in
+``charges``. Processes that share a store hold a lock from reading what is new to writing their own
+record. A whole folder set back to an earlier copy cannot be told from that copy: do not restore a
+backup over a newer one. Stores of version 0.1 are read, and get a new header.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +44,7 @@ _LOCK = ".lock"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the files that ``publish`` writes first; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
+_PLAIN = ("number", "reason", "time", "actor", "mechanism", "public_digest")
 _ARRAYS = ("indices", "values", "priors", "groups")
 _NOT_RECORDED = (
     "in training with version 0.1, which did not record it, neither noise nor batches were seeded, "
@@ -74,10 +72,8 @@ class Record:
         number: place in the sequence of records, from 0.
         receipt: what was charged; None for a change of the budget.
         budget: the budget from here on, for a change of it.
-        reason: why it was changed.
-        time: when, for a change of the budget.
-        actor: who, for a change of the budget.
-        mechanism: serialized mechanism (``mechanisms.serialize``), or None.
+        reason: why it was changed; then ``time`` and ``actor`` say when, and who did it.
+        mechanism: as ``mechanisms.serialize`` describes it, or None.
         public_digest: digest of the priors, or of the public input, used; or None.
         made_of: the receipts that came with the priors.
         indices: ``int64`` (m,), the examples, in the order asked for.
@@ -108,11 +104,10 @@ class Record:
     def meta(self) -> dict[str, Any]:
         """Returns all but the arrays, as JSON can hold it."""
         budget = self.budget
-        plain = ("number", "reason", "time", "actor", "mechanism", "public_digest")
         return {
             "format": FORMAT,
             "version": __version__,
-            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name) for name in _PLAIN},
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "budget": None if budget is None else [budget.epsilon, budget.delta],
             "made_of": [one.to_json() for one in self.made_of],
@@ -121,6 +116,18 @@ class Record:
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays that there are."""
         return {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
+
+    @classmethod
+    def of(cls, meta: dict[str, Any], arrays: dict[str, Any]) -> Record:
+        """Returns the record that ``meta`` and ``arrays`` described."""
+        receipt, budget = meta["receipt"], meta["budget"]
+        return cls(
+            receipt=None if receipt is None else Receipt.from_json(receipt),
+            budget=None if budget is None else PrivacyBudget(*budget),
+            made_of=tuple(Receipt.from_json(one) for one in meta["made_of"]),
+            **{name: meta[name] for name in _PLAIN},
+            **arrays,
+        )
 
 
 def array_digest(*arrays: np.ndarray) -> str:
@@ -131,6 +138,24 @@ def array_digest(*arrays: np.ndarray) -> str:
         digest.update(f"{contiguous.dtype.str}{contiguous.shape}".encode())
         digest.update(contiguous.tobytes())
     return digest.hexdigest()
+
+
+def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns a digest of fields that JSON can hold and of named arrays."""
+    names = sorted(arrays)
+    return _digest([fields, names], [arrays[name] for name in names])
+
+
+def _digest(content: Any, arrays: Sequence[np.ndarray]) -> str:
+    text = json.dumps(content, sort_keys=True).encode()
+    return array_digest(*arrays, np.frombuffer(text, np.uint8))
+
+
+def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Returns arrays as the content of an ``.npz`` file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
 
 
 def budget_for_store(
@@ -167,10 +192,11 @@ class LabelStore:
         Returns:
             The label set, and the budget that the store began with.
         """
+        kind = {"num_labels": len(labels), **kind}
         if not self.exists():
             self._create(labels, kind, people, budget)
         header = self.header()
-        self._check_header(header, {"num_labels": len(labels), **kind}, people)
+        self._check_header(header, kind, people)
         self._check_fingerprint(labels)
         if header["format"] == 1:
             if budget is None:
@@ -234,7 +260,7 @@ class LabelStore:
             if not target.exists():
                 self._publish_charge(self._read, digest)
             elif target.read_text() != digest:
-                raise self._damaged(target)
+                raise _damaged(target)
             found.append(record)
             self._read += 1
         if (charges / f"{self._read:06d}").exists():
@@ -250,13 +276,11 @@ class LabelStore:
     def append(self, record: Record) -> None:
         """Writes a record so that it is on disk, whole, before this returns."""
         meta, arrays = record.meta(), record.arrays()
-        digest = _record_digest(meta, arrays)
-        buffer = io.BytesIO()
-        text = json.dumps({**meta, "digest": digest})
-        arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        digest = content_digest(meta, arrays)
+        text = json.dumps({**meta, "digest": digest}).encode()
+        content = npz({**arrays, "meta": np.frombuffer(text, np.uint8)})
         try:
-            publish(self.path / "draws" / f"{record.number:06d}.npz", buffer.getvalue())
+            publish(self.path / "draws" / f"{record.number:06d}.npz", content)
         except FileExistsError:
             raise LabelStoreError(
                 f"Another process has written draw {record.number} to the store {self.path} since "
@@ -294,7 +318,7 @@ class LabelStore:
                 )
                 yield [bytes.fromhex(one) for one in content["weights"]], receipts
             except (KeyError, TypeError, ValueError) as error:
-                raise self._damaged(path) from error
+                raise _damaged(path) from error
 
     def _publish_charge(self, number: int, digest: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -334,7 +358,7 @@ class LabelStore:
             (self.path / folder).mkdir(exist_ok=True)
         salt = secrets.token_hex(32)
         fingerprint = {"salt": salt, "digest": _fingerprint(labels, salt)}
-        header = _new_header({"num_labels": len(labels), **kind}, people, budget)
+        header = _new_header(kind, people, budget)
         try:
             publish(self.path / _FINGERPRINT, _as_json(fingerprint), replace=True)
             publish(self.path / "header.json", _as_json(header))
@@ -346,15 +370,10 @@ class LabelStore:
 
     def header(self) -> dict[str, Any]:
         """Returns the header, checked."""
-        header = self._read_json(self.path / "header.json")
-        found = header.get("format")
-        if found not in (1, FORMAT):
-            raise LabelStoreError(
-                f"The store {self.path} has format {found}, and tf-labeldp {__version__} reads "
-                f"formats 1 and {FORMAT}. Nothing was changed. Install the version of tf-labeldp "
-                "that wrote it, or a newer one."
-            )
-        if found != 1 and header.get("digest") != _header_digest(header):
+        header = _read_json(self.path / "header.json")
+        if header.get("format") not in (1, FORMAT):
+            raise _unknown_format(f"The store {self.path}", header.get("format"), "and ")
+        if header["format"] != 1 and header.get("digest") != _header_digest(header):
             raise LabelStoreError(
                 f"{self.path / 'header.json'} was edited or is damaged: it has the budget, and "
                 "whose labels these are. Restore the file from a backup, and raise a budget with "
@@ -382,25 +401,16 @@ class LabelStore:
                 f"{path} is missing, so it cannot be checked that these are the labels of the "
                 "store. Restore it from the folder's backup, or start a new store."
             )
-        stored = self._read_json(path)
+        stored = _read_json(path)
         salt, digest = str(stored.get("salt")), str(stored.get("digest"))
         if not re.fullmatch("[0-9a-f]{64}", salt) or not re.fullmatch("[0-9a-f]{128}", digest):
-            raise self._damaged(path)
+            raise _damaged(path)
         if digest != _fingerprint(labels, salt):
             raise LabelStoreError(
                 f"The store {self.path} was made for other labels (same number, different values "
                 "or order). Its draws would be charged to the wrong examples. Give the labels it "
                 "was made for, in the same order, or a new path."
             )
-
-    def _read_json(self, path: pathlib.Path) -> dict[str, Any]:
-        try:
-            content = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise self._damaged(path) from error
-        if not isinstance(content, dict):
-            raise self._damaged(path)
-        return content
 
     def _read_record(
         self, path: pathlib.Path, labels: LabelSet, budget: PrivacyBudget
@@ -409,34 +419,52 @@ class LabelStore:
             with np.load(path, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files if name != "meta"}
                 meta = json.loads(content["meta"].tobytes().decode())
-            digest, found = meta.pop("digest"), meta["format"]
-            if found == 1:
+            digest = meta.pop("digest")
+            if meta["format"] == FORMAT:
+                record = Record.of(meta, arrays)
+                intact = digest == content_digest(meta, arrays)
+            elif meta["format"] == 1:
                 del meta["format"]
                 record = _record_of_0_1(meta, arrays, digest, labels, budget)
-                named = (arrays["indices"], arrays["noisy_labels"])
-                intact = digest == _digest(meta, named)
-            elif found == FORMAT:
-                record = _record_of(meta, arrays)
-                intact = digest == _record_digest(meta, arrays)
+                intact = digest == _digest(meta, (arrays["indices"], arrays["noisy_labels"]))
             else:
-                raise LabelStoreError(
-                    f"{path} has format {found}, written by tf-labeldp {meta.get('version')}; "
-                    f"tf-labeldp {__version__} reads formats 1 and {FORMAT}. Nothing was changed. "
-                    "Install the newer version."
-                )
+                by = f"written by tf-labeldp {meta.get('version')}; "
+                raise _unknown_format(str(path), meta["format"], by)
         except LabelStoreError:
             raise
         except Exception as error:  # zipfile, json and numpy each have their own errors
-            raise self._damaged(path) from error
-        if not intact or re.fullmatch(rf"{record.number:06d}\.npz", path.name) is None:
-            raise self._damaged(path)
+            raise _damaged(path) from error
+        if not intact or path.name != f"{record.number:06d}.npz":
+            raise _damaged(path)
         return record, digest
 
-    def _damaged(self, path: pathlib.Path) -> LabelStoreError:
-        return LabelStoreError(
-            f"{path} is damaged. A draw that cannot be read is still a charge, so the store is "
-            "refused rather than drawn again. Restore the folder from a backup."
-        )
+
+def _damaged(path: pathlib.Path) -> LabelStoreError:
+    return LabelStoreError(
+        f"{path} is damaged. A draw that cannot be read is still a charge, so the store is refused "
+        "rather than drawn again. Restore the folder from a backup."
+    )
+
+
+def _unknown_format(what: str, found: Any, by: str) -> LabelStoreError:
+    return LabelStoreError(
+        f"{what} has format {found}, {by}tf-labeldp {__version__} reads formats 1 and {FORMAT}. "
+        "Nothing was changed. Install the newer version."
+    )
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    if not isinstance(content, dict):
+        raise _damaged(path)
+    return content
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2).encode()
 
 
 def _new_header(kind: dict[str, Any], people: str | None, budget: PrivacyBudget) -> dict[str, Any]:
@@ -453,26 +481,6 @@ def _new_header(kind: dict[str, Any], people: str | None, budget: PrivacyBudget)
 def _header_digest(header: dict[str, Any]) -> str:
     rest = {name: value for name, value in header.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _as_json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=2).encode()
-
-
-def _record_of(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
-    receipt, budget = meta["receipt"], meta["budget"]
-    return Record(
-        meta["number"],
-        None if receipt is None else Receipt.from_json(receipt),
-        None if budget is None else PrivacyBudget(*budget),
-        meta["reason"],
-        meta["time"],
-        meta["actor"],
-        meta["mechanism"],
-        meta["public_digest"],
-        tuple(Receipt.from_json(one) for one in meta["made_of"]),
-        **arrays,
-    )
 
 
 def _record_of_0_1(
@@ -498,6 +506,7 @@ def _record_of_0_1(
         kind = "release" if isinstance(made, AggregateMechanism) else "draw"
     indices = arrays["indices"]
     rows = np.sort(indices)
+    values = None if mechanism is None else arrays["noisy_labels"]
     receipt = Receipt(
         labels,
         charge,
@@ -506,7 +515,7 @@ def _record_of_0_1(
         meta["key"],
         None if rows.size == labels.size else rows,
         budget.delta,
-        None if mechanism is None else array_digest(arrays["noisy_labels"]),
+        None if values is None else array_digest(values),
         seeded=meta["seeded"],
         time="",
         actor="unknown",
@@ -519,20 +528,8 @@ def _record_of_0_1(
         mechanism=mechanism,
         public_digest=meta["priors_digest"],
         indices=indices,
-        values=None if mechanism is None else arrays["noisy_labels"],
+        values=values,
     )
-
-
-def _record_digest(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    """Returns a digest of all of a record, its receipt included."""
-    names = sorted(arrays)
-    return _digest([meta, names], [arrays[name] for name in names])
-
-
-def _digest(content: Any, arrays: Sequence[np.ndarray]) -> str:
-    """Returns a digest of arrays, and of what JSON can hold."""
-    text = json.dumps(content, sort_keys=True).encode()
-    return array_digest(*arrays, np.frombuffer(text, np.uint8))
 
 
 def publish(target: pathlib.Path, content: bytes, *, replace: bool = False) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.training._model_checks import per_example_loss
-from tf_labeldp.training._per_example_clipping import PerExampleClipping
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._model_checks import per_example_loss
+from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 
 layers = keras.layers
 ROWS, CLASSES = 6, 3
@@ -153,10 +154,15 @@ OTHER: dict[str, Callable[[], keras.Model]] = {
 }
 # What the vectorized method does is the same for every layer that the ghost method knows, too.
 FEW = ("Conv2D", "Embedding", "residual")
+VECTORIZED = (*FEW, "attention", "Lambda", "shared layer", "subclass")
 CASES = [
     *[(name, "ghost") for name in GHOST],
-    *[(name, "vectorized") for name in (*FEW, *OTHER)],
-    *[pytest.param(n, "vectorized", marks=pytest.mark.slow) for n in GHOST if n not in FEW],
+    *[(name, "vectorized") for name in VECTORIZED],
+    *[
+        pytest.param(name, "vectorized", marks=pytest.mark.slow)
+        for name in (*GHOST, *OTHER)
+        if name not in VECTORIZED
+    ],
 ]
 
 
@@ -205,7 +211,7 @@ def check_against_loop(
     clipper = clipping(model)
 
     def step(*batch: Any) -> Any:
-        return clipper.clipped_sum(*batch, LOSS, tf.constant(clip), group_size)
+        return clipper.clipped_sum(Batch(*batch, LOSS), Clip(tf.constant(clip), group_size))
 
     batch = (tf.constant(x), tf.constant(y), tf.constant(weights))
     # Without a graph, vectorizing starts anew each time, which is slow.
@@ -223,16 +229,20 @@ def check_against_loop(
 
 @pytest.mark.parametrize(("name", "method"), CASES)
 def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str):
-    check_against_loop(name, lambda model: PerExampleClipping(model, method=method))
+    check_against_loop(name, lambda model: PerExampleClipping(model, Speed(method)))
 
 
-@pytest.mark.parametrize("group_size", [2, 3])
 @pytest.mark.parametrize(
-    ("name", "method"),
-    [(n, m) for n in FEW for m in ("ghost", "vectorized")],
+    ("name", "method", "group_size"),
+    [
+        *[(name, "ghost", size) for name in FEW for size in (2, 3)],
+        ("residual", "vectorized", 2),
+        ("Conv2D", "vectorized", 3),
+        pytest.param("Embedding", "vectorized", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
-    check_against_loop(name, lambda model: PerExampleClipping(model, method=method), group_size)
+    check_against_loop(name, lambda model: PerExampleClipping(model, Speed(method)), group_size)
 
 
 @pytest.mark.parametrize(
@@ -242,21 +252,19 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
         ("dense over time", "ghost", 500),
         ("Embedding with masks", "ghost", 400),
         ("residual", "vectorized", 3_000),
-        ("GRU", "vectorized", 20_000),
+        pytest.param("GRU", "vectorized", 20_000, marks=pytest.mark.slow),
     ],
 )
 def test_a_bound_on_memory_changes_nothing(name: str, method: str, max_bytes: int):
-    check_against_loop(
-        name, lambda model: PerExampleClipping(model, method=method, max_bytes=max_bytes)
-    )
+    check_against_loop(name, lambda model: PerExampleClipping(model, Speed(method, max_bytes)))
 
 
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 def test_too_little_memory_is_refused(method: str):
     model, x, y = problem("residual")
-    clipper = PerExampleClipping(model, method=method, max_bytes=4)
+    clipper = PerExampleClipping(model, Speed(method, max_bytes=4))
     with pytest.raises(ValueError, match=r"max_bytes=4 is too small.*Raise max_bytes"):
-        clipper.clipped_sum(x, y, np.ones(ROWS), LOSS, 1.0)
+        clipper.clipped_sum(Batch(x, y, np.ones(ROWS), LOSS), Clip(1.0))
 
 
 @pytest.mark.parametrize("name", GHOST)
@@ -268,14 +276,21 @@ def test_auto_takes_ghost_where_it_can(name: str):
 def test_auto_takes_vectorized_where_it_must(name: str):
     model = problem(name)[0]
     assert PerExampleClipping(model).method == "vectorized"
-    clipper = PerExampleClipping(model, method="ghost")
+    clipper = PerExampleClipping(model, Speed("ghost"))
     with pytest.raises(ValueError, match=r"method='ghost' cannot handle model.*'auto'"):
-        clipper.clipped_sum(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS, 1.0)
+        clipper.clipped_sum(Batch(np.zeros((1, 5)), np.zeros(1), np.ones(1), LOSS), Clip(1.0))
 
 
-@pytest.mark.parametrize("max_bytes", [3_000, 2**30])
-@pytest.mark.parametrize("name", ["dense", "Conv2D", "Embedding", "residual"])
-@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+@pytest.mark.parametrize(
+    ("method", "name", "max_bytes"),
+    [
+        *[("ghost", n, b) for n in ("dense", "Conv2D", "Embedding") for b in (3_000, 2**30)],
+        ("ghost", "residual", 2**30),
+        ("vectorized", "dense", 3_000),
+        ("vectorized", "residual", 2**30),
+        pytest.param("vectorized", "Conv2D", 3_000, marks=pytest.mark.slow),
+    ],
+)
 def test_scales_are_multiplied_on_before_clipping(method: str, name: str, max_bytes: int):
     model, x, y = problem(name)
     rng = np.random.default_rng(3)
@@ -285,9 +300,9 @@ def test_scales_are_multiplied_on_before_clipping(method: str, name: str, max_by
     norms = np.sqrt(sum(np.square(part.reshape(ROWS, -1)).sum(axis=1) for part in groups))
     clip = float(np.median(norms))
     memory = max_bytes if method == "ghost" else 10 * max_bytes
-    result = PerExampleClipping(model, method=method, max_bytes=memory).clipped_sum(
-        x, y, np.ones(ROWS), LOSS, clip, scales=[tf.constant(scale) for scale in scales]
-    )
+    bound = Clip(clip, scales=[tf.constant(scale) for scale in scales])
+    clipper = PerExampleClipping(model, Speed(method, memory))
+    result = clipper.clipped_sum(Batch(x, y, np.ones(ROWS), LOSS), bound)
     np.testing.assert_allclose(result.norms, norms, rtol=1e-5)
     factors = np.minimum(1.0, clip / norms)
     for got, part in zip(result.gradients, groups, strict=True):

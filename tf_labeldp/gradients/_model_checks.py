@@ -23,13 +23,9 @@ _MIXING = {
 def check_layers(model: keras.Model) -> None:
     """Raises if the model mixes examples, has losses of its own, or has nothing to train.
 
-    Per-example clipping bounds what one label can do to a step only if its loss is the only one
-    that the label enters. Layers that use statistics of the batch break this, and so do losses
-    that are added besides (weight regularizers are fine: no label enters them). Layers are found
-    wherever they are: in nested models, in wrappers, in lists and attributes of custom layers.
-
-    Args:
-        model: a Keras model, built or not.
+    Clipping bounds what one label can do to a step only if no layer uses statistics of the batch,
+    and if the clipped loss is the only one (weight regularizers are fine: no label enters them).
+    Layers are found wherever they are: in nested models, wrappers and attributes of custom layers.
 
     Raises:
         ValueError: layers that mix examples (all of them are named, with what to use instead),
@@ -95,8 +91,7 @@ def all_layers(model: keras.Model) -> list[Any]:
 def parts_of(model: keras.Model, kind: type) -> list[Any]:
     """Returns all objects of a kind that the model or its layers hold, each once.
 
-    Keras lists the layers of models only. Layers that another layer holds (wrappers, custom
-    layers) are found among its attributes.
+    Keras lists the layers of models only; those of wrappers and custom layers are attributes.
     """
     found: list[Any] = []
     seen: set[int] = set()
@@ -133,24 +128,20 @@ _ROW_BY_ROW = {
     squared_hinge
     """.split()
 }
-
+# Labels have one axis less than outputs, and are looked up.
 _CODES = {keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy}
 
 
 def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     """Returns a callable ``(y_true, y_pred) -> (B,)`` from anything that Keras takes as a loss.
 
-    The reduction of a ``keras.losses.Loss`` is left out: per-example gradients are clipped one by
-    one and divided by the expected batch size later. Losses with more axes (one number a time
-    step, say) are averaged over them.
+    The reduction of a ``keras.losses.Loss`` is left out: gradients are clipped one by one and
+    divided by the expected batch size later. Losses with more axes (one number a time step, say)
+    are averaged over them. The callable raises a ``ValueError`` where the loss is not per example.
 
     Args:
         loss: a ``keras.losses.Loss``, the name of one, or a function of ``y_true`` and ``y_pred``
             that returns one number an example.
-
-    Returns:
-        The function; its result is ``float32`` or the loss's own floating dtype. It raises a
-        ``ValueError`` where the loss turns out to be a scalar or of another length.
 
     Raises:
         TypeError: not a loss.
@@ -163,23 +154,20 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         [0. 9.]
     """
     found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
-    name = str(getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__))
-    if isinstance(found, keras.losses.Loss):
-        function = found.call
-    elif callable(found) and not isinstance(found, type):
-        function = found
-    else:
+    is_keras = isinstance(found, keras.losses.Loss)
+    if not is_keras and (isinstance(found, type) or not callable(found)):
         given = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
         raise TypeError(
             "the loss must be a keras.losses.Loss, its name or a function of y_true and y_pred, "
             f"got {given}. Losses must be per example: for instance "
             "keras.losses.SparseCategoricalCrossentropy(from_logits=True)."
         )
-    is_keras = isinstance(found, keras.losses.Loss)
+    function = found.call if is_keras else found
+    name = str(getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__))
     axis = found.get_config().get("axis", -1) if is_keras else -1
     kind = type(found) if is_keras else found
     row_by_row = kind in _ROW_BY_ROW and axis == -1
-    is_sparse = kind in _CODES  # labels have one axis less than outputs, and are looked up
+    is_sparse = kind in _CODES
 
     def one_call(y_true: Any, y_pred: Any) -> tf.Tensor:
         losses = tf.convert_to_tensor(function(y_true, y_pred))
@@ -207,24 +195,10 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
             # As Keras does for losses by name: labels (B,) for outputs (B, 1).
             if y_pred.shape.rank == y_true.shape.rank + 1 and y_pred.shape[-1] == 1:
                 y_true = y_true[..., tf.newaxis]
-        together = row_by_row and (is_sparse or _same_rank(y_true, y_pred))
+        ranks = {part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}
+        together = row_by_row and (is_sparse or len(ranks) == 1)
         if together or tf.nest.flatten(y_pred)[0].shape[0] == 1:
             return one_call(y_true, y_pred)
         return tf.vectorized_map(alone, (y_true, y_pred), warn=False)
 
     return losses_of
-
-
-def _same_rank(y_true: Any, y_pred: Any) -> bool:
-    return len({part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}) == 1
-
-
-def checked_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns the losses if there is one for each weight, else raises."""
-    if tuple(losses.shape) != tuple(weights.shape):
-        raise ValueError(
-            f"losses must be per example: for {weights.shape[0]} examples the loss must return "
-            f"shape {tuple(weights.shape)}, got {tuple(losses.shape)}. Do not add up or average "
-            "over examples."
-        )
-    return losses

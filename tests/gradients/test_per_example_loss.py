@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_labeldp.gradients._model_checks import per_example_loss
 from tf_labeldp.keras_layers import LabelWeightedLoss
-from tf_labeldp.training._model_checks import per_example_loss
 
 RNG = np.random.default_rng(0)
 ROWS, CLASSES = 5, 4

@@ -1,0 +1,130 @@
+"""What is clipped, what bounds one label's part in it, and what it may cost in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_labeldp import _validate
+
+METHODS = ("auto", "ghost", "vectorized")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """The rows of one step.
+
+    Attributes:
+        x: features: a tensor (B, ...), or a list or dictionary of them.
+        y: labels (B, ...), or a structure of them; whatever ``loss`` takes.
+        weights: (B,), multiplied onto the losses before clipping; zero for padding.
+        loss: ``(y_true, y_pred) -> (B,)``.
+        loss_scale: multiplied onto the losses and divided out of the gradients, for ``float16``.
+    """
+
+    x: Any
+    y: Any
+    weights: Any
+    loss: Callable[[Any, Any], tf.Tensor]
+    loss_scale: float = 1.0
+
+    def total_loss(self, outputs: Any) -> tf.Tensor:
+        """Returns the weighted sum of the losses of the model's outputs, scaled."""
+        losses = self.loss(self.y, outputs)
+        if tuple(losses.shape) != tuple(self.weights.shape):
+            raise ValueError(
+                f"losses must be per example: for {self.weights.shape[0]} examples the loss must "
+                f"return shape {tuple(self.weights.shape)}, got {tuple(losses.shape)}. Do not add "
+                "up or average over examples."
+            )
+        return tf.reduce_sum(tf.cast(losses, tf.float32) * self.weights) * self.loss_scale
+
+    def unscaled(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns gradients of ``total_loss`` in ``float32``, without the scale."""
+        return [tf.cast(tf.convert_to_tensor(g), tf.float32) / self.loss_scale for g in gradients]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clip:
+    """What bounds one label's part in a sum of gradients: the sensitivity is set here.
+
+    Attributes:
+        l2_norm_clip: the bound C, a number or a scalar tensor.
+        group_size: contiguous rows that are clipped as one: the gradient of a group is that of its
+            weighted losses' sum, divided by its number of rows with weight (or 1).
+        scales: positive factors on the gradients, like ``model.trainable_variables``, multiplied on
+            before norms are taken: clipped sums and norms are those of the scaled gradients. Must
+            not depend on labels. None for ones.
+    """
+
+    l2_norm_clip: Any
+    group_size: int = 1
+    scales: Sequence[tf.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        _validate.integer_at_least("group_size", self.group_size, 1)
+        clip = self.l2_norm_clip
+        if not tf.is_tensor(clip):
+            clip = _validate.positive_finite("l2_norm_clip", clip)
+        object.__setattr__(self, "l2_norm_clip", tf.cast(clip, tf.float32))
+
+    def coefficients(self, norms: tf.Tensor) -> tf.Tensor:
+        """Returns min(1, C / norm) for each norm, and zero for those that are not finite."""
+        coefficients = self.l2_norm_clip / tf.maximum(norms, self.l2_norm_clip)
+        return tf.where(tf.math.is_finite(norms), coefficients, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How per-example gradients are made; changes time and memory, never the result.
+
+    Attributes:
+        method: "ghost", "vectorized", or "auto" for the first where the model allows it.
+        max_bytes: memory for per-example gradients and the like, beyond that of an ordinary
+            training step; batches that need more are worked on in pieces.
+    """
+
+    method: str = "auto"
+    max_bytes: int = 2**30
+
+    def __post_init__(self) -> None:
+        _validate.one_of("method", self.method, METHODS)
+        _validate.integer_at_least("max_bytes", self.max_bytes, 1)
+
+
+Sums = tuple[list[tf.Tensor], tf.Tensor, Any]
+"""The clipped sum for each trainable variable, the norms before clipping, the model's outputs."""
+
+
+def weighted_sum(coefficients: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Returns the sum over the first axis; rows with coefficient zero count nothing, even NaN."""
+    return tf.tensordot(coefficients, zero_where(coefficients == 0, gradients), 1)
+
+
+def zero_where(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns ``values`` (B, ...) with zeros in the rows where ``rows`` (B,) is true."""
+    return tf.where(by_row(rows, values), tf.zeros((), values.dtype), values)
+
+
+def by_row(rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns ``rows`` (B,) with axes of one, so that it broadcasts over ``values`` (B, ...)."""
+    return tf.reshape(rows, (rows.shape[0], *(1,) * (values.shape.rank - 1)))
+
+
+def squared_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the squared norms (N,) over all weights of gradients (N, ...)."""
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
+    )
+
+
+def in_chunks(values: tf.Tensor, rows: int) -> tf.Tensor:
+    """Returns ``values`` (B, ...) as (chunks, rows, ...); zeros fill the last chunk."""
+    num_chunks = -(-values.shape[0] // rows)
+    padding = [(0, num_chunks * rows - values.shape[0]), *[(0, 0)] * (values.shape.rank - 1)]
+    shape = tf.concat([[num_chunks, rows], tf.shape(values)[1:]], 0)  # some known in a step only
+    chunks = tf.reshape(tf.pad(values, padding), shape)
+    return tf.ensure_shape(chunks, (num_chunks, rows, *values.shape[1:]))

@@ -1,0 +1,542 @@
+"""Gradients of one layer, example by example, from its inputs and the gradient of its outputs.
+
+A rule forms the gradient of a group of contiguous rows (a group of one is an example), or only its
+norm (Goodfellow 2015, "Efficient per-example gradient computations"; Li et al. 2022, section 4).
+``rule_of`` registers which layers have one: exact types, as a subclass may do anything.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+FLOAT_BYTES = 4
+_EPSILON = 2.0**-52  # of float64
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What one layer saw in one backward pass: the batch first, the channels last.
+
+    Attributes:
+        inputs: (B, ...), ``float32`` (integers for embeddings).
+        output_gradients: (B, ...), ``float32``; the weight of each row is in them.
+        group_size: contiguous rows whose gradients are added up.
+        scales: factors on the gradients, like the weights; None for ones.
+    """
+
+    inputs: tf.Tensor
+    output_gradients: tf.Tensor
+    group_size: int = 1
+    scales: list[tf.Tensor] | None = None
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return self.output_gradients.shape[0] // self.group_size
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions a group has, None where only the step knows."""
+        sizes = self.output_gradients.shape[1:-1]
+        return math.prod(sizes) * self.group_size if sizes.is_fully_defined() else None
+
+
+class Rule(abc.ABC):
+    """How the gradient of one layer's weights follows from its inputs and output gradients."""
+
+    @property
+    @abc.abstractmethod
+    def num_weights(self) -> int:
+        """Number of entries of the gradient of all weights."""
+
+    @abc.abstractmethod
+    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+        """Returns the gradient of each group for each weight, (groups, *weight shape)."""
+
+    def gradients(self, seen: Seen) -> list[tf.Tensor]:
+        """Returns the gradient of each group for each weight, times the scales."""
+        found = self.unscaled_gradients(seen)
+        if seen.scales is None:
+            return found
+        return [part * scale for part, scale in zip(found, seen.scales, strict=True)]
+
+    def norm_bytes(self, seen: Seen) -> int | None:
+        """Returns the working memory of ``squared_norms`` for a group; None if there is no way."""
+        return None
+
+    def squared_norms(self, seen: Seen) -> tf.Tensor:
+        """Returns the squared norms (groups,) of ``gradients`` without forming them."""
+        raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
+
+    def sum(self, seen: Seen) -> list[tf.Tensor]:
+        """Returns the gradient summed over all rows: that of one group of the whole batch."""
+        whole = dataclasses.replace(seen, group_size=seen.output_gradients.shape[0])
+        return [tf.squeeze(gradient, 0) for gradient in self.gradients(whole)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleRule(Rule):
+    """Normalisation layers: an entry-wise scale and offset of inputs that are normalised already.
+
+    Attributes:
+        shape: of scale and offset: the sizes of ``axes``.
+        axes: of the inputs, ascending and above 0, that scale and offset run along.
+        has_scale: whether a scale is trained.
+        has_offset: whether an offset is trained.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    has_scale: bool
+    has_offset: bool
+
+    @property
+    def num_weights(self) -> int:
+        return math.prod(self.shape) * (self.has_scale + self.has_offset)
+
+    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+        summed = [axis for axis in range(1, seen.inputs.shape.rank) if axis not in self.axes]
+
+        def by_group(values: tf.Tensor) -> tf.Tensor:
+            rows = tf.reduce_sum(values, axis=summed)
+            apart = tf.reshape(rows, (seen.groups, seen.group_size, *self.shape))
+            return tf.reduce_sum(apart, axis=1)
+
+        scale = [by_group(seen.inputs * seen.output_gradients)] if self.has_scale else []
+        return scale + ([by_group(seen.output_gradients)] if self.has_offset else [])
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupRule(Rule):
+    """Embeddings: the row of each index gets the output gradient; inputs are integer indices."""
+
+    num_rows: int
+    width: int
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_rows * self.width
+
+    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+        groups = seen.groups
+        indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
+        # A negative index is dropped by the segment sum, as it has no row.
+        slots = tf.range(groups, dtype=tf.int64)[:, tf.newaxis] * self.num_rows + indices
+        slots = tf.where((indices >= 0) & (indices < self.num_rows), slots, -1)
+        rows = self._rows(seen.output_gradients, slots, groups * self.num_rows)
+        return [tf.reshape(rows, (groups, self.num_rows, self.width))]
+
+    def norm_bytes(self, seen: Seen) -> int | None:
+        if seen.scales is not None or seen.positions is None:
+            return None
+        return 3 * FLOAT_BYTES * seen.positions * self.width
+
+    def squared_norms(self, seen: Seen) -> tf.Tensor:
+        groups = seen.groups
+        indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
+        products = tf.reshape(seen.output_gradients, (groups, -1, self.width))
+        # Equal indices of a group add up before the norm: sorted, they are neighbours.
+        order = tf.argsort(indices, axis=1)
+        indices = tf.gather(indices, order, batch_dims=1)
+        products = tf.gather(products, order, batch_dims=1)
+        is_new = tf.cast(indices[:, 1:] != indices[:, :-1], tf.int32)
+        slots = tf.pad(tf.cumsum(is_new, axis=1), [(0, 0), (1, 0)])
+        positions = tf.shape(slots)[1]
+        slots += tf.range(groups)[:, tf.newaxis] * positions
+        rows = self._rows(products, slots, groups * positions)
+        return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
+
+    def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
+        flat = tf.reshape(gradients, (-1, self.width))
+        return tf.math.unsorted_segment_sum(flat, tf.reshape(slots, (-1,)), count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Where a convolution looks; one entry per spatial axis.
+
+    Attributes:
+        size: of the kernel.
+        strides: between outputs.
+        dilations: between the kernel's entries.
+        padding: zeros (before, after) the input.
+    """
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    def views(self, inputs: tf.Tensor, out_size: Sequence[int]) -> list[tf.Tensor]:
+        """Returns what each entry of the kernel saw: prod(size) tensors (B, *out_size, C).
+
+        Shifted views instead of patches: nothing prod(size) times the input is ever stored.
+        """
+        padded = inputs
+        if any(before or after for before, after in self.padding):
+            padded = tf.pad(inputs, [(0, 0), *self.padding, (0, 0)])
+        views = []
+        for offsets in itertools.product(*(range(size) for size in self.size)):
+            slices = []
+            for axis, offset in enumerate(offsets):
+                start = offset * self.dilations[axis]
+                stop = start + (out_size[axis] - 1) * self.strides[axis] + 1
+                slices.append(slice(start, stop, self.strides[axis]))
+            views.append(padded[(slice(None), *slices, slice(None))])
+        return views
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelRule(Rule):
+    """What layers with a kernel and a bias share.
+
+    Attributes:
+        kernel_shape: (*window, inputs, outputs); of depthwise layers (*window, channels,
+            multiplier).
+        has_kernel: whether the kernel is trained.
+        has_bias: whether a bias is trained.
+        window: of a convolution; None for a dense layer.
+    """
+
+    kernel_shape: tuple[int, ...]
+    has_kernel: bool
+    has_bias: bool
+    window: Window | None = None
+
+    @property
+    def bias_size(self) -> int:
+        """Number of outputs of a position."""
+        return self.kernel_shape[-1]
+
+    @property
+    def num_weights(self) -> int:
+        kernel = math.prod(self.kernel_shape) if self.has_kernel else 0
+        return kernel + (self.bias_size if self.has_bias else 0)
+
+    def factors(self, seen: Seen) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns views (N, positions, in) and output gradients (N, positions, out) by group."""
+        products = tf.reshape(seen.output_gradients, (seen.groups, -1, self.bias_size))
+        views = [seen.inputs] if self.has_kernel else []
+        if self.has_kernel and self.window is not None:
+            views = self.window.views(seen.inputs, seen.output_gradients.shape[1:-1])
+        shape = (seen.groups, -1, self.kernel_shape[-2])
+        return [tf.reshape(view, shape) for view in views], products
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductRule(KernelRule):
+    """Dense layers and convolutions: sums over positions of input times output gradient."""
+
+    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+        views, products = self.factors(seen)
+        result = []
+        if self.has_kernel:
+            if self.kernel_shape[-2] == 1:  # one product instead of many thin ones
+                kernel = tf.matmul(tf.stack([view[..., 0] for view in views], axis=1), products)
+            else:
+                parts = [tf.matmul(view, products, transpose_a=True) for view in views]
+                kernel = tf.stack(parts, axis=1)
+            result.append(tf.reshape(kernel, (products.shape[0], *self.kernel_shape)))
+        if self.has_bias:
+            result.append(tf.reduce_sum(products, axis=1))
+        return result
+
+    def norm_bytes(self, seen: Seen) -> int | None:
+        if seen.scales is not None:  # sums over positions do not come apart under scales
+            is_sum = self.window or seen.group_size > 1 or seen.output_gradients.shape.rank != 2
+            return None if is_sum else FLOAT_BYTES * sum(self.kernel_shape)
+        if seen.positions is None:
+            return None
+        # Two Gram matrices in double precision.
+        return 4 * FLOAT_BYTES * seen.positions**2 if seen.positions > 1 else 2 * FLOAT_BYTES
+
+    def squared_norms(self, seen: Seen) -> tf.Tensor:
+        if seen.scales is not None:
+            return self._scaled_squared_norms(seen, seen.scales)
+        views, products = self.factors(seen)
+        bias = tf.reduce_sum(tf.square(tf.reduce_sum(products, axis=1)), axis=-1)
+        total = bias if self.has_bias else tf.zeros_like(bias)
+        if not self.has_kernel:
+            return total
+        squares = sum(tf.reduce_sum(tf.square(view), axis=-1) for view in views)
+        product_squares = tf.reduce_sum(tf.square(products), axis=-1)
+        if products.shape[1] == 1:
+            return total + tf.squeeze(squares * product_squares, 1)
+        # In double precision: where positions cancel, rounding could hide what is left of the norm,
+        # and the example would be clipped too little. What remains of that error, which grows with
+        # the length of the dot products, is added.
+        wide = tf.cast(products, tf.float64)
+        gram = tf.matmul(wide, wide, transpose_b=True)
+        doubled = [tf.cast(view, tf.float64) for view in views]
+        gram *= sum(tf.matmul(view, view, transpose_b=True) for view in doubled)
+        terms = sum(view.shape[-1] for view in views) + sum(products.shape[1:])
+        longest = tf.reduce_sum(tf.sqrt(tf.cast(squares * product_squares, tf.float64)), axis=-1)
+        exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
+        return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
+
+    def _scaled_squared_norms(self, seen: Seen, scales: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns those of a dense layer on vectors: sum_ij a_i^2 s_ij^2 g_j^2."""
+        products = tf.square(seen.output_gradients)
+        total = tf.zeros([products.shape[0]])
+        if self.has_kernel:
+            weighted = tf.matmul(tf.square(seen.inputs), tf.square(scales[0]))
+            total += tf.reduce_sum(weighted * products, axis=1)
+        if self.has_bias:
+            total += tf.linalg.matvec(products, tf.square(scales[-1]))
+        return total
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthwiseRule(KernelRule):
+    """Depthwise convolutions: each channel has its own kernel."""
+
+    @property
+    def bias_size(self) -> int:
+        return math.prod(self.kernel_shape[-2:])
+
+    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+        views, products = self.factors(seen)
+        groups = products.shape[0]
+        result = []
+        if self.has_kernel:
+            apart = tf.reshape(products, (groups, -1, *self.kernel_shape[-2:]))
+            parts = [tf.einsum("ntc,ntcm->ncm", view, apart) for view in views]
+            result.append(tf.reshape(tf.stack(parts, axis=1), (groups, *self.kernel_shape)))
+        if self.has_bias:
+            result.append(tf.reduce_sum(products, axis=1))
+        return result
+
+
+# Which Keras layers have which rule.
+
+
+class NoRuleError(ValueError):
+    """No rules give the per-example gradients of a model; the message says why."""
+
+
+Factors = tuple[tf.Tensor, tf.Tensor]
+"""The inputs and output gradients that a rule takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRule:
+    """A layer with trained weights, and how their gradients follow.
+
+    Attributes:
+        layer: the layer.
+        rule: of its per-example gradients.
+        variables: that the rule gives gradients of, in its order.
+        factors: makes what the rule takes of the layer's inputs, outputs and output gradients.
+    """
+
+    layer: keras.Layer
+    rule: Rule
+    variables: tuple[Any, ...]
+    factors: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Factors]
+
+
+_Shape = tuple[int | None, ...]
+_MAKERS: dict[type, Callable[[Any, _Shape], LayerRule | None]] = {}
+
+
+def rule_of(*kinds: type) -> Callable[[Any], Any]:
+    """Registers the function that makes the rule of layers of these classes.
+
+    It gets the layer and its input shape, and returns None where the layer is used in a way that
+    has no rule.
+    """
+
+    def register(make: Any) -> Any:
+        _MAKERS.update(dict.fromkeys(kinds, make))
+        return make
+
+    return register
+
+
+def layer_rule(layer: Any, input_shape: _Shape) -> LayerRule | None:
+    """Returns the rule of a layer of a functional model, or None if the layer trains nothing."""
+    kind = type(layer)
+    what = f"layer {layer.name!r} ({kind.__name__})"
+    if kind is keras.layers.BatchNormalization and not layer.trainable:
+        return None  # frozen, it uses its moving averages
+    if kind not in _PLAIN and kind not in _MAKERS:
+        raise NoRuleError(f"{what} has no rule for its per-example gradients")
+    axis = getattr(layer, "axis", None)
+    axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
+    if 0 in axes or -len(input_shape) in axes:
+        raise NoRuleError(f"{what} works along the batch axis")
+    activation = getattr(layer, "activation", None)
+    if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
+        raise NoRuleError(f"{what} has an activation that is not one of Keras's")
+    if kind in _PLAIN:
+        return None
+    made = _MAKERS[kind](layer, input_shape)
+    trained = _identities(layer.trainable_variables)
+    if made is None or _identities(made.variables) != trained:
+        raise NoRuleError(f"{what} is used in a way that has no rule")
+    return made if trained else None
+
+
+_ACTIVATIONS = keras.activations
+# From the output of an activation and the gradient by it to the gradient by its input.
+_SLOPES: dict[Any, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    _ACTIVATIONS.linear: lambda out, grad: grad,
+    _ACTIVATIONS.relu: lambda out, grad: tf.raw_ops.ReluGrad(gradients=grad, features=out),
+    _ACTIVATIONS.relu6: lambda out, grad: tf.raw_ops.Relu6Grad(gradients=grad, features=out),
+    _ACTIVATIONS.elu: lambda out, grad: tf.raw_ops.EluGrad(gradients=grad, outputs=out),
+    _ACTIVATIONS.selu: lambda out, grad: tf.raw_ops.SeluGrad(gradients=grad, outputs=out),
+    _ACTIVATIONS.sigmoid: lambda out, grad: tf.raw_ops.SigmoidGrad(y=out, dy=grad),
+    _ACTIVATIONS.tanh: lambda out, grad: tf.raw_ops.TanhGrad(y=out, dy=grad),
+    _ACTIVATIONS.exponential: lambda out, grad: grad * out,
+    _ACTIVATIONS.softmax: lambda out, grad: (
+        out * (grad - tf.reduce_sum(out * grad, axis=-1, keepdims=True))
+    ),
+}
+# Their slope does not follow from their output: the layer's output before them is made again.
+_OTHER_ACTIVATIONS = {
+    getattr(_ACTIVATIONS, name)
+    for name in """
+    gelu hard_sigmoid leaky_relu log_softmax mish silu softplus softsign
+    """.split()
+}
+# Layers without weights that work on each example alone.
+_PLAIN = {
+    getattr(keras.layers, name)
+    for name in """
+    Activation Add AlphaDropout Average AveragePooling1D AveragePooling2D AveragePooling3D
+    CenterCrop Concatenate Cropping1D Cropping2D Cropping3D Dropout ELU Flatten GaussianDropout
+    GaussianNoise GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D
+    GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D Identity InputLayer LeakyReLU Masking
+    MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum Multiply Normalization Permute ReLU
+    RepeatVector Rescaling Reshape Resizing Softmax SpatialDropout1D SpatialDropout2D
+    SpatialDropout3D Subtract UnitNormalization UpSampling1D UpSampling2D UpSampling3D
+    ZeroPadding1D ZeroPadding2D ZeroPadding3D
+    """.split()
+}
+
+
+@rule_of(keras.layers.Dense)
+def _dense(layer: Any, input_shape: _Shape) -> LayerRule | None:
+    return _kernel_and_bias(layer, input_shape, ProductRule, None)
+
+
+@rule_of(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+def _convolution(layer: Any, input_shape: _Shape) -> LayerRule | None:
+    window = _window(layer, input_shape)
+    if window is None or layer.groups != 1:
+        return None
+    return _kernel_and_bias(layer, input_shape, ProductRule, window)
+
+
+@rule_of(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+def _depthwise(layer: Any, input_shape: _Shape) -> LayerRule | None:
+    window = _window(layer, input_shape)
+    if window is None:
+        return None
+    return _kernel_and_bias(layer, input_shape, DepthwiseRule, window)
+
+
+@rule_of(keras.layers.Embedding)
+def _embedding(layer: Any, input_shape: _Shape) -> LayerRule:
+    rule = LookupRule(layer.input_dim, layer.output_dim)
+    variables = tuple(layer.trainable_variables)
+    return LayerRule(layer, rule, variables, lambda inputs, outputs, grads: (inputs, grads))
+
+
+@rule_of(keras.layers.LayerNormalization, keras.layers.GroupNormalization)
+def _normalization(layer: Any, input_shape: _Shape) -> LayerRule | None:
+    """Returns the rule of a scale and an offset, where they run along ascending axes."""
+    rank = len(input_shape)
+    given = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    axes = tuple(axis % rank for axis in given)
+    if getattr(layer, "rms_scaling", False) or list(axes) != sorted(axes):
+        return None
+    trained = _identities(layer.trainable_variables)
+    has_scale, has_offset = id(layer.gamma) in trained, id(layer.beta) in trained
+    rule = ScaleRule(tuple(input_shape[a] or 0 for a in axes), axes, has_scale, has_offset)
+    variables = (*[layer.gamma] * has_scale, *[layer.beta] * has_offset)
+    normalized = type(layer).from_config(
+        {**layer.get_config(), "scale": False, "center": False, "dtype": "float32"}
+    )
+
+    def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
+        return normalized(_as_seen(layer, inputs)), gradients
+
+    return LayerRule(layer, rule, variables, factors)
+
+
+def _kernel_and_bias(
+    layer: Any, input_shape: _Shape, kind: Any, window: Window | None
+) -> LayerRule | None:
+    """Returns the rule of a layer with a kernel, a bias and an activation."""
+    weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
+    if _identities(weights) != _identities(layer.variables):
+        return None  # adapters (LoRA) or quantized weights
+    trained = _identities(layer.trainable_variables)
+    variables = tuple(variable for variable in weights if id(variable) in trained)
+    has_kernel = id(layer.kernel) in trained
+    rule = kind(tuple(layer.kernel.shape), has_kernel, len(variables) > has_kernel, window)
+    before_activation = None
+    if layer.activation in _OTHER_ACTIVATIONS:
+        before_activation = type(layer).from_config(
+            {**layer.get_config(), "activation": None, "dtype": "float32", "trainable": True}
+        )
+        before_activation.build(input_shape)
+
+    def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
+        inputs = _as_seen(layer, inputs)
+        if before_activation is None:
+            gradients = _SLOPES[layer.activation](tf.cast(outputs, tf.float32), gradients)
+        else:
+            values = [tf.cast(variable.value, tf.float32) for variable in weights]
+            before, _ = before_activation.stateless_call(values, [], inputs)
+            with tf.GradientTape() as tape:
+                tape.watch(before)
+                after = layer.activation(before)
+            gradients = tape.gradient(after, before, output_gradients=gradients)
+        if getattr(layer, "data_format", None) == "channels_first":
+            inputs, gradients = _channels_last(inputs), _channels_last(gradients)
+        return inputs, gradients
+
+    return LayerRule(layer, rule, variables, factors)
+
+
+def _window(layer: Any, input_shape: _Shape) -> Window | None:
+    """Returns where a convolution looks, None if the sizes of its inputs are not fixed."""
+    first = layer.data_format == "channels_first"
+    sizes = input_shape[2:] if first else input_shape[1:-1]
+    size, strides = tuple(layer.kernel_size), tuple(layer.strides)
+    dilations = tuple(layer.dilation_rate)
+    padding = []
+    for length, width, stride, dilation in zip(sizes, size, strides, dilations, strict=True):
+        if length is None:
+            return None
+        reach = (width - 1) * dilation
+        if layer.padding == "same":
+            outputs = -(-length // stride)
+            total = max((outputs - 1) * stride + reach + 1 - length, 0)
+            padding.append((total // 2, total - total // 2))
+        else:
+            padding.append((reach, 0) if layer.padding == "causal" else (0, 0))
+    return Window(size, strides, dilations, tuple(padding))
+
+
+def _as_seen(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns inputs in ``float32``, rounded as the layer rounds them."""
+    return tf.cast(tf.cast(inputs, layer.compute_dtype), tf.float32)
+
+
+def _channels_last(values: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(values, (0, *range(2, values.shape.rank), 1))
+
+
+def _identities(variables: Sequence[Any]) -> set[int]:
+    return {id(variable) for variable in variables}

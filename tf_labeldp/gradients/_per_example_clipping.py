@@ -1,0 +1,187 @@
+"""Sums of per-example gradients, each clipped to a norm, for any Keras model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._ghost_clipping import GhostClipping, layer_outputs
+from tf_labeldp.gradients._layer_rules import NoRuleError
+from tf_labeldp.gradients._model_checks import all_layers, check_layers
+from tf_labeldp.gradients._vectorized_clipping import VectorizedClipping
+
+_FLOAT16_LOSS_SCALE = 256.0  # entries from 2e-10 to 255 survive; above, the example adds zero
+
+
+class ClippedSum(NamedTuple):
+    """What one batch gives; see ``PerExampleClipping.clipped_sum``.
+
+    Attributes:
+        gradients: the sum of the clipped gradients, ``float32``, one tensor for each of
+            ``model.trainable_variables``, in their order.
+        norms: L2 norms of the groups' gradients before clipping, ``float32`` (B / group_size,).
+            They depend on labels: not to be released.
+        outputs: the model's outputs (B, ...), in training mode.
+        finite: whether the output of each layer is finite: scalar booleans by the layers' names.
+            Computed from features and weights alone. The layers are only looked at, by another
+            pass without dropout, when the model's outputs are not all finite.
+    """
+
+    gradients: list[tf.Tensor]
+    norms: tf.Tensor
+    outputs: tf.Tensor
+    finite: dict[str, tf.Tensor]
+
+
+class PerExampleClipping:
+    """Computes the sum over examples of gradients clipped to an L2 norm.
+
+    Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
+    per-example gradients layer by layer only where that is cheapest; it knows functional and
+    sequential models of common layers (Dense, Conv1D to 3D, depthwise convolutions, Embedding,
+    LayerNormalization, GroupNormalization and what has no weights). "vectorized" sends each
+    example through the model alone, so that no layer can mix examples, and works for any model.
+
+    Guarantee:
+        Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
+        L2 norm, whatever the model, the loss and the weights are: every group adds at most
+        ``l2_norm_clip``.
+        A group whose gradient is not finite adds exactly zero.
+        No layer mixes examples: each group's contribution depends on its own rows alone.
+        All this is up to the rounding of ``float32``; on GPUs that round the factors of products
+        to TensorFloat-32, turn that off:
+        ``tf.config.experimental.enable_tensor_float_32_execution(False)``.
+
+    Args:
+        model: a built Keras model.
+        speed: how gradients are made; None for the defaults.
+
+    Raises:
+        ValueError: a layer mixes examples or adds losses, nothing is trainable, or the method of
+            ``speed`` cannot handle the model.
+
+    Sources: Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1; Bu et al.
+    2023, "Differentially private optimization on large foundation models at almost no cost",
+    algorithm 1.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        >>> x, y = np.array([[3.0, 4.0], [0.0, 0.1]], "float32"), np.zeros((2, 1), "float32")
+        >>> loss = lambda y_true, y_pred: keras.ops.sum(y_pred, axis=1)
+        >>> batch = Batch(x, y, np.ones(2), loss)
+        >>> result = PerExampleClipping(model).clipped_sum(batch, Clip(1.0))
+        >>> print(result.norms.numpy().round(3), result.gradients[0].numpy().ravel().round(3))
+        [5.  0.1] [0.6 0.9]
+    """
+
+    def __init__(self, model: keras.Model, speed: Speed | None = None) -> None:
+        self._model = model
+        self._speed = speed or Speed()
+        self._trained: tuple[Any, ...] | None = None
+        self._way: GhostClipping | VectorizedClipping = VectorizedClipping(model)
+        self._probe: keras.Model | None = None
+        check_layers(model)
+
+    @property
+    def method(self) -> str:
+        """The method in use for the model as it is now: "ghost" or "vectorized"."""
+        self._prepare()
+        return "ghost" if isinstance(self._way, GhostClipping) else "vectorized"
+
+    @tf.autograph.experimental.do_not_convert
+    def clipped_sum(self, batch: Batch, clip: Clip) -> ClippedSum:
+        """Returns the sum of the clipped gradients of a batch, and what else the pass gives.
+
+        Raises:
+            ValueError: the number of rows is not fixed or not a multiple of ``clip.group_size``,
+                the loss is not per example, not even one group fits into memory, or the model
+                updates state of its own (other than random seeds) while training.
+        """
+        batch = _checked(batch, clip.group_size)
+        self._prepare()
+        if any(layer.compute_dtype == "float16" for layer in all_layers(self._model)):
+            batch = dataclasses.replace(batch, loss_scale=_FLOAT16_LOSS_SCALE)
+        gradients, norms, outputs = self._way.sums(batch, clip, self._speed.max_bytes)
+        return ClippedSum(gradients, norms, outputs, self._finite_layers(batch.x, outputs))
+
+    def _prepare(self) -> None:
+        """Checks the model and chooses the method for it, again if what is trained has changed."""
+        model = self._model
+        if not model.built:
+            raise ValueError(
+                f"model {model.name!r} is not built. Call it on a batch of features, or "
+                "give it a keras.Input, before its gradients are clipped."
+            )
+        trained = tuple((id(layer), layer.trainable) for layer in all_layers(model))
+        if trained == self._trained:
+            return
+        check_layers(model)
+        with tf.init_scope():  # the choice outlives the graph in which it is first asked for
+            self._way = self._chosen()
+            self._probe = layer_outputs(model)
+        self._trained = trained
+
+    def _chosen(self) -> GhostClipping | VectorizedClipping:
+        if self._speed.method != "vectorized":
+            try:
+                return GhostClipping(self._model)
+            except NoRuleError as error:
+                if self._speed.method == "ghost":
+                    raise ValueError(
+                        f"method='ghost' cannot handle model {self._model.name!r}: {error}. "
+                        "Use method='auto'."
+                    ) from error
+        return VectorizedClipping(self._model)
+
+    def _finite_layers(self, x: Any, outputs: Any) -> dict[str, tf.Tensor]:
+        """Returns which layers' outputs are finite; looks at them only if there is a reason."""
+        whole = tf.reduce_all([_is_finite(output) for output in tf.nest.flatten(outputs)])
+        probe = self._probe
+        if probe is None:
+            return {self._model.name: whole}
+        names = probe.output_names
+
+        def look() -> list[tf.Tensor]:
+            return [_is_finite(output) for output in tf.nest.flatten(probe(x, training=False))]
+
+        flags = tf.cond(whole, lambda: [tf.constant(True)] * len(names), look)
+        return dict(zip(names, flags, strict=True))
+
+
+def _checked(batch: Batch, group_size: int) -> Batch:
+    """Returns the batch as tensors of one known number of rows, with the weights of means."""
+    x, y = tf.nest.map_structure(tf.convert_to_tensor, (batch.x, batch.y))
+    weights = tf.cast(tf.convert_to_tensor(batch.weights), tf.float32)
+    parts = tf.nest.flatten((x, y, weights))
+    known = {part.shape[0] for part in parts if part.shape.rank} - {None}
+    if len(known) != 1 or weights.shape.rank != 1 or any(part.shape.rank == 0 for part in parts):
+        raise ValueError(
+            "features, labels and weights must have the same fixed number of rows, got shapes "
+            f"{[tuple(part.shape) for part in parts]}. Use batches of a fixed size, such as "
+            "tf_labeldp.data.poisson_batches gives."
+        )
+    rows = known.pop()
+    if rows % group_size:
+        raise ValueError(
+            f"a batch of {rows} rows cannot be cut into groups of {group_size}. Choose a "
+            "group size (num_microbatches) that divides the batch size."
+        )
+    x, y, weights = tf.nest.map_structure(
+        lambda part: tf.ensure_shape(part, (rows, *part.shape[1:])), (x, y, weights)
+    )
+    if group_size > 1:  # means over the rows of a group that have weight
+        grouped = tf.reshape(weights, (-1, group_size))
+        counts = tf.math.count_nonzero(grouped, axis=1, keepdims=True, dtype=tf.float32)
+        weights = tf.reshape(grouped / tf.maximum(counts, 1.0), (-1,))
+    return dataclasses.replace(batch, x=x, y=y, weights=weights)
+
+
+def _is_finite(values: tf.Tensor) -> tf.Tensor:
+    if not values.dtype.is_floating:
+        return tf.constant(True)
+    return tf.reduce_all(tf.math.is_finite(values))
