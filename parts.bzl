@@ -19,6 +19,9 @@ PARTS = {
     "data": ["numpy", "tensorflow"],
     "gradients": ["numpy", "keras", "tensorflow"],
     "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
+    "self_supervised": ["numpy", "keras"],
+    "semi_supervised": ["numpy", "keras", "sklearn"],
+    "pate": ["numpy", "keras", "sklearn"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     "cli": ["*"],
 }

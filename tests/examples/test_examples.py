@@ -142,6 +142,35 @@ def command_of_the_docstring(folder: Path, low: int, high: int) -> list[str]:
 
 
 @pytest.mark.slow
+def test_semi_supervised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = EXAMPLES / "07_semi_supervised.py"
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
+    runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "(3, 0)-label-DP" in printed
+    # Plain training on these noisy labels has about 91 %.
+    assert float(re.findall(r"test accuracy: (.*)%", printed)[0]) > 92
+    publish = tmp_path / "output" / "publish"
+    assert PrivacyGuarantee.from_json((publish / "privacy.json").read_text()).epsilon == 3.0
+    assert keras.models.load_model(publish / "model.keras").output_shape == (None, 10)
+
+
+def test_pate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = EXAMPLES / "08_pate.py"
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "output")])
+    for _ in range(2):  # the second run reads the stored answers
+        runpy.run_path(str(script), run_name="__main__")
+        printed = capsys.readouterr().out
+        assert "(1, 1e-05)-label-DP" in printed and "300 answers" in printed
+        student, head = re.findall(r"test accuracy of .*: (.*)%", printed)
+        assert float(student) > 85 and float(head) > 95
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "command line"])
 def test_two_party_regression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str

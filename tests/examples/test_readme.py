@@ -20,8 +20,10 @@ def test_the_python_blocks_run(
     pages = README.read_text(encoding="utf-8") + GUIDE.read_text(encoding="utf-8")
     assert pages.count("epochs_per_stage=10") == 1
     pages = pages.replace("epochs_per_stage=10", "epochs_per_stage=2")  # for the time it takes
+    assert pages.count("epochs=120") == 1
+    pages = pages.replace("epochs=120", "epochs=2")
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:  # they go on from one another
@@ -29,7 +31,7 @@ def test_the_python_blocks_run(
     shown = capsys.readouterr().out
     assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
     assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0  # the head on digits
-    assert "(1, 1e-05)-label-DP" in shown
+    assert "(1, 1e-05)-label-DP" in shown and "(3, 0)-label-DP" in shown
     assert shown.count("(1, 0)-label-DP") == 2  # the message of amounts, and clusters
     assert names["targets"].shape == (1400, 10)  # type: ignore[attr-defined]
     spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])  # DP-SGD

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting._events import gaussian_event
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms._base import Frozen
-from tf_labeldp.mechanisms._grid_noise import gaussian_scale, noise_event, with_noise
+from tf_labeldp.mechanisms._grid_noise import gaussian_scale, with_noise
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
@@ -93,7 +94,7 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
 
     def dp_event(self) -> DpEvent:
         """Returns the event of all checks and answers: one Gaussian release."""
-        return noise_event("gaussian", self.epsilon, self.delta)
+        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
     @property
     def check_stddev(self) -> float:

@@ -22,7 +22,7 @@ def weak_views(*, shift: float = 0.125, flip: bool = False) -> keras.Sequential:
         >>> weak_views(flip=True)(np.zeros((2, 28, 28, 1)), training=True).shape
         TensorShape([2, 28, 28, 1])
     """
-    shift = _validate.probability_below_one("shift", shift)
+    shift = _validate.number_in("shift", shift, "[0, 1)")
     layers: list[Any] = [keras.layers.RandomFlip("horizontal")] if flip else []
     layers.append(keras.layers.RandomTranslation(shift, shift, fill_mode="constant"))
     return keras.Sequential(layers, name="weak_views")
@@ -47,7 +47,7 @@ def strong_views(
         >>> strong_views()(np.zeros((2, 32, 32, 3)), training=True).shape
         TensorShape([2, 32, 32, 3])
     """
-    strength = _validate.probability_below_one("strength", strength)
+    strength = _validate.number_in("strength", strength, "(0, 1)")
     layers = [
         weak_views(shift=shift, flip=flip),
         keras.layers.RandomRotation(strength / 6, fill_mode="constant"),

@@ -1,0 +1,65 @@
+"""A deep network on noisy labels and all the images. Copy this file and change step 1.
+
+    python examples/07_semi_supervised.py [FOLDER]
+
+The folder (default: semi-supervised-output) gets two sub-folders: `private` with the label store,
+which stays with the labels, and `publish` with the model and its statement. Run it again with the
+same folder: the stored noisy labels are used, nothing is drawn and nothing is spent a second time.
+"""
+
+import pathlib
+import sys
+
+import keras
+from sklearn.datasets import load_digits
+
+import tf_labeldp as ldp
+from tf_labeldp.semi_supervised import FixMatch
+
+folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "semi-supervised-output")
+private, publish = folder / "private", folder / "publish"
+publish.mkdir(parents=True, exist_ok=True)
+
+# 1. Your data: public images in [0, 1] with a channel axis, and private labels 0..K-1.
+digits = load_digits()
+images = digits.images[..., None].astype("float32") / 16.0
+y_test = digits.target[1400:]  # must be public, as they are used outside the vault
+
+# 2. The vault: the only holder of the true training labels; and one noisy label for each image.
+labels = ldp.PrivateLabels(
+    digits.target[:1400],
+    num_classes=10,
+    budget=ldp.PrivacyBudget(epsilon=3.0),
+    store=private / "label-store",
+)
+noisy = labels.randomize(ldp.RandomizedResponse(3.0, num_classes=10))
+
+# 3. Any Keras network from images to one logit a class.
+keras.utils.set_random_seed(0)
+network = keras.Sequential(
+    [
+        keras.Input((8, 8, 1)),
+        keras.layers.Conv2D(32, 3, activation="relu", padding="same"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Conv2D(64, 3, activation="relu", padding="same"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10),
+    ]
+)
+
+# 4. FixMatch (LDP-SSL, Tang et al. 2022): what it is sure of must survive strong views.
+#    The loss knows the channel of the noisy labels; the paper's is CategoricalCrossentropy.
+#    With `fit(..., clusters=...)` only labels that agree with their cluster are used (DenoiseSSL).
+model = FixMatch(network, threshold=0.9, unlabelled_ratio=3)
+channel = noisy.mechanism.transition_matrix()
+loss = ldp.keras_layers.ForwardCorrectedLoss(channel, from_logits=True)
+model.compile(keras.optimizers.Adam(2e-3), loss=loss)
+model.fit(images[:1400], noisy, epochs=120, verbose=2)
+predicted = model.predict(images[1400:], verbose=0).argmax(axis=1)
+print(f"test accuracy: {(predicted == y_test).mean():.1%}")
+
+# 5. What was spent, and on which assumptions the statement rests. Publish it with the model.
+statement = ldp.guarantee(model)
+print(statement)
+(publish / "privacy.json").write_text(statement.to_json())
+model.network.save(publish / "model.keras")
