@@ -93,7 +93,8 @@ def test_every_mechanism_of_the_library_is_here():
     ours = {
         kind
         for kind in _REGISTRY.values()
-        if kind.__module__.startswith("tf_labeldp.") and not kind.__abstractmethods__
+        # PATE's needs teachers, and is held from both sides by the tests of the learners.
+        if kind.__module__.startswith("tf_labeldp.mechanisms.") and not kind.__abstractmethods__
         if hasattr(sys.modules[kind.__module__], kind.__name__)  # not of an example in a docstring
         if not kind.__name__.startswith(("_", "Frozen"))
     }
