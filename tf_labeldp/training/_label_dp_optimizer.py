@@ -15,7 +15,7 @@ from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.gradients._clip import Speed
 from tf_labeldp.mechanisms._random import uniform_integers
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._preconditioner import GaussNewton, Preconditioner
+from tf_labeldp.training._preconditioner import GaussNewton
 
 _LEAST_CLIP = 1e-10
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
@@ -249,7 +249,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         denoiser: Denoiser | None = None,
         num_microbatches: int | None = None,
         *,
-        preconditioner: Preconditioner | str | None = None,
+        preconditioner: GaussNewton | str | None = None,
         noise: NoiseMechanism | None = None,
         insecure_seed: int | None = None,
         method: str = "auto",
@@ -284,7 +284,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     l2_norm_clip: float = _fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
     noise: NoiseMechanism = _fixed("_noise", "Where the noise comes from.")
     denoiser: Denoiser = _fixed("_denoiser", "What makes a better gradient of a noisy one.")
-    preconditioner: Preconditioner | None = _fixed(
+    preconditioner: GaussNewton | None = _fixed(
         "_preconditioner", "What decides the coordinates of clipping and noise, or None."
     )
     num_microbatches: int | None = _fixed(
@@ -475,12 +475,12 @@ def _checked_clip(value: Any) -> float:
     return clip
 
 
-def _checked_preconditioner(value: Any, denoiser: Denoiser) -> Preconditioner | None:
+def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | None:
     if value is None:
         return None
     if value == "gauss_newton":
         value = GaussNewton()
-    if not isinstance(value, Preconditioner):
+    if not isinstance(value, GaussNewton):
         raise TypeError(
             f"preconditioner must be 'gauss_newton', a Preconditioner or None, got {value!r}."
         )

@@ -104,6 +104,3 @@ class GaussNewton:
     def from_config(cls, config: dict[str, Any]) -> GaussNewton:
         """Returns the preconditioner that ``get_config`` described."""
         return cls(**config)
-
-
-Preconditioner = GaussNewton  # what LabelDPOptimizer takes; there is one kind

@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.gradients._model_checks import parts_of
-from tf_labeldp.gradients._vectorized_clipping import Trace as _Trace
-from tf_labeldp.gradients._vectorized_clipping import row_seeds as _row_seeds
+from tf_labeldp.gradients._vectorized_clipping import Trace, row_seeds
 
 _ONE_LOGIT = (
     keras.losses.BinaryCrossentropy,
@@ -79,7 +78,7 @@ class TrainingPass:
             with self._drawing(self._now):
                 return self._model(x, training=True)
         with self._drawing(self._now):  # which also keeps the states from moving on
-            seeds = _row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
+            seeds = row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
 
         def one(row: Any) -> Any:
             features = tf.nest.map_structure(lambda part: part[tf.newaxis], row[0])
@@ -88,7 +87,7 @@ class TrainingPass:
             return tf.nest.map_structure(lambda part: part[0], outputs)
 
         rows = tf.nest.map_structure(tf.convert_to_tensor, (x, seeds))
-        return _Trace.of(one, rows).map_rows(one, rows)
+        return Trace.of(one, rows).map_rows(one, rows)
 
     def _drawing(self, states: list[tf.Tensor]) -> keras.StatelessScope:
         """Returns a scope in which the generators are in these states, and nothing is written."""
