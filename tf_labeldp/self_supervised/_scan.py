@@ -12,7 +12,6 @@ from tf_labeldp import _validate
 from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
 from tf_labeldp.self_supervised._training import Batches, Learner, built_network, training_on
-from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -76,9 +75,7 @@ class SCAN(Learner):
         self.num_neighbours = _validate.integer_at_least("num_neighbours", num_neighbours, 1)
         self.entropy_weight = _validate.number_in("entropy_weight", entropy_weight, "[0, inf)")
         self.threshold = _validate.number_in("threshold", threshold, "(0, 1)")
-        self._checks_images = weak is None or strong is None
-        self.weak = weak_views() if weak is None else weak
-        self.strong = strong_views() if strong is None else strong
+        self._set_views(weak, strong)
         width = self.encoder.output_shape[-1]
         self.head = keras.Sequential(
             [keras.Input((width,)), keras.layers.Dense(self.num_clusters, activation="softmax")]
@@ -153,7 +150,7 @@ class SCAN(Learner):
         Raises:
             ValueError: images that can't be used, or too few of them.
         """
-        images = checked_images(x) if self._checks_images else np.asarray(x)
+        images = self._read_images(x)
         if len(images) <= self.num_neighbours:
             raise ValueError(
                 f"there are {len(images)} images, and each needs {self.num_neighbours} neighbours. "

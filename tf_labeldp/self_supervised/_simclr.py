@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.self_supervised._training import Batches, Learner, built_network, training_on
-from tf_labeldp.self_supervised._views import checked_images, strong_views
+from tf_labeldp.self_supervised._views import strong_views
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -37,6 +36,7 @@ class SimCLR(Learner):
         ValueError: arguments out of range, or a network of other outputs.
 
     Example:
+        >>> import numpy as np
         >>> images = np.random.default_rng(0).random((64, 8, 8, 1), dtype=np.float32)
         >>> network = keras.Sequential(
         ...     [keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()]
@@ -131,7 +131,7 @@ class SimCLR(Learner):
         Raises:
             ValueError: images that can't be used.
         """
-        images = checked_images(x) if self._checks_images else np.asarray(x)
+        images = self._read_images(x)
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
         batches = Batches(lambda rows: (images[rows],), [len(images)], [size], seed=seed)
         with training_on(self, ()) as notes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_labeldp._optimizers import account_for, weight_digests
 from tf_labeldp.accounting._receipts import Receipt
+from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.vault._carried import carry, receipts_of, remember_weights
 
 
@@ -49,6 +50,17 @@ class Learner(keras.Model):
 
     _PARTS: tuple[str, ...] = ()
     _SETTINGS: tuple[str, ...] = ()
+    _checks_images = False
+
+    def _set_views(self, weak: Any, strong: Any) -> None:
+        """Sets weak and strong views, ours for None: these take images in [0, 1] alone."""
+        self._checks_images = weak is None or strong is None
+        self.weak = weak_views() if weak is None else weak
+        self.strong = strong_views() if strong is None else strong
+
+    def _read_images(self, images: Any) -> np.ndarray:
+        """Returns images to train on, checked for our own views."""
+        return checked_images(images) if self._checks_images else np.asarray(images)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -11,8 +11,7 @@ from keras import ops
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms._base import ClassificationMechanism
 from tf_labeldp.self_supervised._training import Batches, Learner
-from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
-from tf_labeldp.semi_supervised._fix_match import checked_network
+from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
 from tf_labeldp.semi_supervised._targets import Targets, read_targets
 
 _SMALL = 1e-8
@@ -109,9 +108,7 @@ class DivideMix(Learner):
         self.network = checked_network(network, from_logits=True)
         self.second = keras.models.clone_model(network)
         self.num_classes = network.output_shape[-1]
-        self._checks_images = weak is None or strong is None
-        self.weak = weak_views() if weak is None else weak
-        self.strong = strong_views() if strong is None else strong
+        self._set_views(weak, strong)
         rows = np.full((1, self.num_classes), 1.0 / self.num_classes)
         if priors is not None:
             rows = _validate.prior_rows("priors", priors, None, self.num_classes)
@@ -198,7 +195,7 @@ class DivideMix(Learner):
             ValueError: images or labels that can't be used; ``division="channel"`` without a known
                 mechanism.
         """
-        images = checked_images(x) if self._checks_images else np.asarray(x)
+        images = self._read_images(x)
         labelled = read_targets(y, len(images), self.num_classes, "values", None, None)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         warmup = min(_validate.integer_at_least("warmup_epochs", warmup_epochs, 0), epochs)
@@ -234,8 +231,8 @@ class DivideMix(Learner):
         """Returns how likely each noisy label is the true one, by a network, (m,)."""
         outputs = np.concatenate(
             [
-                keras.ops.convert_to_numpy(self._guess(network, images[labelled.rows[at]]))
-                for at in _slices(len(labelled.rows), 1024)
+                ops.convert_to_numpy(self._guess(network, images[labelled.rows[at : at + 1024]]))
+                for at in range(0, len(labelled.rows), 1024)
             ]
         ).astype(np.float64)
         own = np.arange(len(outputs)), labelled.classes
@@ -264,10 +261,6 @@ class DivideMix(Learner):
     def _guess(network: Any, images: Any) -> Any:
         return ops.softmax(network(images, training=False))
 
-    def _sharpened(self, shares: Any) -> Any:
-        powers = shares ** (1.0 / self.temperature)
-        return ops.stop_gradient(powers / ops.sum(powers, axis=-1, keepdims=True))
-
     def _mixed(self, network: Any, images: Any, targets: Any, believed: Any, free: Any) -> Any:
         """Returns outputs, mixed targets, and how many rows are of labelled images."""
 
@@ -278,8 +271,9 @@ class DivideMix(Learner):
 
         believed = believed[:, None]
         refined = believed * targets + (1.0 - believed) * guesses([network], images)
-        refined = self._sharpened(refined)
-        guessed = self._sharpened(guesses([self.network, self.second], free))
+        refined = ops.stop_gradient(sharpened(refined, self.temperature))
+        guessed = sharpened(guesses([self.network, self.second], free), self.temperature)
+        guessed = ops.stop_gradient(guessed)
         inputs = [self.strong(part, training=True) for part in (images, images, free, free)]
         inputs, wanted = (
             ops.concatenate(parts) for parts in (inputs, [refined, refined, guessed, guessed])
@@ -355,7 +349,3 @@ class _Divided(Batches):
             batch[f"{name}_w"] = believed[chosen]
             batch[f"{name}_u"] = self._images[rows[free]]
         return (batch,)
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(at, at + size) for at in range(0, count, size)]

@@ -10,7 +10,6 @@ from keras import ops
 
 from tf_labeldp import _validate
 from tf_labeldp.self_supervised._training import Batches, Learner, built_network
-from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
 from tf_labeldp.semi_supervised._targets import Targets, read_targets
 
 
@@ -101,9 +100,7 @@ class FixMatch(Learner):
         self.from_logits = _validate.boolean("from_logits", from_logits)
         self.network = checked_network(network, self.from_logits)
         self.num_classes = network.output_shape[-1]
-        self._checks_images = weak is None or strong is None
-        self.weak = weak_views() if weak is None else weak
-        self.strong = strong_views() if strong is None else strong
+        self._set_views(weak, strong)
         self.priors = None
         if priors is not None:
             self.priors = _validate.prior_rows("priors", priors, None, self.num_classes)[0].tolist()
@@ -191,7 +188,7 @@ class FixMatch(Learner):
         Raises:
             ValueError: images or labels that can't be used, or fewer labels than classes.
         """
-        images = checked_images(x) if self._checks_images else np.asarray(x)
+        images = self._read_images(x)
         labelled = read_targets(y, len(images), self.num_classes, targets, sample_weight, clusters)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         kwargs.update(epochs=epochs, callbacks=callbacks)
@@ -233,8 +230,13 @@ class FixMatch(Learner):
         mask = ops.cast(ops.max(shares, axis=-1) >= self.threshold, shares.dtype)
         if self.temperature is None:
             return ops.one_hot(ops.argmax(shares, axis=-1), self.num_classes), mask
-        powers = shares ** (1.0 / self.temperature)
-        return powers / ops.sum(powers, axis=-1, keepdims=True), mask
+        return sharpened(shares, self.temperature), mask
+
+
+def sharpened(shares: Any, temperature: float) -> Any:
+    """Returns probabilities (n, K) to the power of 1/temperature, normalised."""
+    powers = shares ** (1.0 / temperature)
+    return powers / ops.sum(powers, axis=-1, keepdims=True)
 
 
 def checked_network(network: Any, from_logits: bool) -> keras.Model:

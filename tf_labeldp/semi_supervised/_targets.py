@@ -22,7 +22,6 @@ class Targets:
         rows: of the labelled examples, ``int64`` (m,).
         targets: probabilities of the classes, ``float32`` (m, K).
         weights: ``float32`` (m,).
-        classes: the noisy class of each, ``int64`` (m,).
         noisy: the noisy labels themselves; None where an array was given.
     """
 
