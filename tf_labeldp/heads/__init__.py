@@ -6,12 +6,14 @@ or ``HistogramMechanism.release``.
 """
 
 from tf_labeldp._renamed import keep_old_names
+from tf_labeldp.heads._bootstrapped_head import BootstrappedHead
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._noise_cluster import NoiseCluster
 from tf_labeldp.heads._one_release_head import PrivateRidge
 from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer, teacher_labels
 
 __all__ = [
+    "BootstrappedHead",
     "HeadPriorRandomizer",
     "NoiseCluster",
     "PrivateLogisticRegression",

@@ -1,0 +1,161 @@
+"""Release, learn, release again: one statement for all of it, and a network that has learnt."""
+
+import math
+
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting._gaussian import gaussian_sigma
+from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
+
+DELTA = 1e-5
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2000, 4)).astype("float32")
+TRUTH = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)
+
+
+def vault(epsilon=4.0, **options):
+    budget = ldp.PrivacyBudget(epsilon, delta=DELTA)
+    return ldp.PrivateLabels(TRUTH, 3, budget=budget, **options)
+
+
+def network(width=3):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense
+    return keras.Sequential([keras.Input((4,)), dense(32, "relu"), dense(width)])
+
+
+def head(epsilon=4.0, made=None, **options):
+    options = {"epochs": 2, "verbose": 0, **options}
+    return BootstrappedHead(epsilon, DELTA, network() if made is None else made, **options)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    labels = vault(insecure_seed=0)
+    return labels, head().fit(X, labels)
+
+
+@pytest.mark.parametrize("shares", [(0.3, 0.7), (0.2, 0.3, 0.5)])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
+    """Squares of precisions add up: to the whole from below, by less than 1 part in 10,000."""
+    alone = head(epsilon, shares=shares).epsilons()
+    precision = sum(gaussian_sigma(one, DELTA, 1.0) ** -2 for one in alone)
+    whole = gaussian_sigma(epsilon, DELTA, 1.0) ** -2
+    assert 1.0 - 1e-4 < precision / whole < 1.0
+
+
+def test_the_whole_budget_is_spent_and_not_passed(fitted):
+    labels, one = fitted
+    for made in (labels.guarantee(), one.guarantee(), ldp.guarantee(one.to_keras())):
+        assert made.epsilon == pytest.approx(4.0, rel=1e-4) and made.epsilon <= 4.0
+    with pytest.raises(ldp.BudgetExceededError):
+        labels.release(one.heads_[0]._mechanism({"num_classes": 3}), public_input=X)
+
+
+def test_views_teach_the_network_more_than_one_release_tells():
+    """Shifted digits stay the same digit, which a linear head on pixels does not know."""
+    import keras
+    from sklearn.datasets import load_digits
+
+    from tf_labeldp.self_supervised import weak_views
+
+    digits = load_digits()
+    x, y = (digits.images[..., None] / 16.0).astype("float32"), digits.target
+    train, test = slice(0, 1400), slice(1400, None)
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, activation="relu", padding="same"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, "relu"),
+            layers.Dense(10),
+        ]
+    )
+    labels = ldp.PrivateLabels(
+        y[train], 10, budget=ldp.PrivacyBudget(2.0, delta=DELTA), insecure_seed=0
+    )
+    options = {"epochs": 15, "batch_size": 64, "views": weak_views(), "verbose": 0}
+    one = BootstrappedHead(2.0, DELTA, net, **options).fit(x[train], labels)
+    linear = PrivateLogisticRegression(2.0, DELTA, num_classes=10, insecure_seed=0)
+    linear.fit(x[train].reshape(1400, -1), y[train])
+    ours = one.predict(x[test]) == y[test]
+    theirs = linear.predict(x[test].reshape(-1, 64)) == y[test]
+    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    assert won - lost > 2.0 * math.sqrt(won + lost)  # McNemar
+
+
+def test_the_result_is_a_keras_model_that_carries_its_statement(fitted, tmp_path):
+    import keras
+
+    _, one = fitted
+    one.to_keras().save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(X, verbose=0), one.predict_proba(X), atol=1e-5)
+    assert ldp.guarantee(loaded).epsilon == pytest.approx(4.0, rel=1e-4)
+    np.testing.assert_allclose(one.predict_proba(X).sum(axis=1), 1.0, rtol=1e-4)
+
+
+def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
+    class KilledError(Exception):
+        pass
+
+    class Dies(BootstrappedHead):
+        def _learn(self, inputs, believed, labels, number):
+            super()._learn(inputs, believed, labels, number)
+            if number == 2:
+                raise KilledError
+
+    labels = vault(store=tmp_path / "store")
+    with pytest.raises(KilledError):
+        Dies(4.0, DELTA, network(), epochs=1, verbose=0).fit(X, labels)
+    spent = labels.guarantee().epsilon
+    del labels
+    again = vault(store=tmp_path / "store")
+    one = head(epochs=1).fit(X, again)
+    assert again.guarantee().epsilon == spent
+    twice = head(epochs=1).fit(X, vault(store=tmp_path / "store"))
+    np.testing.assert_allclose(twice.predict_proba(X), one.predict_proba(X), atol=1e-6)
+    assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(4.0, rel=1e-4)
+
+
+def test_a_budget_for_one_release_alone_pays_for_none():
+    labels = vault(1.0)
+    with pytest.raises(ldp.BudgetExceededError):
+        head(1.1).fit(X, labels)
+    assert labels.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "labels", "words"),
+    [
+        ({"shares": (1.0,)}, None, "two or more"),
+        ({"shares": (0.5, 0.6)}, None, "sum to one"),
+        ({"shares": (0.0, 1.0)}, None, "shares"),
+        ({"epochs": 0}, None, "epochs"),
+        ({"learning_rate": -1.0}, None, "learning_rate"),
+        ({"epsilon": 0.0}, None, "epsilon"),
+        ({"made": network(4)}, None, "network of 4 outputs"),
+        ({}, TRUTH, "must be a PrivateLabels"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_charged(options, labels, words):
+    of = vault() if labels is None else labels
+    with pytest.raises((TypeError, ValueError), match=words):
+        head(**options).fit(X, of)
+    if labels is None:
+        assert of.guarantee().epsilon == 0.0
+    with pytest.raises(ValueError, match="10 inputs"):
+        head().fit(X[:10], vault())
+
+
+def test_a_head_that_is_not_fitted_says_so():
+    with pytest.raises(ValueError, match="not fitted"):
+        head().predict(X)

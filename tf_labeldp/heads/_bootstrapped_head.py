@@ -1,0 +1,244 @@
+"""Release, learn, release again: heads whose features are learnt from the heads before them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.accounting._gaussian import gaussian_epsilon, gaussian_sigma
+from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.features._reader import Rows
+from tf_labeldp.heads._logistic import PrivateLogisticRegression
+from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.heads._prior_randomizer import teacher_labels
+from tf_labeldp.vault import PrivateLabels
+
+_Self = TypeVar("_Self", bound="BootstrappedHead")
+_MARGIN = 1e-5
+"""What is left of epsilon, relatively: releases are rounded to a grid, which the ledger counts."""
+_ROWS = 512
+_LEAST = 1e-12
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class BootstrappedHead(Head):
+    """A network that heads teach: each release is on features learnt from the releases before.
+
+    A ``PrivateLogisticRegression`` on label-free features makes the first release. Its
+    probabilities teach the network, on random views of all inputs. The next head is fitted on what
+    the network has learnt, its last hidden layer, beside the label-free features; the sum of the
+    heads' log-probabilities teaches the network further, and so on. The result is the network.
+
+    Guarantee:
+        (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
+        All are Gaussian, and a release of noise multiplier s_r is chosen after those before it; so
+        together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and Su,
+        "Gaussian differential privacy", 2022, Corollary 2). The network learns from released
+        probabilities alone. Charged to the vault, before the first release.
+
+    Source: ours; every release is that of ``PrivateLogisticRegression``.
+
+    Args:
+        epsilon: of all releases together, finite and above zero.
+        delta: in (0, 1), below 1/n for n labels.
+        network: a built Keras model from inputs to logits (n, K), whose last layer is dense; it is
+            trained in place.
+        encoder: what makes the first features of inputs, fitted without labels: a feature map, a
+            Keras model or a callable; for images the best is
+            ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for the inputs as they
+            are, flattened.
+        shares: of the squared precision that each release gets; they sum to one. As many releases
+            as shares, two or more.
+        epochs: of the network after each release.
+        batch_size: of its training.
+        learning_rate: the highest, of AdamW; a cosine takes it down in every round.
+        views: Keras layers that change inputs at random but not their class, for images
+            ``self_supervised.weak_views()``; None for none.
+        key: the name of the releases in a vault, ``key/1``, ``key/2``, ...
+        seed: of the batches, public.
+        verbose: of the network's training, as of ``keras.Model.fit``.
+
+    Attributes:
+        heads_: the fitted heads.
+        classes_: class values (K,).
+
+    Raises:
+        TypeError: ``fit`` on labels that are not in a vault, or a network of another kind.
+        ValueError: ``fit`` on arguments out of range.
+
+    Example:
+        >>> import keras
+        >>> import tf_labeldp as ldp
+        >>> x = np.random.default_rng(0).normal(size=(2000, 6)).astype("float32")
+        >>> budget = ldp.PrivacyBudget(2.0, delta=1e-5)
+        >>> labels = ldp.PrivateLabels((x[:, 0] > 0).astype(int), 2, budget=budget)
+        >>> network = keras.Sequential(
+        ...     [keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2)]
+        ... )
+        >>> head = BootstrappedHead(2.0, 1e-5, network, epochs=2, verbose=0).fit(x, labels)
+        >>> round(head.guarantee().epsilon, 4), head.to_keras().predict(x, verbose=0).shape
+        (2.0, (2000, 2))
+    """
+
+    epsilon: float
+    delta: float
+    network: Any
+    _: dataclasses.KW_ONLY
+    encoder: Any = None
+    shares: tuple[float, ...] = (0.3, 0.7)
+    epochs: int = 5
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    views: Any = None
+    key: str = "bootstrapped-head"
+    seed: int = 0
+    verbose: int | str = "auto"
+
+    def fit(self: _Self, inputs: Any, labels: PrivateLabels) -> _Self:
+        """Releases and learns in turn.
+
+        A vault with a store also keeps the network after each round: a fit that was killed, or is
+        made again with the same key, reads releases and networks, and goes on.
+
+        Args:
+            inputs: public, an array (n, ...) that the network takes.
+            labels: a vault of n classes, with a budget for (epsilon, delta).
+
+        Returns:
+            The head itself.
+
+        Raises:
+            BudgetExceededError: the vault's budget does not allow all releases; none was made.
+        """
+        from tf_labeldp.self_supervised._training import training_on
+
+        inputs = np.asarray(inputs)
+        heads = self._heads(len(inputs), labels)
+        first = Rows(inputs, self.encoder, flatten=True).array()
+        features, believed = first, np.zeros(())
+        receipts: Receipts = ()
+        for number, head in enumerate(heads, 1):
+            head.fit(features, labels)
+            believed = believed + np.log(np.maximum(head.predict_proba(features), _LEAST))
+            receipts = merge_receipts(receipts, head.receipts_)
+            self._compile(-(-len(inputs) // self.batch_size) * self.epochs)
+            with training_on(self.network, receipts):
+                self._learn(inputs, believed, labels, number)
+            features = np.concatenate([_of_unit_length(self._hidden(inputs)), first], axis=1)
+        self.heads_, self.receipts_ = tuple(heads), receipts
+        self.classes_ = labels.decode(np.arange(labels.num_classes))
+        return self
+
+    def epsilons(self) -> tuple[float, ...]:
+        """Returns what each release costs by itself, at ``delta``."""
+        whole = gaussian_sigma(self.epsilon * (1.0 - _MARGIN), self.delta, 1.0)
+        return tuple(
+            gaussian_epsilon(whole / math.sqrt(share), self.delta, 1.0) for share in self.shares
+        )
+
+    def predict(self, features: Any) -> np.ndarray:
+        """Returns class values (m,) for inputs as given to ``fit``."""
+        likeliest = self.predict_proba(features).argmax(axis=1)
+        return self.classes_[likeliest]
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Returns the network's class probabilities (m, K) for inputs as given to ``fit``."""
+        return self.to_keras().predict(np.asarray(features), batch_size=_ROWS, verbose=0)
+
+    def to_keras(self) -> Any:
+        """Returns the network with a softmax, which shares its weights and saves and loads.
+
+        Its file keeps the receipts, as that of the network itself does.
+        """
+        import keras
+
+        self._check_fitted()
+        return keras.Sequential([self.network, keras.layers.Softmax()], name="bootstrapped_head")
+
+    def _heads(self, num_rows: int, labels: PrivateLabels) -> list[PrivateLogisticRegression]:
+        """Returns heads to fit, once all arguments are checked and the whole is affordable."""
+        from tf_labeldp.self_supervised._training import built_network
+
+        if not isinstance(labels, PrivateLabels):
+            raise TypeError(
+                f"labels must be a PrivateLabels, got {type(labels).__name__}. Put them into a "
+                "vault, which charges all releases before the first."
+            )
+        _validate.positive_finite("epsilon", self.epsilon)
+        shares = [_validate.positive_finite("shares", share) for share in self.shares]
+        if len(shares) < 2 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
+            raise ValueError(
+                f"shares must be two or more numbers that sum to one, got {self.shares}. For one "
+                "release use PrivateLogisticRegression."
+            )
+        for name in ("epochs", "batch_size"):
+            _validate.integer_at_least(name, getattr(self, name), 1)
+        _validate.positive_finite("learning_rate", self.learning_rate)
+        width = built_network(self.network, "network").output_shape[-1]
+        if width != labels.num_classes or num_rows != len(labels):
+            raise ValueError(
+                f"there are {num_rows} inputs and a network of {width} outputs for {len(labels)} "
+                f"labels of {labels.num_classes} classes. Give one input for each label, in their "
+                "order, and a network with one output for each class."
+            )
+        heads = [
+            PrivateLogisticRegression(epsilon, self.delta, key=f"{self.key}/{number}")
+            for number, epsilon in enumerate(self.epsilons(), 1)
+        ]
+        kind = {"num_classes": labels.num_classes}
+        missing = [head._mechanism(kind) for head in heads if not labels.has_draw(head.key)]
+        if missing:
+            labels.check_budget(missing)
+        return heads
+
+    def _compile(self, steps: int) -> None:
+        import keras
+
+        warm = min(100, steps // 2)
+        rate = keras.optimizers.schedules.CosineDecay(
+            0.1 * self.learning_rate, steps - warm, 0.05, "cosine", self.learning_rate, warm
+        )
+        self.network.compile(
+            keras.optimizers.AdamW(rate, weight_decay=1e-3),
+            keras.losses.CategoricalCrossentropy(from_logits=True),
+        )
+
+    def _learn(
+        self, inputs: np.ndarray, believed: np.ndarray, labels: PrivateLabels, number: int
+    ) -> None:
+        """Trains the network on the probabilities, or reads what it became when they were new."""
+        from scipy import special
+
+        kept = None
+        if labels.store_path is not None:  # a key names one release of one set of labels
+            name = f"{self.key}-{number}.npz".replace("/", "-")
+            kept = pathlib.Path(labels.store_path) / "networks" / name
+            if kept.exists():
+                with np.load(kept, allow_pickle=False) as weights:
+                    self.network.set_weights([weights[name] for name in weights])
+                return
+        targets = teacher_labels(special.softmax(believed, axis=1))
+        batches = targets.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
+        self.network.fit(batches, epochs=self.epochs, verbose=self.verbose)
+        if kept is not None:
+            kept.parent.mkdir(exist_ok=True)
+            part = kept.with_name(f"part-{kept.name}")
+            np.savez(part, *self.network.get_weights())
+            part.replace(kept)
+
+    def _hidden(self, inputs: np.ndarray) -> np.ndarray:
+        """Returns what the network's last layer sees, (n, width)."""
+        import keras
+
+        hidden = keras.Model(self.network.inputs, self.network.layers[-1].input)
+        return hidden.predict(inputs, batch_size=_ROWS, verbose=0)
+
+
+def _of_unit_length(rows: np.ndarray) -> np.ndarray:
+    """Returns rows over their mean length."""
+    return rows / max(float(np.linalg.norm(rows, axis=1).mean()), _LEAST)
