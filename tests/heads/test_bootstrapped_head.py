@@ -36,14 +36,14 @@ def head(epsilon=4.0, made=None, **options):
 @pytest.fixture(scope="module")
 def fitted():
     labels = vault(insecure_seed=0)
-    return labels, head().fit(X, labels)
+    return labels, head(draw_share=0.0).fit(X, labels)
 
 
 @pytest.mark.parametrize("shares", [(0.3, 0.7), (0.2, 0.3, 0.5)])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
     """Squares of precisions add up: to the whole from below, by less than 1 part in 10,000."""
-    alone = head(epsilon, shares=shares).epsilons()
+    alone = head(epsilon, shares=shares, draw_share=0.0).epsilons()
     precision = sum(gaussian_sigma(one, DELTA, 1.0) ** -2 for one in alone)
     whole = gaussian_sigma(epsilon, DELTA, 1.0) ** -2
     assert 1.0 - 1e-4 < precision / whole < 1.0
@@ -108,9 +108,9 @@ def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
         pass
 
     class Dies(BootstrappedHead):
-        def _learn(self, inputs, believed, labels, number):
-            super()._learn(inputs, believed, labels, number)
-            if number == 2:
+        def _learn(self, *arguments):
+            super()._learn(*arguments)
+            if arguments[-1] == "draw":
                 raise KilledError
 
     labels = vault(store=tmp_path / "store")
@@ -123,7 +123,24 @@ def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
     assert again.guarantee().epsilon == spent
     twice = head(epochs=1).fit(X, vault(store=tmp_path / "store"))
     np.testing.assert_allclose(twice.predict_proba(X), one.predict_proba(X), atol=1e-6)
-    assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(4.0, rel=1e-4)
+    assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(spent)
+
+
+def test_noisy_labels_come_last_where_they_pay():
+    """By default from epsilon 2.5 on; their price is added to that of the heads."""
+    labels = vault(insecure_seed=0)
+    one = head(epochs=4, batch_size=32, shares=(1.0,), encoder=lambda rows: rows[:, :1])
+    one.fit(X, labels)
+    assert labels.has_draw(f"{one.key}/draw")
+    assert one.epsilons()[0] == pytest.approx(0.15 * 4.0, rel=1e-4)
+    assert labels.mechanism(f"{one.key}/draw").epsilon == pytest.approx(0.85 * 4.0)
+    assert one.guarantee().epsilon <= 4.0
+    assert ldp.guarantee(one.to_keras()).epsilon > 0.85 * 4.0
+    # The encoder hides the second column, which the classes need: the noisy labels tell of it.
+    heads_alone = one.heads_[0].predict_proba(X[:, :1]).argmax(axis=1)
+    error = 5 * math.sqrt(0.25 / len(X))
+    assert one.score(X, TRUTH) > (heads_alone == TRUTH).mean() + error
+    assert sum(head(2.0).epsilons()) > 2.0  # all of a smaller epsilon is the heads'
 
 
 def test_a_budget_for_one_release_alone_pays_for_none():
@@ -136,8 +153,8 @@ def test_a_budget_for_one_release_alone_pays_for_none():
 @pytest.mark.parametrize(
     ("options", "labels", "words"),
     [
-        ({"shares": (1.0,)}, None, "two or more"),
         ({"shares": (0.5, 0.6)}, None, "sum to one"),
+        ({"draw_share": 1.0}, None, "draw_share"),
         ({"shares": (0.0, 1.0)}, None, "shares"),
         ({"epochs": 0}, None, "epochs"),
         ({"learning_rate": -1.0}, None, "learning_rate"),

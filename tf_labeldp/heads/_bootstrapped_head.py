@@ -15,7 +15,9 @@ from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import Head
-from tf_labeldp.heads._prior_randomizer import teacher_labels
+from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
+from tf_labeldp.mechanisms import Priors, RRWithPrior
+from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.vault import PrivateLabels
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
@@ -36,10 +38,11 @@ class BootstrappedHead(Head):
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
-        All are Gaussian, and a release of noise multiplier s_r is chosen after those before it; so
+        The heads' are Gaussian, and one of noise multiplier s_r is chosen after those before it; so
         together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and Su,
-        "Gaussian differential privacy", 2022, Corollary 2). The network learns from released
-        probabilities alone. Charged to the vault, before the first release.
+        "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon is added (basic
+        composition). The network learns from released probabilities alone. Charged to the vault,
+        which refuses before the first release if not all fit.
 
     Source: ours; every release is that of ``PrivateLogisticRegression``.
 
@@ -52,8 +55,10 @@ class BootstrappedHead(Head):
             Keras model or a callable; for images the best is
             ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for the inputs as they
             are, flattened.
-        shares: of the squared precision that each release gets; they sum to one. As many releases
-            as shares, two or more.
+        shares: of the squared precision that each release of a head gets; they sum to one.
+        draw_share: in [0, 1), the part of epsilon for noisy labels, which are drawn last by
+            ``RRWithPrior`` with the network's probabilities as priors; the network then learns
+            their posteriors. None for none below an epsilon of 2.5, and 0.85 from there on.
         epochs: of the network after each release.
         batch_size: of its training.
         learning_rate: the highest, of AdamW; a cosine takes it down in every round.
@@ -91,6 +96,7 @@ class BootstrappedHead(Head):
     _: dataclasses.KW_ONLY
     encoder: Any = None
     shares: tuple[float, ...] = (0.3, 0.7)
+    draw_share: float | None = None
     epochs: int = 5
     batch_size: int = 256
     learning_rate: float = 2e-3
@@ -115,7 +121,7 @@ class BootstrappedHead(Head):
         Raises:
             BudgetExceededError: the vault's budget does not allow all releases; none was made.
         """
-        from tf_labeldp.self_supervised._training import training_on
+        from scipy import special
 
         inputs = np.asarray(inputs)
         heads = self._heads(len(inputs), labels)
@@ -126,17 +132,21 @@ class BootstrappedHead(Head):
             head.fit(features, labels)
             believed = believed + np.log(np.maximum(head.predict_proba(features), _LEAST))
             receipts = merge_receipts(receipts, head.receipts_)
-            self._compile(-(-len(inputs) // self.batch_size) * self.epochs)
-            with training_on(self.network, receipts):
-                self._learn(inputs, believed, labels, number)
+            self._learn(inputs, special.softmax(believed, axis=1), receipts, labels, str(number))
             features = np.concatenate([_of_unit_length(self._hidden(inputs)), first], axis=1)
+        if self._for_draw():
+            priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
+            drawn = labels.randomize(self._draw(labels), priors=priors, key=f"{self.key}/draw")
+            receipts = drawn.receipts
+            self._learn(inputs, drawn.posterior(), receipts, labels, "draw")
         self.heads_, self.receipts_ = tuple(heads), receipts
         self.classes_ = labels.decode(np.arange(labels.num_classes))
         return self
 
     def epsilons(self) -> tuple[float, ...]:
-        """Returns what each release costs by itself, at ``delta``."""
-        whole = gaussian_sigma(self.epsilon * (1.0 - _MARGIN), self.delta, 1.0)
+        """Returns what each release of a head costs by itself, at ``delta``."""
+        epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
+        whole = gaussian_sigma(epsilon, self.delta, 1.0)
         return tuple(
             gaussian_epsilon(whole / math.sqrt(share), self.delta, 1.0) for share in self.shares
         )
@@ -148,7 +158,8 @@ class BootstrappedHead(Head):
 
     def predict_proba(self, features: Any) -> np.ndarray:
         """Returns the network's class probabilities (m, K) for inputs as given to ``fit``."""
-        return self.to_keras().predict(np.asarray(features), batch_size=_ROWS, verbose=0)
+        self._check_fitted()
+        return self._probabilities(np.asarray(features))
 
     def to_keras(self) -> Any:
         """Returns the network with a softmax, which shares its weights and saves and loads.
@@ -171,10 +182,11 @@ class BootstrappedHead(Head):
             )
         _validate.positive_finite("epsilon", self.epsilon)
         shares = [_validate.positive_finite("shares", share) for share in self.shares]
-        if len(shares) < 2 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
+        if self.draw_share is not None:
+            _validate.number_in("draw_share", self.draw_share, "[0, 1)")
+        if not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ValueError(
-                f"shares must be two or more numbers that sum to one, got {self.shares}. For one "
-                "release use PrivateLogisticRegression."
+                f"shares must be one number for each release, and sum to one, got {self.shares}."
             )
         for name in ("epochs", "batch_size"):
             _validate.integer_at_least(name, getattr(self, name), 1)
@@ -191,7 +203,11 @@ class BootstrappedHead(Head):
             for number, epsilon in enumerate(self.epsilons(), 1)
         ]
         kind = {"num_classes": labels.num_classes}
-        missing = [head._mechanism(kind) for head in heads if not labels.has_draw(head.key)]
+        missing: list[Mechanism] = [
+            head._mechanism(kind) for head in heads if not labels.has_draw(head.key)
+        ]
+        if self._for_draw() and not labels.has_draw(f"{self.key}/draw"):
+            missing.append(self._draw(labels))
         if missing:
             labels.check_budget(missing)
         return heads
@@ -209,27 +225,50 @@ class BootstrappedHead(Head):
         )
 
     def _learn(
-        self, inputs: np.ndarray, believed: np.ndarray, labels: PrivateLabels, number: int
+        self,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        receipts: Receipts,
+        labels: PrivateLabels,
+        number: str,
     ) -> None:
-        """Trains the network on the probabilities, or reads what it became when they were new."""
-        from scipy import special
+        """Trains the network on probabilities, or reads what it became when they were new."""
+        from tf_labeldp.self_supervised._training import training_on
 
+        self._compile(-(-len(inputs) // self.batch_size) * self.epochs)
         kept = None
         if labels.store_path is not None:  # a key names one release of one set of labels
             name = f"{self.key}-{number}.npz".replace("/", "-")
             kept = pathlib.Path(labels.store_path) / "networks" / name
-            if kept.exists():
+        with training_on(self.network, receipts):
+            if kept is not None and kept.exists():
                 with np.load(kept, allow_pickle=False) as weights:
                     self.network.set_weights([weights[name] for name in weights])
                 return
-        targets = teacher_labels(special.softmax(believed, axis=1))
-        batches = targets.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
-        self.network.fit(batches, epochs=self.epochs, verbose=self.verbose)
+            views = teacher_labels(targets)
+            batches = views.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
+            self.network.fit(batches, epochs=self.epochs, verbose=self.verbose)
         if kept is not None:
             kept.parent.mkdir(exist_ok=True)
             part = kept.with_name(f"part-{kept.name}")
             np.savez(part, *self.network.get_weights())
             part.replace(kept)
+
+    def _for_draw(self) -> float:
+        """Returns the epsilon of the noisy labels."""
+        share = self.draw_share
+        if share is None:
+            share = 0.85 if self.epsilon >= _DRAW_PAYS else 0.0
+        return share * self.epsilon
+
+    def _draw(self, labels: PrivateLabels) -> RRWithPrior:
+        return RRWithPrior(self._for_draw(), labels.num_classes)
+
+    def _probabilities(self, inputs: np.ndarray) -> np.ndarray:
+        from scipy import special
+
+        logits = self.network.predict(inputs, batch_size=_ROWS, verbose=0)
+        return special.softmax(logits, axis=1)
 
     def _hidden(self, inputs: np.ndarray) -> np.ndarray:
         """Returns what the network's last layer sees, (n, width)."""
