@@ -49,8 +49,9 @@ class BootstrappedHead(Head):
     Args:
         epsilon: of all releases together, finite and above zero.
         delta: in (0, 1), below 1/n for n labels.
-        network: a built Keras model from inputs to logits (n, K), whose last layer is dense; it is
-            trained in place.
+        network: a built Keras model from inputs to logits (n, K), which is trained in place. What
+            its last layer, a dense one, sees should be a few hundred wide: the time of a release
+            grows with the cube of that.
         encoder: what makes the first features of inputs, fitted without labels: a feature map, a
             Keras model or a callable; for images the best is
             ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for the inputs as they
