@@ -109,7 +109,7 @@ def test_the_checks_see_what_is_missing() -> None:
 
 def test_public_names_are_few() -> None:
     names = set().union(*(importlib.import_module(name).__all__ for name in MODULES))
-    assert len(names) <= 102
+    assert len(names) <= 103
 
 
 @pytest.mark.parametrize("part", _renamed._INSTEAD)
