@@ -41,7 +41,7 @@ from tf_labeldp.self_supervised import SCAN, SimCLR, strong_views, weak_views
 from tf_labeldp.semi_supervised import DivideMix, FixMatch
 
 EPSILONS = (0.2, 1.0, 4.0)
-BATCH, RATIO, RATE = 128, 2, 2e-3
+BATCH, RATIO, RATE = 128, 2, 1e-3
 CLUSTERS, SIMCLR_MINUTES, SCAN_EPOCHS = 100, 10, 2
 TEACHERS, QUERIES = 250, 1000
 SHARES, WARM_PASSES = (0.3, 0.7), 0.5
@@ -140,8 +140,11 @@ def network(shape: tuple[int, ...], num_classes: int | None, large: bool = False
     layers = keras.layers
 
     def block(x: Any, width: int, size: int = 3, strides: int = 1) -> Any:
-        x = layers.Conv2D(width, size, strides=strides, padding="same", use_bias=False)(x)
-        return layers.ReLU()(layers.BatchNormalization()(x))
+        convolution = layers.Conv2D(width, size, strides=strides, padding="same")
+        # Labels that are mostly noise move the statistics of a normalisation more than its weights.
+        normalised = large or num_classes is None
+        x = layers.BatchNormalization()(convolution(x)) if normalised else convolution(x)
+        return layers.ReLU()(x)
 
     inputs = keras.Input(shape)
     if large or num_classes is None:

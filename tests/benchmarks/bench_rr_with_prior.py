@@ -1,13 +1,20 @@
-"""Speed and memory of RRWithPrior, and its ratio to Algorithm 2 as a loop over examples.
+"""Speed of RRWithPrior and InformativeRR, and what they tell of labels of which a head knows much.
 
     python tests/benchmarks/bench_rr_with_prior.py
+    python tests/benchmarks/bench_rr_with_prior.py --tables posteriors
 
-Target: one million labels of ten classes, a prior for each, in at most 1.5 s on two cores; memory
-linear in n * K. Random bits come from the operating system, as in earnest.
+Times: one million labels of ten classes, a prior for each, in at most 1.5 s on two cores; memory
+linear in n * K; Algorithm 2 as a loop over examples beside it. Random bits come from the operating
+system, as in earnest.
+
+Posteriors: one epsilon is split between a head on smoothed features, whose probabilities are the
+priors, and a draw. Figures are on the labels of the training set, means over three draws.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import math
 import os
 import secrets
@@ -15,14 +22,21 @@ import secrets
 import _results
 import numpy as np
 from _timing import best_seconds, peak_bytes
+from bench_one_release import Features
 
-from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp.estimation import posterior
+from tf_labeldp.heads import PrivateLogisticRegression
+from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRWithPrior
 
 NUM_CLASSES = 10
 EPSILON = 1.0
 NUM_LABELS = 1_000_000
 NUM_LOOPED = 20_000
 TARGET_SECONDS = 1.5
+DATA, DELTA = ("fashion_mnist", "mnist"), 1e-6
+SPLITS = ((1.0, 0.3), (1.0, 0.9), (2.0, 0.3), (2.0, 0.9), (3.0, 0.15), (4.0, 0.15))
+"""Epsilons, and the shares of the head; without 0.3, the defaults of ``HeadPriorRandomizer``."""
 
 
 def data(num_labels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +69,7 @@ def looped(labels: np.ndarray, priors: np.ndarray) -> list[int]:
     return noisy
 
 
-def main() -> None:
+def times() -> None:
     """Measures and prints a Markdown table."""
     with_prior = RRWithPrior(EPSILON, NUM_CLASSES)
     response = RandomizedResponse(EPSILON, NUM_CLASSES)
@@ -63,6 +77,8 @@ def main() -> None:
 
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     seconds = best_seconds(lambda: with_prior.randomize(labels, priors))
+    informative = InformativeRR(EPSILON, NUM_CLASSES)
+    informative_seconds = best_seconds(lambda: informative.randomize(labels, priors))
     shared_seconds = best_seconds(lambda: with_prior.randomize(labels, priors[0]))
     response_seconds = best_seconds(lambda: response.randomize(labels))
     part = labels[:NUM_LOOPED], priors[:NUM_LOOPED]
@@ -72,6 +88,7 @@ def main() -> None:
     rows = [
         ("RRWithPrior, a prior for each", f"n = {NUM_LABELS:,}", f"{seconds:.2f} s"),
         ("RRWithPrior, one prior for all", f"n = {NUM_LABELS:,}", f"{shared_seconds:.2f} s"),
+        ("InformativeRR, a prior for each", f"n = {NUM_LABELS:,}", f"{informative_seconds:.2f} s"),
         ("RandomizedResponse", f"n = {NUM_LABELS:,}", f"{response_seconds:.2f} s"),
         ("Algorithm 2 as a Python loop", f"n = {NUM_LOOPED:,}", f"{loop_seconds:.2f} s"),
         ("loop against RRWithPrior, a label", f"K = {NUM_CLASSES}", f"{ratio:.0f} times slower"),
@@ -88,6 +105,48 @@ def main() -> None:
         print("| " + " | ".join(row) + " |")
 
 
+def posteriors() -> None:
+    """Measures and prints a Markdown table."""
+    columns = ("data", "epsilon", "head", "whole on the head", "head's part", "RR")
+    columns += ("RRWithPrior", "InformativeRR")
+    print(_results.markdown(columns, ()), flush=True)
+    for name in DATA:
+        features = Features(name, os.environ.get("LABELDP_DATA_DIR", "../shared/data"))
+        labels, rows = features.data.y_train, features.get(smooth=True)[0]
+        for epsilon, share in SPLITS:
+            whole, priors = (head(rows, labels, part) for part in (epsilon, share * epsilon))
+            cells = [name, f"{epsilon:g}", f"{share:.0%}", told(labels, whole)]
+            cells.append(told(labels, priors))
+            for kind in (RandomizedResponse, RRWithPrior, InformativeRR):
+                mechanism = kind((1.0 - share) * epsilon, NUM_CLASSES)
+                draw = functools.partial(
+                    mechanism.randomize, labels, priors if mechanism.uses_priors else None
+                )
+                noisy = np.concatenate([draw(rng=np.random.default_rng(seed)) for seed in range(3)])
+                soft = posterior(mechanism, noisy, np.tile(priors, (3, 1)))
+                kept = np.mean(noisy == np.tile(labels, 3))
+                cells.append(f"{told(np.tile(labels, 3), soft)}, {100 * kept:.1f}")
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def head(rows: np.ndarray, labels: np.ndarray, epsilon: float) -> np.ndarray:
+    """Returns the probabilities of a head, of the rows that it was fitted on."""
+    budget = PrivacyBudget(epsilon, DELTA)
+    vault = PrivateLabels(labels, NUM_CLASSES, budget=budget, insecure_seed=1)
+    return PrivateLogisticRegression(epsilon, DELTA).fit(rows, vault).predict_proba(rows)
+
+
+def told(labels: np.ndarray, probabilities: np.ndarray) -> str:
+    """Returns the log-loss of probabilities, and how often their likeliest class is right."""
+    at_label = probabilities[np.arange(labels.size), labels]
+    right = np.mean(probabilities.argmax(axis=1) == labels)
+    return f"{-np.mean(np.log(at_label)):.3f}, {100 * right:.1f}"
+
+
 if __name__ == "__main__":
-    with _results.recorded(__file__, "times"):
-        main()
+    tables = {"times": times, "posteriors": posteriors}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", nargs="+", choices=list(tables), default=list(tables))
+    for table in parser.parse_args().tables:
+        with _results.recorded(__file__, table):
+            tables[table]()

@@ -17,6 +17,7 @@ from tf_labeldp.accounting._receipts import ReceiptError
 from tf_labeldp.mechanisms import (
     ALIBI,
     HistogramMechanism,
+    InformativeRR,
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     RandomizedResponse,
@@ -86,6 +87,7 @@ KINDS: dict[str, Callable[[], NoisyLabels]] = {
     "seeded": lambda: vault(insecure_seed=3).randomize(RandomizedResponse(1.0, 4)),
     "public prior": lambda: vault().randomize(RRWithPrior(1.0, 4), priors=[0.4, 0.3, 0.2, 0.1]),
     "own priors": with_priors_of_their_own,
+    "informative": lambda: vault().randomize(InformativeRR(1.0, 4), priors=[0.4, 0.3, 0.2, 0.1]),
     "private priors": with_private_priors,
     "clusters": resampled,
     "numbers": lambda: vault("numbers").randomize(LabelRandomizer(1.0)),

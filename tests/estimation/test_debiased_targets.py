@@ -10,7 +10,13 @@ import pytest
 from tf_labeldp.accounting._events import pure_dp_event
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation._debiased import channel_inverse
-from tf_labeldp.mechanisms import ClassificationMechanism, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import (
+    ClassificationMechanism,
+    InformativeRR,
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+)
 
 PRIOR = np.array([0.1, 0.35, 0.05, 0.3, 0.2])
 EVERY = np.arange(5)
@@ -73,6 +79,15 @@ def test_rr_with_prior_is_unbiased_inside_its_set(epsilon):
     np.testing.assert_allclose(mean, expected_weights(RRTopK(epsilon, 5, k), PRIOR), atol=1e-15)
     inside = np.argsort(-PRIOR)[:k]
     np.testing.assert_allclose(mean[inside], np.eye(5)[inside], atol=tolerance(epsilon))
+
+
+def test_informative_rr_is_unbiased_for_the_group_of_the_label(epsilon):
+    mechanism = InformativeRR(epsilon, 5)
+    ranked, k = np.argsort(-PRIOR), int(mechanism.set_sizes(PRIOR[np.newaxis])[0])
+    expected = np.eye(5)
+    expected[ranked[k:]] = expected[ranked[k - 1]]
+    mean = expected_weights(mechanism, PRIOR)
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=tolerance(epsilon))
 
 
 def test_lemma_20_bounds_the_bias_by_the_prior_outside_the_set():

@@ -10,6 +10,7 @@ import pytest
 from tf_labeldp.estimation import _posterior, posterior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
+    InformativeRR,
     LaplaceMechanism,
     Priors,
     RandomizedResponse,
@@ -35,6 +36,9 @@ MECHANISMS = {
     "prior": RRWithPrior(1.5, K),
     "prior-large": RRWithPrior(6.0, K),
     "prior-huge": RRWithPrior(900.0, K),
+    "informative-small": InformativeRR(0.05, K),
+    "informative": InformativeRR(1.5, K),
+    "informative-huge": InformativeRR(900.0, K),
     "resampling-small": PriorResampling(0.05, K),
     "resampling": PriorResampling(1.5, K),
 }
@@ -89,7 +93,7 @@ def test_where_the_label_says_nothing_the_prior_stays(mechanism, noisy, prior):
     np.testing.assert_allclose(posterior(mechanism, [noisy], prior)[0], prior, rtol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["rr", "top-2", "prior", "resampling"])
+@pytest.mark.parametrize("name", ["rr", "top-2", "prior", "informative", "resampling"])
 def test_probabilities_are_those_of_the_true_labels(name):
     """Of the labels that have posterior p for their class, a share p is of that class."""
     mechanism = MECHANISMS[name]
@@ -118,7 +122,7 @@ def test_probabilities_are_those_of_the_true_labels(name):
 
 
 @pytest.mark.parametrize("cells", [1, 12, 1000])
-@pytest.mark.parametrize("name", ["rr", "prior", "resampling"])
+@pytest.mark.parametrize("name", ["rr", "prior", "informative", "resampling"])
 def test_chunks_change_nothing(monkeypatch, cells, name):
     noisy = np.arange(len(PRIORS)) % K
     whole = posterior(MECHANISMS[name], noisy, PRIORS)

@@ -14,7 +14,7 @@ from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, PrivateRidge
-from tf_labeldp.mechanisms import Priors, RandomizedResponse, RRWithPrior
+from tf_labeldp.mechanisms import InformativeRR, Priors, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault._store import DrawSettingsError
 
@@ -95,6 +95,27 @@ def test_labels_are_drawn_by_rr_with_prior_under_these_priors(made):
     assert abs(hits - keep.sum()) < 5 * deviation  # 6e-7
     plain = RandomizedResponse(2.0, K).transition_matrix()[0, 0]
     assert hits - N * plain > 5 * math.sqrt(N * plain * (1 - plain))
+
+
+def test_the_informative_draw_costs_the_same_and_has_better_posteriors(tmp_path):
+    drawn = {}
+    for draw in (RRWithPrior, InformativeRR):
+        labels = vault(3.0, store=tmp_path / draw.__name__, num_classes=K)
+        randomizer = HeadPriorRandomizer(3.0, DELTA, draw=draw)
+        drawn[draw] = labels.randomize(randomizer, features=X)
+        assert (
+            drawn[draw].mechanism == draw(randomizer.split()[1], K) == randomizer.parts(labels)[1]
+        )
+        again = vault(3.0, store=tmp_path / draw.__name__, num_classes=K)
+        again = again.randomize(randomizer, features=X)
+        np.testing.assert_array_equal(again.values, drawn[draw].values)
+    kept, told = drawn[RRWithPrior], drawn[InformativeRR]
+    np.testing.assert_array_equal(kept.priors, told.priors)
+    stated = kept.guarantee()
+    assert (told.guarantee().epsilon, told.guarantee().delta) == (stated.epsilon, stated.delta)
+    at = np.arange(N), Y
+    assert np.log(told.posterior()[at]).mean() > np.log(kept.posterior()[at]).mean() + 0.01
+    assert np.mean(told.values == Y) < np.mean(kept.values == Y)
 
 
 def test_ridge_and_options():
@@ -300,6 +321,7 @@ def test_a_model_trains_on_what_comes_out(made, targets):
         ({"options": {"colour": 1}}, ValueError, "not all arguments of PrivateLogisticRegression"),
         ({"head": "ridge"}, TypeError, "head must be a class"),
         ({"head": RRWithPrior}, TypeError, "head must be a class"),
+        ({"draw": RRTopK}, TypeError, "draw must be the class RRWithPrior or InformativeRR, got"),
     ],
 )
 def test_bad_arguments(changed, error, message):

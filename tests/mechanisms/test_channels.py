@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import InformativeRR, RandomizedResponse, RRTopK, RRWithPrior
 
 EPSILONS = [1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 50.0]
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
@@ -71,6 +71,34 @@ def test_rr_with_prior_has_exactly_its_epsilon(worst_log_ratio, prior, epsilon):
 
 
 @BOUNDED
+@given(prior=priors(), epsilon=st.sampled_from(EPSILONS))
+def test_informative_rr_has_exactly_its_epsilon(worst_log_ratio, prior, epsilon):
+    matrix = InformativeRR(epsilon, prior.size).transition_matrix(prior)
+    assert_exactly_private(matrix, epsilon, worst_log_ratio)
+
+
+@BOUNDED
+@given(prior=priors(), epsilon=st.floats(1e-3, 50.0))
+def test_informative_rr_is_randomized_response_on_groups(prior, epsilon):
+    mechanism = InformativeRR(epsilon, prior.size)
+    matrix, k = mechanism.transition_matrix(prior), int(mechanism.set_sizes(prior[np.newaxis])[0])
+    ranked = sorted(range(prior.size), key=lambda y: (-prior[y], y))
+    response = RandomizedResponse(epsilon, k).transition_matrix()
+    for place, y in enumerate(ranked):
+        np.testing.assert_allclose(matrix[y, ranked[:k]], response[min(place, k - 1)], atol=1e-16)
+        assert not matrix[y, ranked[k:]].any()
+
+
+@pytest.mark.parametrize("likeliest", [0.9, 0.999, 1 - 1e-9, 1 - 1e-15])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 4.0, 50.0])
+def test_informative_rr_says_something_where_rr_with_prior_is_constant(likeliest, epsilon):
+    prior = np.array([(1 - likeliest) / 3] * 3 + [likeliest])
+    assert np.ptp(InformativeRR(epsilon, 4).transition_matrix(prior), axis=0).max() > 0
+    if likeliest > 0.999 and epsilon < 20:
+        assert RRWithPrior(epsilon, 4).optimal_k(prior).tolist() == [1]
+
+
+@BOUNDED
 @given(prior=priors(), epsilon=st.floats(1e-3, 50.0), data=st.data())
 def test_rr_top_k_follows_algorithm_1(prior, epsilon, data):
     k = data.draw(st.integers(1, prior.size))
@@ -111,3 +139,9 @@ def test_ties_between_set_sizes_go_to_the_smaller_set():
     # With priors of zero after the second class and no cost left in k, w_2 = w_3 = w_4.
     assert RRWithPrior(800.0, 4).optimal_k([0.5, 0.5, 0.0, 0.0]).tolist() == [2]
     assert RRWithPrior(800.0, 3).optimal_k([1.0, 0.0, 0.0]).tolist() == [1]
+    certain = np.array([[0.5, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    for epsilon in (1e-3, 1.0, 800.0):
+        assert InformativeRR(epsilon, 4).set_sizes(certain).tolist() == [2, 1]
+    # Here k = 3 is better than k = 2 by less than a rounding error.
+    almost = np.array([[0.9, 0.1 - 1e-15, 1e-15]])
+    assert InformativeRR(30.0, 3).set_sizes(almost).tolist() == [2]

@@ -18,6 +18,7 @@ from tf_labeldp.mechanisms import (
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
     HistogramMechanism,
+    InformativeRR,
     LabelMomentMechanism,
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
@@ -50,6 +51,8 @@ SOUND = {
     "top 3": lambda epsilon: RRTopK(epsilon, 5, 3),
     "prior": lambda epsilon: RRWithPrior(epsilon, 5),
     "prior of many": lambda epsilon: RRWithPrior(epsilon, 60),
+    "informative": lambda epsilon: InformativeRR(epsilon, 5),
+    "informative of many": lambda epsilon: InformativeRR(epsilon, 60),
     "resampling": lambda epsilon: PriorResampling(epsilon, 4),
     "resampling all": lambda epsilon: PriorResampling(epsilon, 4, 1.0),
     "laplace": lambda epsilon: LaplaceMechanism(epsilon, 0.0, 1.0),
@@ -99,7 +102,7 @@ def test_every_mechanism_of_the_library_is_here():
         if not kind.__name__.startswith(("_", "Frozen"))
     }
     assert ours - {PriorMechanism} == here
-    assert len(here) == 15 and ChannelMechanism in here
+    assert len(here) == 16 and ChannelMechanism in here
 
 
 @pytest.mark.parametrize(

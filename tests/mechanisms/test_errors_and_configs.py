@@ -12,6 +12,7 @@ import pytest
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
+    InformativeRR,
     LaplaceMechanism,
     PeerToPeerRandomizedResponse,
     RandomizedResponse,
@@ -28,9 +29,10 @@ MAKERS = {
     "RandomizedResponse": lambda epsilon: RandomizedResponse(epsilon, 4),
     "RRTopK": lambda epsilon: RRTopK(epsilon, 4, 2),
     "RRWithPrior": lambda epsilon: RRWithPrior(epsilon, 4),
+    "InformativeRR": lambda epsilon: InformativeRR(epsilon, 4),
     "PriorResampling": lambda epsilon: PriorResampling(epsilon, 4, 0.9, 0.1),
 }
-WITH_PRIORS = ["RRTopK", "RRWithPrior", "PriorResampling"]
+WITH_PRIORS = ["RRTopK", "RRWithPrior", "InformativeRR", "PriorResampling"]
 
 
 @pytest.fixture(params=MAKERS)

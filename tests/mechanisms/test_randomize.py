@@ -7,7 +7,13 @@ import os
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior, _classes
+from tf_labeldp.mechanisms import (
+    InformativeRR,
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+    _classes,
+)
 
 DRAWS = 300_000
 PRIORS = np.array(
@@ -21,6 +27,7 @@ MECHANISMS = {
     "RandomizedResponse": lambda epsilon: RandomizedResponse(epsilon, 5),
     "RRTopK": lambda epsilon: RRTopK(epsilon, 5, 3),
     "RRWithPrior": lambda epsilon: RRWithPrior(epsilon, 5),
+    "InformativeRR": lambda epsilon: InformativeRR(epsilon, 5),
 }
 
 
@@ -88,7 +95,7 @@ def test_secure_bits_decide_the_draw(monkeypatch):
     assert RandomizedResponse(1.0, 4).randomize(labels).tolist() == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["RRTopK", "RRWithPrior"])
+@pytest.mark.parametrize("name", ["RRTopK", "RRWithPrior", "InformativeRR"])
 def test_one_prior_for_all_equals_the_same_prior_for_each(name, seeded):
     mechanism = MECHANISMS[name](0.7)
     labels = np.random.default_rng(8).integers(0, 5, 100_000)
@@ -119,15 +126,16 @@ def test_chunks_keep_labels_and_priors_together(monkeypatch, chunk, seeded):
     assert sizes.tolist() == [int(RRWithPrior(1.0, num_classes).optimal_k(p)[0]) for p in priors]
 
 
+@pytest.mark.parametrize("kind", [RRWithPrior, InformativeRR])
 @pytest.mark.parametrize("chunk", [1, 30])
-def test_chunks_keep_labels_and_set_sizes_together(monkeypatch, chunk, seeded):
+def test_chunks_keep_labels_and_set_sizes_together(monkeypatch, chunk, kind, seeded):
     """At a huge epsilon k* is the number of possible classes, which differs from row to row."""
     monkeypatch.setattr(_classes, "_CHUNK_CELLS", chunk)
     labels, support = np.arange(400) % 8, np.random.default_rng(11).uniform(size=(400, 8)) < 0.5
     support[np.arange(400), labels] = True
     priors = support / support.sum(axis=1, keepdims=True)
-    mechanism = RRWithPrior(200.0, 8)
-    assert len(set(mechanism.optimal_k(priors).tolist())) > 3
+    mechanism = kind(200.0, 8)
+    assert len(set(mechanism.set_sizes(priors).tolist())) > 3
     np.testing.assert_array_equal(mechanism.randomize(labels, priors, rng=seeded()), labels)
 
 

@@ -37,11 +37,12 @@ def debiased(
     *Classes.* Weights w such that ``sum_k w_k loss(y_pred, k)`` is unbiased for the true label; use
     them as ``y_true`` of ``keras_layers.LabelWeightedLoss``.
 
-    For RRTop-k, and RRWithPrior with its k*, the weights are those of ``ghazi2021``, equation 17:
-    with ``p = 1 / (e^eps + k - 1)``, ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``.
-    For randomized response (k = K) this is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``,
-    and appendix D.1 of ``ghazi2024``. For any other mechanism with a square channel Q, w is the row
-    of ``Q^-1`` at the noisy label. The loss is unbiased where the true label lies in the top-k set
+    For RRTop-k, and RRWithPrior and InformativeRR with their k, the weights are those of
+    ``ghazi2021``, equation 17: with ``p = 1 / (e^eps + k - 1)``,
+    ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``. For randomized response (k = K) this
+    is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. For
+    any other mechanism with a square channel Q, w is the row of ``Q^-1`` at the noisy label. The
+    loss is unbiased where the true label lies in the top-k set
     (``ghazi2021``, Lemma 18); for bounded losses the bias is at most the probability that it does
     not (Lemma 20). Its Lipschitz constant grows by ``(1 + k p) / (1 - k p)`` (Lemma 19).
 

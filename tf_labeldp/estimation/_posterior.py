@@ -17,7 +17,7 @@ from tf_labeldp.mechanisms import (
     RegressionMechanism,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms._classes import rank_classes, top_k_members
 from tf_labeldp.mechanisms._clusters import PriorResampling, prior_units
 
 _CHUNK_CELLS = 1 << 20
@@ -130,7 +130,7 @@ def _likelihood_of_classes(
     if mechanism.uses_priors:
         raise ValueError(
             f"the channel of {type(mechanism).__name__} by prior is not known here. Use one of "
-            "RandomizedResponse, RRTopK, RRWithPrior and PriorResampling."
+            "RandomizedResponse, RRTopK, RRWithPrior, InformativeRR and PriorResampling."
         )
     channel = mechanism.transition_matrix()
     return lambda noisy, prior: channel[:, noisy].T
@@ -139,12 +139,16 @@ def _likelihood_of_classes(
 def _top_k_likelihood(
     mechanism: PriorMechanism, noisy: np.ndarray, prior: np.ndarray
 ) -> np.ndarray:
-    """Returns the likelihood of RRTop-k (Algorithm 1, ``ghazi2021``)."""
+    """Returns the likelihood of RRTop-k (Algorithm 1, ``ghazi2021``), or of InformativeRR."""
     k = np.reshape(mechanism.set_sizes(prior), (-1, 1))
     members = top_k_members(prior, k)
     shrink = math.exp(-mechanism.epsilon)
     kept = 1.0 / (1.0 + (k - 1) * shrink)
-    likelihood = np.where(members, shrink * kept, 1.0 / k)  # of an output within the set
+    outside: np.ndarray = 1.0 / k
+    if mechanism.rest_as_one:
+        last = np.take_along_axis(rank_classes(prior), k - 1, axis=1)
+        outside = np.where(noisy[:, np.newaxis] == last, kept, shrink * kept)
+    likelihood = np.where(members, shrink * kept, outside)  # of an output within the set
     likelihood = np.broadcast_to(likelihood, (noisy.size, prior.shape[1])).copy()
     every = np.arange(noisy.size)
     likelihood[every, noisy] = np.broadcast_to(kept[:, 0], noisy.shape)

@@ -16,7 +16,7 @@ from tf_labeldp.features._reader import Rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
-from tf_labeldp.mechanisms import Priors, RRWithPrior
+from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.vault import PrivateLabels
 
@@ -58,7 +58,7 @@ class BootstrappedHead(Head):
             are, flattened.
         shares: of the squared precision that each release of a head gets; they sum to one.
         draw_share: in [0, 1), the part of epsilon for noisy labels, which are drawn last by
-            ``RRWithPrior`` with the network's probabilities as priors; the network then learns
+            ``InformativeRR`` with the network's probabilities as priors; the network then learns
             their posteriors. None for none below an epsilon of 2.5, and 0.85 from there on.
         epochs: of the network after each release.
         batch_size: of its training.
@@ -262,8 +262,8 @@ class BootstrappedHead(Head):
             share = 0.85 if self.epsilon >= _DRAW_PAYS else 0.0
         return share * self.epsilon
 
-    def _draw(self, labels: PrivateLabels) -> RRWithPrior:
-        return RRWithPrior(self._for_draw(), labels.num_classes)
+    def _draw(self, labels: PrivateLabels) -> InformativeRR:
+        return InformativeRR(self._for_draw(), labels.num_classes)
 
     def _probabilities(self, inputs: np.ndarray) -> np.ndarray:
         from scipy import special

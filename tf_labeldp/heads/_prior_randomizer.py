@@ -16,7 +16,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import OneReleaseHead
-from tf_labeldp.mechanisms import Priors, RRWithPrior
+from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithPrior
 from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
@@ -37,7 +37,9 @@ class HeadPriorRandomizer(Randomizer):
     """Releases a head, and draws every label by RRWithPrior with the head's probabilities.
 
     The noisy labels are right far more often than those of plain randomized response at the same
-    epsilon, and a deep model can learn from them what the head can't.
+    epsilon, and a deep model can learn from them what the head can't. To train on ``posterior()``,
+    give ``draw=InformativeRR``: the log-loss of these posteriors is lower, at epsilon 3 by about a
+    quarter, while the noisy labels are wrong more often.
 
     It pays at epsilon 3 and above: the value of the release, an aggregate of all labels, saturates
     early, and that of the draw grows like e^epsilon. By default the head gets 90 % of an epsilon
@@ -68,9 +70,11 @@ class HeadPriorRandomizer(Randomizer):
         intercept: whether to add a constant column.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee.
         max_bytes: the most memory for matrices and samples of rows.
+        draw: the class of the draw: ``RRWithPrior``, whose noisy labels are right most often, or
+            ``mechanisms.InformativeRR``, whose posteriors have the lower log-loss.
 
     Raises:
-        TypeError: ``head`` is no class of a head.
+        TypeError: ``head`` is no class of a head, or ``draw`` is none of the two.
         ValueError: an argument out of range, or an option that is set here or does not exist.
 
     Example:
@@ -102,6 +106,7 @@ class HeadPriorRandomizer(Randomizer):
     intercept: bool = True
     noise: str = "gaussian"
     max_bytes: float = 8e9
+    draw: type[PriorMechanism] = RRWithPrior
 
     def __post_init__(self, options: Mapping[str, Any] | None) -> None:
         """Checks the arguments."""
@@ -118,6 +123,10 @@ class HeadPriorRandomizer(Randomizer):
                 "head must be a class, PrivateLogisticRegression or PrivateRidge, got "
                 f"{type(self.head).__name__}. Pass its arguments beside it."
             )
+        if self.draw not in (RRWithPrior, InformativeRR):
+            raise TypeError(
+                f"draw must be the class RRWithPrior or InformativeRR, got {self.draw!r}."
+            )
         self._set_options(options or {})
         # Checks delta, and that it fits the noise.
         self._new_head(None)._mechanism({"num_classes": 2})
@@ -133,7 +142,7 @@ class HeadPriorRandomizer(Randomizer):
     def parts(self, labels: PrivateLabels) -> list[Mechanism]:
         """Returns the mechanisms of the head's release and of the draw."""
         head = self._new_head(None)._mechanism({"num_classes": labels.num_classes})
-        return [head, RRWithPrior(self.split()[1], labels.num_classes)]
+        return [head, self.draw(self.split()[1], labels.num_classes)]
 
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
         """Fits the head, and draws; ``PrivateLabels.randomize`` calls it.
@@ -172,7 +181,7 @@ class HeadPriorRandomizer(Randomizer):
                 "features must be an array or a table of columns, not a data set: the noisy labels "
                 "come in the order of its rows."
             )
-        mechanism = RRWithPrior(self.split()[1], labels.num_classes)
+        mechanism = self.draw(self.split()[1], labels.num_classes)
         self._check_budget(mechanism, labels, key)
         head = self._new_head(f"{key}/head").fit(features, labels)
         priors = Priors(head.predict_proba(features), receipts=head.receipts_)
@@ -206,7 +215,7 @@ class HeadPriorRandomizer(Randomizer):
         arguments = {name: getattr(self, name) for name in _OF_THE_HEAD}
         return self.head(self.split()[0], self.delta, key=key, **arguments)
 
-    def _check_budget(self, draw: RRWithPrior, labels: PrivateLabels, key: str) -> None:
+    def _check_budget(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
         """Raises unless all that is still to be drawn fits, before any of it is."""
         release, _ = self.parts(labels)
         missing = [] if labels.has_draw(f"{key}/head") else [release]
@@ -225,7 +234,7 @@ class HeadPriorRandomizer(Randomizer):
 
 
 def _check_same_priors(
-    mechanism: RRWithPrior, noisy: np.ndarray, priors: np.ndarray, key: str
+    mechanism: PriorMechanism, noisy: np.ndarray, priors: np.ndarray, key: str
 ) -> None:
     """Raises if stored labels can't have been drawn under these priors, but for rounding."""
     members = top_k_members(priors, mechanism.set_sizes(priors))

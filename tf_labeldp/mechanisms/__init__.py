@@ -13,7 +13,13 @@ from tf_labeldp.mechanisms._base import (
 )
 from tf_labeldp.mechanisms._bins import ChannelMechanism, RROnBins
 from tf_labeldp.mechanisms._check import check_mechanism
-from tf_labeldp.mechanisms._classes import PriorMechanism, RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms._classes import (
+    InformativeRR,
+    PriorMechanism,
+    RandomizedResponse,
+    RRTopK,
+    RRWithPrior,
+)
 from tf_labeldp.mechanisms._clusters import PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
@@ -36,6 +42,7 @@ __all__ = [
     "DiscreteStaircaseMechanism",
     "ExponentialMechanism",
     "HistogramMechanism",
+    "InformativeRR",
     "LabelMomentMechanism",
     "LaplaceMechanism",
     "PeerToPeerRandomizedResponse",
