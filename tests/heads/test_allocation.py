@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tf_labeldp.heads import _public_rows
+from tf_labeldp.heads import PrivateRidge, _public_rows, _ridge_path
 
 SPECTRA = {
     "two": [3.0, 1.0],
@@ -127,3 +127,45 @@ def test_the_signs_of_the_directions_are_fixed():
     map_ = _public_rows.spread_map(np.asfortranarray(rows.T @ rows), 1e-4)
     largest = np.abs(map_).argmax(axis=0)
     assert np.all(map_[largest, np.arange(map_.shape[1])] > 0.0)
+
+
+def test_the_spread_costs_nothing_where_the_labels_follow_the_prior_of_ridge():
+    """With equal variances after the spread alone it lost 1.6 points here.
+
+    Means over 8 fixed seeds; the standard error of a difference is 0.25.
+    """
+    warnings.filterwarnings("ignore", "this is fit number")
+    rng = np.random.default_rng(5)
+    strength = np.arange(1.0, 201.0) ** -1.5
+    x = rng.normal(size=(10_000, 200)) * np.sqrt(strength)
+    scores = x @ (rng.normal(size=(200, 5)) * np.sqrt(strength)[:, np.newaxis])
+    y = (3.0 * scores / scores.std() + rng.gumbel(size=scores.shape)).argmax(axis=1)
+    accuracies = {}
+    for spread in (False, True):
+        heads = [
+            PrivateRidge(0.5, 1e-5, num_classes=5, spread=spread, insecure_seed=seed)
+            for seed in range(8)
+        ]
+        found = [100.0 * one.fit(x[:8000], y[:8000]).score(x[8000:], y[8000:]) for one in heads]
+        accuracies[spread] = np.mean(found)
+    assert accuracies[True] > accuracies[False] - 0.5
+
+
+def test_the_noise_of_scaled_columns_is_that_of_their_directions():
+    """By simulation: energies of pure noise have the variances that the spectrum states."""
+    rng = np.random.default_rng(0)
+    rows = np.hstack([rng.normal(size=(500, 6)), np.full((500, 1), 0.2)])
+    scale = rng.uniform(0.2, 3.0, 6)
+    energies, stated, draws = np.zeros(6), None, 4000
+    for _ in range(draws):
+        problem = _ridge_path.decompose(
+            (rows.T @ rows).copy(order="F"),
+            rng.normal(size=(7, 1)),
+            1.0,
+            centred=False,
+            intercept=True,
+            scale=scale,
+        )
+        stated = problem.spectrum.noise
+        energies += problem.spectrum.energies / draws
+    np.testing.assert_allclose(energies, stated, rtol=5 * np.sqrt(2.0 / draws))

@@ -258,6 +258,11 @@ class OneReleaseHead(Head):
     _sample_rows: ClassVar[int | None] = 8192
     _penalties: ClassVar[tuple[str, ...]]  # those that have a name
 
+    @property
+    def _has_prior(self) -> bool:
+        """Whether the fit follows a prior, so that it may choose one."""
+        return True
+
     @abc.abstractmethod
     def _choose(
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
@@ -336,13 +341,7 @@ class OneReleaseHead(Head):
         width = rows.gram.shape[0]
         self.noise_stddev_ = mechanism.noise_stddev(rows.num_rows, width)
         self.num_directions_ = width - bool(self.intercept)
-        problem = _ridge_path.decompose(
-            rows.gram,
-            moments,
-            self.noise_stddev_,
-            centred=_is_one_hot(mechanism),
-            intercept=bool(self.intercept),
-        )
+        problem, prior = self._least_risk(rows, moments, mechanism, source)
         spectrum = problem.spectrum
         self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
         if deviations < _SIGNIFICANT:
@@ -354,8 +353,11 @@ class OneReleaseHead(Head):
                 f"deviations from none); {best:.2g} is expected where the features explain the "
                 "labels fully. Use a larger epsilon, more examples, or fewer features."
             )
-        prior = _ridge_path.prior_variances(spectrum, source.code_variance / spectrum.k_eff)
+        if problem.scale is not None:
+            rows.sample[:, : problem.scale.size] *= problem.scale.astype(np.float32)
         weights, last, filter_ = self._choose(problem, rows, prior)
+        if problem.scale is not None:
+            weights *= problem.scale[:, np.newaxis]
         constant = self._constant()
         part = 1.0 / np.hypot(1.0, constant)  # what the constant column left of a row's length
         self._column_weights = part * weights
@@ -364,6 +366,39 @@ class OneReleaseHead(Head):
         columns = self._column_weights if spread is None else spread @ self._column_weights
         self.coef_ = np.ascontiguousarray(columns.T)
         self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
+
+    def _least_risk(
+        self,
+        rows: PublicRows,
+        moments: np.ndarray,
+        mechanism: LabelMomentMechanism,
+        source: LabelSource,
+    ) -> tuple[_ridge_path.Problem, tuple[float, float]]:
+        """Returns the release in its spectrum, and the variances of the prior.
+
+        Coefficients have equal prior variances after the spread, or before it where that has
+        clearly less risk: by more than the standard deviation that pure noise gives the estimate.
+        """
+        spread = self._scaling.spread
+        scales: list[np.ndarray | None] = [None]
+        if spread is not None and self._has_prior:  # its columns are orthogonal
+            scales.append(1.0 / np.linalg.norm(spread.astype(np.float64), axis=0))
+        found = []
+        for scale in scales:
+            problem = _ridge_path.decompose(
+                rows.gram if scale is scales[-1] else rows.gram.copy(order="F"),
+                moments,
+                self.noise_stddev_,
+                centred=_is_one_hot(mechanism),
+                intercept=bool(self.intercept),
+                scale=scale,
+            )
+            spectrum = problem.spectrum
+            prior = _ridge_path.prior_variances(spectrum, source.code_variance / spectrum.k_eff)
+            chosen = _ridge_path.bayes_filter(spectrum, *prior)
+            found.append((problem, prior, spectrum.risk(chosen), spectrum.risk_stddev(chosen)))
+        first, last = found[0], found[-1]
+        return last[:2] if last[2] < first[2] - first[3] else first[:2]
 
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
@@ -433,7 +468,8 @@ class PrivateRidge(OneReleaseHead):
             ridge penalty, in units of the Gram matrix of unit rows (whose trace is n).
         spread: whether to spend the release over the principal directions by water-filling, from
             the features, epsilon and n alone; directions that the noise would drown get nothing.
-            False leaves the features as they are.
+            The fit takes the coefficients to be alike after the spread or before it, as the release
+            says. False leaves the features as they are.
         center: whether to subtract the mean of the features.
         intercept: whether to add the constant column; its coefficient is not penalised.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee, which is for a handful of
@@ -476,6 +512,10 @@ class PrivateRidge(OneReleaseHead):
     """
 
     _penalties = ("auto", "bayes", "risk")
+
+    @property
+    def _has_prior(self) -> bool:
+        return self.penalty in ("auto", "bayes")
 
     def _choose(
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]

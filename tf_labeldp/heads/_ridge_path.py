@@ -58,6 +58,7 @@ class Problem:
     column: np.ndarray  # g = a / l0 (d,), zeros without intercept
     count: float  # l0, zero without intercept
     last: np.ndarray  # b0 / l0 (C,), the last row of the release over l0
+    scale: np.ndarray | None = None  # (d,), what columns were multiplied by; None for nothing
 
     def solve(self, filter_: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns coefficients W (d, C) and that of the constant column (C,)."""
@@ -92,6 +93,9 @@ class Problem:
         """Returns the standard deviation that the noise of the release gives each row of S W."""
         filtered = self.spectrum.vectors * filter_
         along = filtered @ (self.spectrum.vectors.T @ self.column)
+        if self.scale is not None:
+            filtered = filtered @ (self.spectrum.vectors.T * self.scale)
+            filtered, along = self.scale[:, np.newaxis] * filtered, self.scale * along
         if spread is not None:
             filtered, along = spread @ filtered, spread @ along
         variances = np.square(filtered).sum(axis=1) + np.square(along)
@@ -100,15 +104,29 @@ class Problem:
 
 
 def decompose(
-    gram: np.ndarray, moments: np.ndarray, sigma: float, *, centred: bool, intercept: bool
+    gram: np.ndarray,
+    moments: np.ndarray,
+    sigma: float,
+    *,
+    centred: bool,
+    intercept: bool,
+    scale: np.ndarray | None = None,
 ) -> Problem:
-    """Returns the spectrum of a Gram matrix (upper triangle; overwritten) and a release."""
+    """Returns the spectrum of a Gram matrix (upper triangle; overwritten) and a release.
+
+    With ``scale`` (d,) it is that of columns multiplied by it.
+    """
     from scipy import linalg
 
     k_eff = moments.shape[1] - centred
     if centred:
         moments = moments - moments.mean(axis=1, keepdims=True)
     width = gram.shape[0] - intercept
+    if scale is not None:
+        factors = np.append(scale, 1.0) if intercept else scale
+        gram *= factors
+        gram *= factors[:, np.newaxis]
+        moments = moments * factors[:, np.newaxis]
     column, last, count = np.zeros(width), np.zeros(moments.shape[1]), 0.0
     if intercept:
         count = float(gram[-1, -1])
@@ -120,9 +138,10 @@ def decompose(
         moments = moments - np.outer(column, count * last)
     driver = "evd" if width > 1 else "ev"  # some versions of SciPy fail at 1 x 1
     values, vectors = linalg.eigh(gram, lower=False, driver=driver, overwrite_a=True)
-    noise = sigma**2 * (1.0 + np.square(vectors.T @ column))
+    own = 1.0 if scale is None else np.square(scale) @ np.square(vectors)
+    noise = sigma**2 * (own + np.square(vectors.T @ column))
     spectrum = Spectrum(np.maximum(values, 0.0), vectors, vectors.T @ moments, noise, k_eff)
-    return Problem(spectrum, sigma, column, count, last)
+    return Problem(spectrum, sigma, column, count, last, scale)
 
 
 def ridge_filter(spectrum: Spectrum, penalty: float) -> np.ndarray:
