@@ -10,7 +10,7 @@ BEAM_VENV := .venv-beam
 SPARK_VENV := .venv-spark
 TFX_VENV := .venv-tfx
 # TFX 1.16 needs Python 3.10 (or 3.9, which is too old for us).
-TFX_PYTHON ?= $(firstword $(shell command -v python3.10) $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python))
+TFX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 BAZEL ?= bazel
 BAZEL_TESTS ?= //:test_accounting //:test_mechanisms //:test_estimation
 
@@ -115,14 +115,15 @@ $(BEAM_VENV)/.installed $(SPARK_VENV)/.installed: .venv-%/.installed: pyproject.
 	@touch $@
 
 # Its 260 packages take pip's resolver more than an hour, and uv's some seconds. TFX asks for an
-# older pyarrow than our tables do, which its component does not need.
+# older pyarrow than our tables do, which its component does not need, and imports dill, which newer
+# versions of Beam no longer bring along.
 $(TFX_VENV)/.installed: pyproject.toml setup.py
 	@test -n "$(TFX_PYTHON)" || { echo "make test-tfx: there is no Python 3.10, which TFX needs." \
 	  "Name one: make test-tfx TFX_PYTHON=/path/to/python3.10" >&2; exit 1; }
 	$(TFX_PYTHON) -m venv $(TFX_VENV)
 	$(TFX_VENV)/bin/python -m pip install -q --upgrade pip uv
 	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python 'tfx==1.16.0' \
-	  'dp-accounting>=0.6' 'opendp>=0.13' 'filelock>=3.12' 'threadpoolctl>=2' 'scikit-learn>=1.3' \
-	  'tqdm>=4.60' 'pytest>=8.2' 'setuptools>=77'
+	  'apache-beam==2.68.*' 'dp-accounting>=0.6' 'opendp>=0.13' 'filelock>=3.12' 'threadpoolctl>=2' \
+	  'scikit-learn>=1.3' 'tqdm>=4.60' 'pytest>=8.2' 'setuptools>=77'
 	$(TFX_VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
