@@ -6,6 +6,11 @@ STAMP := $(VENV)/.installed
 TFP_VENV := .venv-tf-privacy
 TFP_BIN := $(TFP_VENV)/bin
 TFP_STAMP := $(TFP_VENV)/.installed
+BEAM_VENV := .venv-beam
+SPARK_VENV := .venv-spark
+TFX_VENV := .venv-tfx
+# TFX 1.16 needs Python 3.10 (or 3.9, which is too old for us).
+TFX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 BAZEL ?= bazel
 BAZEL_TESTS ?= //:test_accounting //:test_mechanisms //:test_estimation
 
@@ -20,7 +25,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-slow test-tf-privacy lint bench bazel wheel wheel-test clean
+.PHONY: demo test test-slow test-tf-privacy test-beam test-spark test-tfx lint bench bazel wheel wheel-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -34,6 +39,18 @@ test-slow: $(STAMP)
 # Against TF Privacy and Keras 2, in an environment of their own.
 test-tf-privacy: $(TFP_STAMP)
 	$(TFP_BIN)/python -m pytest -q -m tf_privacy
+
+# Each engine of tf_labeldp.scale in an environment of its own.
+test-beam: $(BEAM_VENV)/.installed
+	$(BEAM_VENV)/bin/python -m pytest -q tests/scale/test_beam.py
+
+test-spark: $(SPARK_VENV)/.installed
+	@command -v java >/dev/null || { echo "make test-spark: there is no Java." \
+	  "On Debian or Ubuntu: apt-get install default-jre-headless" >&2; exit 1; }
+	$(SPARK_VENV)/bin/python -m pytest -q tests/scale/test_spark.py
+
+test-tfx: $(TFX_VENV)/.installed
+	$(TFX_VENV)/bin/python -m pytest -q tests/scale/test_tfx.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -69,7 +86,7 @@ bazel:
 
 # Everything that is made here, except demo-output/: those are a person's results.
 clean:
-	rm -rf $(VENV) $(TFP_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml setup.py
@@ -89,4 +106,24 @@ $(TFP_STAMP): pyproject.toml setup.py
 	$(TFP_BIN)/python -m pip install -q --no-deps --ignore-requires-python tensorflow-privacy==0.9.0
 	version=$$($(TFP_BIN)/python -c 'from importlib import metadata; print(metadata.version("tensorflow"))') \
 	  && $(TFP_BIN)/python -m pip install -q --no-deps "tf-keras~=$${version%.*}.0"
+	@touch $@
+
+$(BEAM_VENV)/.installed $(SPARK_VENV)/.installed: .venv-%/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q --upgrade pip
+	.venv-$*/bin/python -m pip install -q -e '.[$*,test]'
+	@touch $@
+
+# Its 260 packages take pip's resolver more than an hour, and uv's some seconds. TFX asks for an
+# older pyarrow than our tables do, which its component does not need, and imports dill, which newer
+# versions of Beam no longer bring along.
+$(TFX_VENV)/.installed: pyproject.toml setup.py
+	@test -n "$(TFX_PYTHON)" || { echo "make test-tfx: there is no Python 3.10, which TFX needs." \
+	  "Name one: make test-tfx TFX_PYTHON=/path/to/python3.10" >&2; exit 1; }
+	$(TFX_PYTHON) -m venv $(TFX_VENV)
+	$(TFX_VENV)/bin/python -m pip install -q --upgrade pip uv
+	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python 'tfx==1.16.0' \
+	  'apache-beam==2.68.*' 'dp-accounting>=0.6' 'opendp>=0.13' 'filelock>=3.12' 'threadpoolctl>=2' \
+	  'scikit-learn>=1.3' 'tqdm>=4.60' 'pytest>=8.2' 'setuptools>=77'
+	$(TFX_VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@

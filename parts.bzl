@@ -23,6 +23,8 @@ PARTS = {
     "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
+    # The engines are extras: `scale` itself loads none of them.
+    "scale": ["numpy", "filelock", "pyarrow", "tensorflow", "apache_beam", "pyspark", "tfx"],
     "cli": ["*"],
 }
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         heads,
         mechanisms,
         pate,
+        scale,
         self_supervised,
         semi_supervised,
         tf_privacy,
@@ -91,6 +92,7 @@ _PARTS = (
     "semi_supervised",
     "pate",
     "tf_privacy",
+    "scale",
     "keras_layers",
 )
 

@@ -29,6 +29,8 @@ def public_submodules(package: ModuleType) -> set[str]:
 
 # keras_layers/ lies beside the package in a checkout, inside it in an installation.
 PRESENT = sorted((public_submodules(tf_labeldp) & PARTS) | {"keras_layers"})
+# Engines that are extras, each with names of its own; they need an environment of their own.
+ENGINES = {"scale": {"beam", "spark", "tfx"}}
 MODULES = ["tf_labeldp", *(f"tf_labeldp.{part}" for part in PRESENT)]
 
 
@@ -64,7 +66,7 @@ def test_public_submodules_are_those_of_the_design() -> None:
 def test_the_files_of_a_part_are_private(name: str) -> None:
     module = importlib.import_module(name)
     if hasattr(module, "__path__"):
-        assert public_submodules(module) == set()
+        assert public_submodules(module) == ENGINES.get(name.partition(".")[2], set())
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -109,7 +111,7 @@ def test_the_checks_see_what_is_missing() -> None:
 
 def test_public_names_are_few() -> None:
     names = set().union(*(importlib.import_module(name).__all__ for name in MODULES))
-    assert len(names) <= 104
+    assert len(names) <= 108
 
 
 @pytest.mark.parametrize("part", _renamed._INSTEAD)

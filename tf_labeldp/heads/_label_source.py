@@ -28,7 +28,7 @@ _BY_THIS_PROCESS = (
     "an array of labels has no vault: other uses of these labels than the fits of this process "
     "that are counted here were none, or are added to this statement"
 )
-_TOLD = ("num_classes", "classes", "low", "high", "num_labels")
+TOLD = ("num_classes", "classes", "low", "high", "num_labels")
 """Arguments of a head that say what the labels are."""
 
 
@@ -47,7 +47,7 @@ class LabelSource:
     def __init__(
         self, head: Any, labels: Any, mechanism_of: Callable[[dict[str, Any]], AggregateMechanism]
     ) -> None:
-        told: dict[str, Any] = {name: getattr(head, name, None) for name in _TOLD}
+        told: dict[str, Any] = {name: getattr(head, name, None) for name in TOLD}
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
         if not self._is_array:
@@ -55,7 +55,7 @@ class LabelSource:
             self._kind = _kind_of(labels)
             _check_told(told, self._kind, labels, head.insecure_seed)
         else:
-            self._kind = _kind_told(told)
+            self._kind = kind_told(told)
             if multiprocessing.parent_process() is not None:
                 raise RuntimeError(
                     "labels were given as an array in a process that another one started (n_jobs?);"
@@ -89,12 +89,7 @@ class LabelSource:
     @property
     def code_variance(self) -> float:
         """The largest variance of the code of a label, summed over the columns."""
-        if self.vault.num_labels is not None:
-            return 0.25 * self.vault.num_labels
-        if self.vault.label_range is not None:
-            return 0.25 * (self.vault.label_range[1] - self.vault.label_range[0]) ** 2
-        k = self.vault.num_classes
-        return 0.25 if k == 2 else 1.0 - 1.0 / k
+        return code_variance(self._kind)
 
     def release(
         self,
@@ -125,6 +120,16 @@ class LabelSource:
         return made, merge_receipts(carried, own)
 
 
+def code_variance(kind: dict[str, Any]) -> float:
+    """Returns ``LabelSource.code_variance`` of labels of a kind, as arguments of a mechanism."""
+    if "num_labels" in kind:
+        return 0.25 * int(kind["num_labels"])
+    if "low" in kind:
+        return 0.25 * (float(kind["high"]) - float(kind["low"])) ** 2
+    k = int(kind["num_classes"])
+    return 0.25 if k == 2 else 1.0 - 1.0 / k
+
+
 def _kind_of(vault: PrivateLabels) -> dict[str, Any]:
     """Returns the kind of a vault's labels, as arguments of a mechanism."""
     if vault.num_labels is not None:
@@ -134,7 +139,7 @@ def _kind_of(vault: PrivateLabels) -> dict[str, Any]:
     return {"num_classes": vault.num_classes}
 
 
-def _kind_told(told: dict[str, Any]) -> dict[str, Any]:
+def kind_told(told: dict[str, Any]) -> dict[str, Any]:
     """Returns the kind of the labels that a head was told, or raises unless it is exactly one."""
     number = told["num_classes"]
     if number is None and told["classes"] is not None:

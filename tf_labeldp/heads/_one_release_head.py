@@ -161,7 +161,7 @@ class OneReleaseHead(Head):
             # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is for
             # the L1 norm of the longest row. The mechanism adds the noise, in source.release.
             max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
-            mechanism = _with_max_l1(source.mechanism, max_l1)
+            mechanism = with_max_l1(source.mechanism, max_l1)
             made, self.receipts_ = source.release(
                 mechanism, rows, carried, rows.digests, self._family_of_clones()
             )
@@ -320,7 +320,7 @@ class OneReleaseHead(Head):
         if not self.spread:
             return None
         width = d + bool(self.intercept)
-        mechanism = _with_max_l1(source.mechanism, float(width) ** 0.5)
+        mechanism = with_max_l1(source.mechanism, float(width) ** 0.5)
         sigma = mechanism.noise_stddev(n, width)
         noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
         return noisy_columns * sigma**2 / (n**2 * source.code_variance)
@@ -566,7 +566,7 @@ def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
     return mechanism.num_classes is not None and mechanism.num_classes > 2
 
 
-def _with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
+def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
     """Returns the mechanism for rows of this L1 norm, which Laplace noise alone depends on."""
     if mechanism.noise == "laplace":
         return dataclasses.replace(mechanism, max_l1=max_l1)

@@ -106,7 +106,20 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         Returns:
             ``int64`` for ``"discrete_laplace"``, else ``float64``.
         """
-        return self.add_noise(self._count(labels, public_input), rng=rng)
+        return self.add_noise(self.exact_counts(labels, public_input), rng=rng)
+
+    def exact_counts(self, labels: Any, groups: Any = None) -> np.ndarray:
+        """Returns the exact counts of some labels, ``int64``; not private before ``add_noise``."""
+        if self.values is None:
+            cells = _validate.class_indices("labels", labels, self.num_cells)
+        else:
+            cells = nearest_index(self.values, _validate.real_vector("labels", labels))
+        if groups is None:
+            return np.bincount(cells, minlength=self.num_cells)
+        groups = _validate.group_vector("groups", groups, cells.size, "G")
+        shape = (int(groups.max(initial=-1)) + 1, self.num_cells)
+        flat = groups * self.num_cells + cells
+        return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
     def add_noise(self, counts: Any, *, rng: Rng = None) -> np.ndarray:
         """Returns exact counts with noise: ``release`` for counts that were collected in chunks.
@@ -170,19 +183,6 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         exact = counts.astype(np.int64) * steps
         noisy = _grid_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
         return noisy / float(steps)
-
-    def _count(self, labels: Any, groups: Any) -> np.ndarray:
-        """Returns the exact counts, which are not private."""
-        if self.values is None:
-            cells = _validate.class_indices("labels", labels, self.num_cells)
-        else:
-            cells = nearest_index(self.values, _validate.real_vector("labels", labels))
-        if groups is None:
-            return np.bincount(cells, minlength=self.num_cells)
-        groups = _validate.group_vector("groups", groups, cells.size, "G")
-        shape = (int(groups.max(initial=-1)) + 1, self.num_cells)
-        flat = groups * self.num_cells + cells
-        return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:

@@ -124,10 +124,50 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         if public_input is None:
             raise ValueError("LabelMomentMechanism needs features: pass public_input=features.")
         codes = self._codes(labels)
-        moments, totals, grid = self._moments(codes, public_input)
+        return self.add_noise(*self._moments(codes, public_input), len(codes), rng=rng)
+
+    def exact_sums(
+        self, labels: Any, features: Any, num_rows: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what some of n rows add to a release; not private, ``add_noise`` makes it so.
+
+        The sums are whole numbers: they add up to the same in whatever parts and order.
+
+        Args:
+            labels: (m,) or (m, L), as for ``release``.
+            features: (m, d), as for ``release``.
+            num_rows: n, of all rows together, which sets the grid.
+
+        Returns:
+            Moments (d, columns) and the public sums of the columns of features (d,), both ``int64``
+            in steps of the grid.
+        """
+        codes = self._codes(labels)
+        block = np.concatenate(list(_blocks(features)))
+        if len(block) != len(codes):
+            raise ValueError(
+                f"there are {len(codes)} labels and {len(block)} rows of features; give one row a "
+                "label."
+            )
+        moments, totals = self._block_sums(codes, block, self._grid(num_rows, block.shape[1]), 0)
+        return moments.astype(np.int64), totals.astype(np.int64)
+
+    def add_noise(
+        self, moments: np.ndarray, totals: np.ndarray, num_rows: int, *, rng: Rng = None
+    ) -> np.ndarray:
+        """Returns exact sums with noise: ``release`` for sums that were collected in chunks.
+
+        Args:
+            moments: of all rows, ``int64`` (d, columns), in steps of the grid; once.
+            totals: the public sums of the columns of features, ``int64`` (d,), in steps.
+            num_rows: n.
+            rng: as for ``release``.
+        """
+        grid = self._grid(num_rows, moments.shape[0])
         scale, moved = self._scale(grid, moments.shape[0])
         noisy = _grid_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
-        return noisy * grid.unit - self._coding.centre * totals[:, np.newaxis]
+        centred = self._coding.centre * (totals / grid.steps)
+        return noisy * grid.unit - centred[:, np.newaxis]
 
     @property
     def _coding(self) -> _Coding:
@@ -195,34 +235,40 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         block[np.arange(codes.size), codes] = 1.0
         return block
 
-    def _moments(self, codes: np.ndarray, features: Any) -> tuple[np.ndarray, np.ndarray, _Grid]:
-        """Returns the exact moments in grid steps, which are not private, and public column sums.
-
-        Every product and sum on the way is an integer below 2^53, which doubles hold exactly.
-        """
+    def _moments(self, codes: np.ndarray, features: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the exact sums over all rows, block after block, as ``exact_sums`` does."""
         n = codes.shape[0]
         grid: _Grid | None = None
         start = 0
         for block in _blocks(features):
             if grid is None:
-                num_features = block.shape[1]
-                grid = self._grid(n, num_features)
-                moments = np.zeros((num_features, self.num_columns))
-                totals = np.zeros(num_features)
+                grid = self._grid(n, block.shape[1])
+                moments = np.zeros((block.shape[1], self.num_columns))
+                totals = np.zeros(block.shape[1])
             end = start + block.shape[0]
             if end > n:
                 break
-            self._check_rows(block, start)
-            steps = np.rint(block * grid.steps)
-            moments += steps.T @ self._code_block(codes[start:end], grid)
-            totals += steps.sum(axis=0)
+            added = self._block_sums(codes[start:end], block, grid, start)
+            moments += added[0]
+            totals += added[1]
             start = end
         if grid is None or start != n or end != n:
             found = "more" if grid is not None and end > n else str(start)
             raise ValueError(
                 f"there are {n} labels and {found} rows of features; give one row a label."
             )
-        return moments.astype(np.int64), totals / grid.steps, grid
+        return moments.astype(np.int64), totals.astype(np.int64)
+
+    def _block_sums(
+        self, codes: np.ndarray, block: np.ndarray, grid: _Grid, start: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns moments and column sums of checked codes and a block of features, in grid steps.
+
+        Every product and sum on the way is an integer below 2^53, which doubles hold exactly.
+        """
+        self._check_rows(block, start)
+        steps = np.rint(block * grid.steps)
+        return steps.T @ self._code_block(codes, grid), steps.sum(axis=0)
 
     def _check_rows(self, block: np.ndarray, start: int) -> None:
         norms = np.sqrt(np.einsum("ij,ij->i", block, block))

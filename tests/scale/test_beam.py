@@ -1,0 +1,337 @@
+"""Apache Beam: no row is drawn twice, whatever the engine runs again; what is refused, and when."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+beam = pytest.importorskip("apache_beam", reason="no apache-beam; `make test-beam` installs it")
+
+from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
+
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge  # noqa: E402
+from tf_labeldp.mechanisms import (  # noqa: E402
+    HistogramMechanism,
+    LabelMomentMechanism,
+    RandomizedResponse,
+)
+from tf_labeldp.scale._key import ReleaseKey, randomize_batch  # noqa: E402
+from tf_labeldp.scale.beam import (  # noqa: E402
+    FitPrivateHead,
+    PrivateHistogram,
+    PrivateMoments,
+    RandomizeLabels,
+    _randomize_labels,
+)
+
+MECHANISM = RandomizedResponse(epsilon=1.0, num_classes=3)
+PAIRS = [(i, i % 3) for i in range(3000)]
+
+
+@pytest.fixture
+def key(tmp_path):
+    return ReleaseKey.create(tmp_path / "labels.key")
+
+
+def collected(rows, folder, runner=None, transform=None, **options):
+    """Runs a transform on elements, and returns what comes out."""
+    out = folder / "out"
+    pipeline = beam.Pipeline(runner or FnApiRunner(), options=PipelineOptions(**options))
+    with pipeline:
+        made = pipeline | beam.Create(rows) | transform
+        _ = made | beam.Map(repr) | beam.io.WriteToText(str(out))
+    texts = [text for path in folder.glob("out*") for text in path.read_text().splitlines()]
+    metrics = pipeline.result.metrics().query()["counters"]
+    counters = {one.key.metric.name: one.committed for one in metrics}
+    return [eval(text, {"array": np.array}) for text in texts], counters
+
+
+def expected(key, pairs, release="a"):
+    """The draws of the stateless core, whatever the engine did."""
+    ids, labels = zip(*pairs, strict=True)
+    drawn = randomize_batch(pa.array(ids), np.array(labels), MECHANISM, key.secret, release)
+    return dict(zip(ids, drawn.tolist(), strict=True))
+
+
+@pytest.fixture
+def spied(monkeypatch, tmp_path):
+    """Writes down every single draw; returns a reader of (id, value) pairs.
+
+    A worker is lost at the call after each file `lose-N` that it finds, after its draws.
+    """
+    log = tmp_path / "draws"
+
+    def spy(ids, labels, *rest):
+        noisy = randomize_batch(ids, labels, *rest)
+        with log.open("a") as file:
+            file.writelines(f"{i} {v}\n" for i, v in zip(ids.tolist(), noisy, strict=True))
+        for lose in tmp_path.glob("lose-*"):
+            lose.unlink()
+            raise OSError("this worker is lost")
+        return noisy
+
+    monkeypatch.setattr(_randomize_labels, "randomize_batch", spy)
+    return lambda: [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+
+
+def test_bundles_that_run_three_times_draw_each_row_once(key, tmp_path, spied, monkeypatch):
+    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 97)
+    _, counters = collected(
+        PAIRS, tmp_path, FnApiRunner(bundle_repeat=2), RandomizeLabels(MECHANISM, key, "a")
+    )
+    draws = spied()
+    assert len(draws) >= 3 * len(PAIRS)
+    assert len(set(draws)) == len(PAIRS)  # one value for each row
+    assert set(draws) == set(expected(key, PAIRS).items())
+    assert counters["rows_drawn"] == counters["rows_published"] == len(PAIRS)
+
+
+def test_lost_workers_and_retries_draw_each_row_once(key, tmp_path, spied):
+    for attempt in range(3):  # the runner gives up after the fourth
+        (tmp_path / f"lose-{attempt}").touch()
+    transform = RandomizeLabels(MECHANISM, key, "a")
+    found, _ = collected(
+        PAIRS, tmp_path, "BundleBasedDirectRunner", transform, direct_runner_bundle_retry=True
+    )
+    draws = spied()
+    assert not list(tmp_path.glob("lose-*"))
+    assert len(draws) >= 2 * len(PAIRS)
+    assert set(draws) == set(expected(key, PAIRS).items())
+    assert dict(found) == expected(key, PAIRS)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 250, 10_000])
+def test_splits_of_bundles_change_nothing(key, tmp_path, monkeypatch, batch_rows):
+    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", batch_rows)
+    pairs = [(f"row {i}", i % 3) for i in range(600)]
+    found, _ = collected(pairs, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    assert dict(found) == expected(key, pairs)
+
+
+def test_all_kinds_of_rows_have_the_same_draws(key, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    pairs = [(f"row {i}", i % 3) for i in range(60)]
+
+    def example(pair):
+        feature = {
+            "name": tf.train.Feature(bytes_list=tf.train.BytesList(value=[pair[0].encode()])),
+            "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[pair[1]])),
+            "x": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, 1.5])),
+        }
+        return tf.train.Example(features=tf.train.Features(feature=feature))
+
+    names, labels = zip(*pairs, strict=True)
+    columns = {"x": list(range(60)), "name": names, "y": labels}
+    table = pa.table(columns)
+    kinds = {
+        "dicts": [{"name": i, "y": y, "x": 7} for i, y in pairs],
+        "batches": table.to_batches(max_chunksize=25),
+        "tables": [table],
+        "bytes": [example(pair).SerializeToString() for pair in pairs],
+        "examples": [example(pair) for pair in pairs],
+    }
+
+    def read(kind, row):
+        if kind in ("batches", "tables"):
+            assert row.column("x").to_pylist()[0] % 25 == 0
+            return list(zip(row["name"].to_pylist(), row["y"].to_pylist(), strict=True))
+        if kind == "dicts":
+            return [(row["name"], row["y"])] if row["x"] == 7 else []
+        parsed = tf.train.Example.FromString(row) if kind == "bytes" else row
+        features = parsed.features.feature
+        assert list(features["x"].float_list.value) == [0.5, 1.5]
+        return [(features["name"].bytes_list.value[0].decode(), features["y"].int64_list.value[0])]
+
+    for kind, rows in kinds.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+
+        class Both(beam.PTransform):
+            def expand(self, rows, kind=kind):
+                one = RandomizeLabels(MECHANISM, key, "a", id="name", label="y")
+                return rows | one | beam.FlatMap(lambda row: read(kind, row))
+
+        found, _ = collected(rows, folder, transform=Both())
+        assert dict(found) == expected(key, pairs), kind
+
+
+def test_the_statement_is_beside_the_output(key, tmp_path):
+    path = tmp_path / "noisy.privacy.json"
+    transform = RandomizeLabels(MECHANISM, key, "a", statement=str(path))
+    collected(PAIRS, tmp_path, transform=transform)
+    stated = json.loads(path.read_text())
+    assert stated["guarantee"]["epsilon"] == 1.0
+    assert len(stated["receipts"]) == 1
+    assert key.secret.hex() not in path.read_text()
+
+
+class OfTwoSplits(beam.PTransform):
+    def __init__(self, transform):
+        super().__init__()
+        self._transform = transform
+
+    def expand(self, rows):
+        halves = rows | beam.Partition(lambda row, n: int(row[1] == 0), 2)
+        made = {"train": halves[0], "eval": halves[1]} | self._transform
+        return [made["train"], made["eval"]] | beam.Flatten()
+
+
+def test_splits_are_one_release(key, tmp_path):
+    transform = OfTwoSplits(RandomizeLabels(MECHANISM, key, "a"))
+    found, _ = collected(PAIRS, tmp_path, transform=transform)
+    assert dict(found) == expected(key, PAIRS)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_repeated_ids_are_refused_with_their_number(key, tmp_path, monkeypatch, within):
+    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 100)  # copies fall into other batches
+    copies = [(7, 2), (7, 0), (900, 1)]
+    transform = RandomizeLabels(MECHANISM, key, "a", statement=str(tmp_path / "s.json"))
+    transform = transform if within else OfTwoSplits(transform)
+    with pytest.raises(Exception, match=r"2 ids name more than one row \(3 rows too many of 3003"):
+        collected(PAIRS + copies, tmp_path, transform=transform)
+    assert not list(tmp_path.glob("out*")) and not (tmp_path / "s.json").exists()
+
+
+def test_one_label_out_of_range_stops_all(key, tmp_path, monkeypatch):
+    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 100)
+    with pytest.raises(Exception, match="labels"):
+        collected([*PAIRS, (-1, 8)], tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(1, 0), ("b", 1)], "whole numbers or all text"),
+        ([{"id": 1, "y": 0}], "no field 'label'"),
+        ([pa.table({"id": [1], "y": [0]})], "no field 'label'"),
+        ([3], "must be pairs"),
+    ],
+)
+def test_rows_that_can_not_be_read_say_what_is_expected(key, tmp_path, rows, message):
+    with pytest.raises(Exception, match=message):
+        collected(rows, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+
+
+def test_windows_are_refused(key):
+    with pytest.raises(ValueError, match="without windows"):
+        windowed = (
+            beam.Pipeline() | beam.Create(PAIRS) | beam.WindowInto(beam.window.FixedWindows(9))
+        )
+        _ = windowed | RandomizeLabels(MECHANISM, key, "a")
+
+
+def summed(elements, transform, runner=None):
+    with beam.Pipeline(runner or FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create(elements) | beam.Reshuffle() | transform
+
+
+@pytest.fixture
+def no_noise(monkeypatch):
+    """Releases the exact sums, to hold them against those of one machine."""
+    monkeypatch.setattr(HistogramMechanism, "add_noise", lambda self, counts: counts)
+
+
+@pytest.mark.parametrize("repeat", [0, 2])
+def test_histograms_are_exact_before_their_noise(key, no_noise, repeat):
+    groups = np.arange(2000) % 5
+    labels = (np.arange(2000) // 7) % 3
+    mechanism = HistogramMechanism(1.0, num_classes=3)
+    plain = PrivateHistogram(mechanism, key, "plain")
+    grouped = PrivateHistogram(mechanism, key, "grouped", num_groups=6)
+    summed(labels.tolist(), plain, FnApiRunner(bundle_repeat=repeat))
+    pairs = list(zip(groups.tolist(), labels.tolist(), strict=True))
+    summed(pairs, grouped, FnApiRunner(bundle_repeat=repeat))
+    np.testing.assert_array_equal(plain.result().values, mechanism.exact_counts(labels))
+    np.testing.assert_array_equal(
+        grouped.result().values[:5], mechanism.exact_counts(labels, groups)
+    )
+    assert grouped.result().values[5].tolist() == [0, 0, 0]
+
+
+def test_the_noise_is_drawn_once_and_kept(key, tmp_path):
+    mechanism = HistogramMechanism(0.01, num_classes=3)
+    counts = PrivateHistogram(mechanism, key, "counts")
+    with pytest.raises(FileNotFoundError, match="has not ended"):
+        counts.result()
+    summed([0, 1, 2] * 50, counts)
+    private = tmp_path / "counts.private-sums.npz"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    first = counts.result()
+    assert not private.exists()
+    again = PrivateHistogram(mechanism, ReleaseKey(key.path), "counts").result()
+    np.testing.assert_array_equal(first.values, again.values)
+    assert first.guarantee().epsilon == again.guarantee().epsilon == 0.01
+    with pytest.raises(ValueError, match="made already"):
+        summed([0, 1], PrivateHistogram(mechanism, key, "counts"))
+
+
+def test_moments_are_those_of_one_machine(key, monkeypatch):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(999, 4))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    labels = rng.integers(0, 3, 999)
+    mechanism = LabelMomentMechanism(1.0, 1e-6, num_classes=3)
+    add_noise = LabelMomentMechanism.add_noise
+    monkeypatch.setattr(
+        LabelMomentMechanism,
+        "add_noise",
+        lambda self, *sums, rng=None: add_noise(self, *sums, rng=np.random.default_rng(5)),
+    )
+    single = PrivateMoments(mechanism, key, "single", 999)
+    batches = PrivateMoments(mechanism, key, "batches", 999)
+    summed(list(zip(rows.tolist(), labels.tolist(), strict=True)), single)
+    cuts = np.array_split(np.arange(999), 7)
+    summed([(rows[cut], labels[cut]) for cut in cuts], batches, FnApiRunner(bundle_repeat=1))
+    alone = mechanism.release(labels, rows)
+    for one in (single, batches):
+        np.testing.assert_array_equal(one.result().values, alone)
+        np.testing.assert_allclose(one.gram(), rows.T @ rows, atol=1e-3)
+    np.testing.assert_array_equal(single.gram(), batches.gram())
+
+
+def test_another_number_of_rows_is_refused(key):
+    moments = PrivateMoments(LabelMomentMechanism(1.0, 1e-6, num_classes=2), key, "m", 9)
+    summed([([0.6, 0.8], 1)] * 8, moments)
+    with pytest.raises(ValueError, match="found 8 rows, and num_rows=9"):
+        moments.result()
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_head_is_as_good_as_on_one_machine(key, kind):
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(6000, 6)) @ rng.normal(size=(6, 6))
+    scores = rows / np.linalg.norm(rows, axis=1, keepdims=True) @ rng.normal(size=(6, 3))
+    if kind == "classes":
+        head = PrivateLogisticRegression(1.0, 1e-5, classes=["a", "b", "c"])
+        labels = np.array(["a", "b", "c"])[scores.argmax(axis=1)]
+    else:
+        head = PrivateRidge(1.0, 1e-5, low=-5.0, high=5.0)
+        labels = np.clip(scores[:, 0], -5.0, 5.0)
+    parts = [(rows[cut], labels[cut]) for cut in np.array_split(np.arange(6000), 5)]
+    fit = FitPrivateHead(head, key, "head")
+    here = type(head)(**{**head.get_params(), "insecure_seed": 0}).fit(rows, labels)
+    there = fit.fit(lambda pipeline: pipeline | beam.Create(parts), runner=FnApiRunner())
+    assert there.score(rows, labels) > here.score(rows, labels) - 0.03
+    assert (there.guarantee().epsilon, there.guarantee().delta) == (1.0, 1e-5)
+    assert there.noise_stddev_ == pytest.approx(here.noise_stddev_, rel=1e-6)
+    again = FitPrivateHead(type(head)(**head.get_params()), key, "head")
+
+    def no_rows(pipeline):
+        raise AssertionError("the rows were read again")
+
+    np.testing.assert_array_equal(again.fit(no_rows).coef_, there.coef_)
+
+
+def test_heads_refuse_what_they_can_not_fit(key):
+    with pytest.raises(TypeError, match="without encoder"):
+        FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=2, encoder=np.abs), key, "head")
+    fit = FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=2), key, "head")
+    with pytest.raises(Exception, match="all zero"):
+        fit.fit(lambda p: p | beam.Create([([0.0, 0.0], 1)]), runner=FnApiRunner())

@@ -1,0 +1,15 @@
+"""Which extra installs an engine that is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+def needs(package: str, extra: str) -> None:
+    """Raises, with what to install, unless a package is there."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"tf_labeldp.scale.{extra} needs {package}, which is not installed. Install it with "
+            f"pip install 'tf-labeldp[{extra}]', or use the stateless randomize_batch.",
+            name=package,
+        )

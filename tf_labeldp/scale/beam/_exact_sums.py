@@ -1,0 +1,343 @@
+"""One noisy statistic of distributed labels: exact sums in the pipeline, noise once after it.
+
+An engine may run any step again, and noise that is drawn again is a second release. So the pipeline
+adds up whole numbers, which are the same in any order and at any retry, and leaves them in a
+private file; ``result`` draws the noise in the process that started the pipeline.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import io
+import os
+import pathlib
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.metrics import Metrics
+from apache_beam.transforms.window import GlobalWindows
+
+from tf_labeldp import _validate
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
+from tf_labeldp.mechanisms._base import checked_mechanism
+from tf_labeldp.scale._key import ReleaseKey
+from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._noisy_labels import NoisyStatistic
+
+Sums = dict[str, Any]
+"""Exact sums by name: arrays, and the number of rows."""
+
+_BATCH_ROWS = 4096
+_GRAM_BITS = 20
+"""Parts of ``max_norm``, as a power of two: products of two over a batch stay below 2^53."""
+
+
+class ExactSums(beam.PTransform, abc.ABC):
+    """Sums over private labels that leave a pipeline with noise alone; see ``PrivateHistogram``."""
+
+    def __init__(
+        self, mechanism: AggregateMechanism, key: ReleaseKey, release: str, folder: Any
+    ) -> None:
+        super().__init__()
+        self.mechanism: Any = mechanism
+        self._key, self._release = key, release
+        key.check(release, mechanism)
+        folder = os.fspath(key.path.parent if folder is None else folder)
+        self._sums = FileSystems.join(folder, f"{release}.private-sums.npz")
+        self._noisy = key.path.with_name(f"{key.path.name}.{release}.npz")
+
+    @abc.abstractmethod
+    def _summed(self, rows: list[Any]) -> Sums:
+        """Returns the exact sums of some elements, the number of rows among them."""
+
+    @abc.abstractmethod
+    def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
+        """Returns the release, and public sums to keep beside it; called once."""
+
+    def expand(self, rows: Any) -> Any:
+        """Leaves the sums of the rows in the private file; the output is empty."""
+        if self.is_released:
+            raise ValueError(
+                f"release {self._release!r} was made already, and a second one would be charged "
+                "again. Take it from result(), or name another release."
+            )
+        return (
+            rows
+            | "Sum" >> beam.ParDo(_Sum(self._summed))
+            | "AddUp" >> beam.CombineGlobally(_AddUp())
+            | "Keep" >> beam.ParDo(_Keep(self._sums))
+        )
+
+    def result(self) -> NoisyStatistic:
+        """Returns the noisy statistic: draws its noise at the first call, after the pipeline ended.
+
+        It is kept beside the key; later calls, of other processes too, return the same one.
+
+        Raises:
+            FileNotFoundError: the pipeline has not ended, or found no rows.
+        """
+        return NoisyStatistic(self._release_once()["values"], self.mechanism, receipts=self._paid)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the noise was drawn, by this process or another one."""
+        return self._noisy.exists()
+
+    def _release_once(self) -> Sums:
+        """Returns the release and what is public beside it, drawn now or before."""
+        if not self.is_released:
+            sums = _read(self._sums)
+            self._key.register(self._release, self.mechanism, num_rows=int(sums["rows"]))
+            values, public = self._with_noise(sums)
+            _keep_first(self._noisy, {**public, "values": values, "rows": sums["rows"]})
+            FileSystems.delete([self._sums])
+        with np.load(self._noisy) as kept:
+            return dict(kept)
+
+    @property
+    def _paid(self) -> tuple[Any, ...]:
+        return self._key.receipts(self._release)
+
+
+class PrivateHistogram(ExactSums):
+    """Counts private labels in a pipeline, and releases the counts with noise, once.
+
+    Guarantee:
+        ``result()`` is (epsilon, delta)-DP for the replacement of one label, by ``mechanism``: the
+        counts are exact whatever the order, the splits and the retries, and the noise is drawn once
+        after the pipeline, from the operating system's random bits, and kept before it is handed
+        out. What the pipeline leaves in ``folder`` is not private, and is deleted then. Assumes
+        that each label is counted once: the engine's output is exactly once.
+
+    Args:
+        mechanism: a ``HistogramMechanism``.
+        key: the key whose file lists the release and its charge.
+        release: the name of the release in it.
+        folder: where the exact counts wait for their noise: a private folder that the workers
+            write and this process reads, of any file system that Beam knows. None for the key's.
+        num_groups: G, for elements (group, label) with public groups 0..G-1; None for labels.
+
+    Example:
+        >>> import os, tempfile
+        >>> from tf_labeldp.mechanisms import HistogramMechanism
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> counts = PrivateHistogram(HistogramMechanism(1.0, num_classes=3), key, "counts")
+        >>> with beam.Pipeline("FnApiRunner") as pipeline:
+        ...     _ = pipeline | beam.Create([0, 1, 1, 2] * 9) | counts
+        >>> counts.result().values.shape, counts.result().guarantee().epsilon
+        ((3,), 1.0)
+    """
+
+    def __init__(
+        self,
+        mechanism: HistogramMechanism,
+        key: ReleaseKey,
+        release: str,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        num_groups: int | None = None,
+    ) -> None:
+        super().__init__(checked_mechanism(mechanism, HistogramMechanism), key, release, folder)
+        if num_groups is not None:
+            num_groups = _validate.integer_at_least("num_groups", num_groups, 1)
+        self._num_groups = num_groups
+
+    def _summed(self, rows: list[Any]) -> Sums:
+        count = self.mechanism.exact_counts
+        if self._num_groups is None:
+            return {"counts": count(rows), "rows": np.int64(len(rows))}
+        groups, labels = (list(column) for column in zip(*rows, strict=True))
+        found = count(labels, groups)
+        if len(found) > self._num_groups:
+            raise ValueError(
+                f"groups must be in 0..{self._num_groups - 1}, got {len(found) - 1}. Groups and "
+                "their number are public."
+            )
+        counts = np.zeros((self._num_groups, found.shape[1]), np.int64)
+        counts[: len(found)] = found
+        return {"counts": counts, "rows": np.int64(len(rows))}
+
+    def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
+        return self.mechanism.add_noise(sums["counts"]), {}
+
+
+class PrivateMoments(ExactSums):
+    """Sums what a linear head needs of rows and labels, and releases it with noise, once.
+
+    That is ``X^T Y``, with the noise of ``mechanism``, and the public Gram matrix ``X^T X``. Both
+    are added up as whole steps of a grid, so that they are exact in any order.
+
+    Guarantee:
+        ``result()`` is (epsilon, delta)-DP for the replacement of one label, by
+        ``LabelMomentMechanism``, as for ``PrivateHistogram``: exact sums, noise once after the
+        pipeline. The features and their number are public, and the Gram matrix is made of them
+        alone; a pipeline that found another number of rows than ``num_rows`` is refused.
+
+    Args:
+        mechanism: a ``LabelMomentMechanism``; its ``max_norm`` bounds the rows.
+        key: the key whose file lists the release and its charge.
+        release: the name of the release in it.
+        num_rows: n, public: it sets the grid.
+        folder: as for ``PrivateHistogram``.
+
+    The elements are pairs of a row of features (d,) and its label, or of rows (m, d) and their
+    labels (m,), which is faster.
+
+    Example:
+        >>> import os, tempfile
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> mechanism = LabelMomentMechanism(1.0, 1e-6, num_classes=2)
+        >>> moments = PrivateMoments(mechanism, key, "moments", num_rows=200)
+        >>> with beam.Pipeline("FnApiRunner") as pipeline:
+        ...     _ = pipeline | beam.Create([([0.6, 0.8], 1), ([1.0, 0.0], 0)] * 100) | moments
+        >>> moments.result().values.shape, moments.gram().round().tolist()
+        ((2, 1), [[136.0, 48.0], [48.0, 64.0]])
+    """
+
+    def __init__(
+        self,
+        mechanism: LabelMomentMechanism,
+        key: ReleaseKey,
+        release: str,
+        num_rows: int,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(checked_mechanism(mechanism, LabelMomentMechanism), key, release, folder)
+        self._num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
+        bits = min(_GRAM_BITS, (62 - self._num_rows.bit_length()) // 2)
+        self._steps = 2.0**bits / mechanism.max_norm
+
+    def gram(self) -> np.ndarray:
+        """Returns ``X^T X`` of all rows, ``float64`` (d, d), after ``result``'s rules; public."""
+        return self._release_once()["gram"] / self._steps**2
+
+    def _summed(self, rows: list[Any]) -> Sums:
+        if rows and np.ndim(rows[0][0]) == 2:
+            features = np.concatenate([np.asarray(part) for part, _ in rows])
+            labels = np.concatenate([np.asarray(part) for _, part in rows])
+        else:
+            features = np.stack([np.asarray(row) for row, _ in rows])
+            labels = np.asarray([label for _, label in rows])
+        total: Sums = {}
+        for start in range(0, len(features), _BATCH_ROWS):
+            part = slice(start, start + _BATCH_ROWS)
+            mechanism, n = self.mechanism, self._num_rows
+            moments, totals = mechanism.exact_sums(labels[part], features[part], n)
+            steps = np.rint(features[part].astype(np.float64) * self._steps)
+            gram = (steps.T @ steps).astype(np.int64)
+            sums = {"moments": moments, "totals": totals, "gram": gram}
+            total = _added(total, {**sums, "rows": np.int64(len(steps))})
+        return total
+
+    def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
+        return self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows), {
+            "gram": sums["gram"]
+        }
+
+    def _release_once(self) -> Sums:
+        if not self.is_released and (found := int(_read(self._sums)["rows"])) != self._num_rows:
+            raise ValueError(
+                f"the pipeline found {found} rows, and num_rows={self._num_rows} was given, which "
+                "sets the grid. Count the rows first; nothing was released."
+            )
+        return super()._release_once()
+
+
+class _Sum(beam.DoFn):
+    """Adds up batches of elements, and hands out one sum for each bundle."""
+
+    def __init__(self, summed: Any) -> None:
+        self._summed = summed
+        self._rows = Metrics.counter("tf_labeldp", "rows_summed")
+
+    def start_bundle(self) -> None:
+        self._waiting: list[Any] = []
+        self._total: Sums = {}
+
+    def process(self, element: Any) -> Iterable[Any]:
+        self._waiting.append(element)
+        if len(self._waiting) >= _BATCH_ROWS or np.ndim(_first(element)) == 2:
+            self._add_up()
+        return ()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        self._add_up()
+        if self._total:
+            yield GlobalWindows.windowed_value(self._total)
+
+    def _add_up(self) -> None:
+        if self._waiting:
+            sums = self._summed(self._waiting)
+            self._waiting = []
+            self._total = _added(self._total, sums)
+            self._rows.inc(int(sums["rows"]))
+
+
+class _AddUp(beam.CombineFn):
+    def create_accumulator(self) -> Sums:
+        return {}
+
+    def add_input(self, accumulator: Sums, sums: Sums) -> Sums:
+        return _added(accumulator, sums)
+
+    def merge_accumulators(self, accumulators: Iterable[Sums]) -> Sums:
+        total: Sums = {}
+        for one in accumulators:
+            total = _added(total, one)
+        return total
+
+    def extract_output(self, accumulator: Sums) -> Sums:
+        return accumulator
+
+
+class _Keep(beam.DoFn):
+    """Writes the sums to the private file, whole under its name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def process(self, sums: Sums) -> Iterable[Any]:
+        if sums:
+            content = io.BytesIO()
+            np.savez(content, **sums)
+            write_whole(self._path, content.getvalue(), private=True)
+        return ()
+
+
+def _read(path: str) -> Sums:
+    if not FileSystems.exists(path):
+        raise FileNotFoundError(
+            f"there are no sums in {path}: the pipeline has not ended, or it found no rows. Run it "
+            "and wait until it has finished, before result()."
+        )
+    with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as sums:
+        return dict(sums)
+
+
+def _keep_first(path: pathlib.Path, arrays: Sums) -> None:
+    """Keeps a release under its name, unless another process was first: then that one counts."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    hidden = f"{path}.{secrets.token_hex(8)}.tmp"
+    write_whole(hidden, content.getvalue(), private=True)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(hidden, path)
+    finally:
+        os.unlink(hidden)
+
+
+def _added(total: Sums, more: Sums) -> Sums:
+    if not total or not more:
+        return dict(total or more)
+    return {name: total[name] + more[name] for name in total}
+
+
+def _first(element: Any) -> Any:
+    return element[0] if isinstance(element, tuple) else element

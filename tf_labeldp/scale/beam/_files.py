@@ -1,0 +1,27 @@
+"""Files of a pipeline: whole under their name, and the private ones for this user alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from apache_beam.io.filesystems import FileSystems
+
+
+def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
+    """Writes a file of any file system that Beam knows, over an older one.
+
+    A retry may write it again, at the same time too. A private file has mode 600; elsewhere than on
+    a local or mounted disk, the folder's own rules protect it.
+    """
+    if "://" in path:
+        with FileSystems.create(path, mime_type="application/octet-stream") as file:
+            file.write(content)
+        return
+    hidden = f"{path}.{secrets.token_hex(8)}.tmp"
+    mode = 0o600 if private else 0o666
+    with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(hidden, path)

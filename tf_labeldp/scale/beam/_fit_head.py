@@ -1,0 +1,227 @@
+"""``FitPrivateHead``: a linear head on rows that no single machine reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.transforms.window import GlobalWindows
+
+from tf_labeldp.features._reader import FeatureSource
+from tf_labeldp.heads._label_source import TOLD, code_variance, kind_told
+from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
+from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
+from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.scale._key import ReleaseKey
+from tf_labeldp.scale.beam._exact_sums import PrivateMoments
+from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._label_kinds import LabelKind, label_kind
+
+Survey = tuple[int, np.ndarray, np.ndarray]
+"""A number of rows, and hashes and features of a sample of them."""
+
+_SAMPLE_BYTES = 1 << 28
+_LEAST_SAMPLE = 1 << 13
+_BATCH_ROWS = 4096
+
+
+class FitPrivateHead:
+    """Fits a linear head in two passes of a pipeline: a survey of the rows, then their moments.
+
+    The survey counts the rows and samples them, by a public hash of the features; the design of the
+    head (mean, directions) is made of that sample. The second pass is ``PrivateMoments``, whose
+    noise is drawn once, after it; the fit is what it would be on one machine.
+
+    Guarantee:
+        The fitted head is (epsilon, delta)-DP for the replacement of one label, by the one release
+        of ``LabelMomentMechanism``, as ``heads.PrivateRidge`` and ``PrivateMoments`` say. The
+        features and the number of rows are public, and so is the survey, which stays in ``folder``.
+
+    Args:
+        head: a ``PrivateRidge`` or ``PrivateLogisticRegression``, without encoder: encode in the
+            pipeline. Its ``epsilon`` and ``delta`` are those of the release.
+        key: the key whose file lists the release and its charge.
+        release: the name of the release in it.
+        folder: where exact sums wait for their noise, as for ``PrivateHistogram``. A fit that was
+            cut short goes on from there with the same release, and reads no rows twice.
+
+    Example:
+        >>> import os, tempfile
+        >>> from tf_labeldp.heads import PrivateRidge
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> rows = np.random.default_rng(0).normal(size=(4000, 5))
+        >>> pairs = [(rows, (rows[:, 0] > 0).astype(int))]
+        >>> fit = FitPrivateHead(PrivateRidge(1.0, 1e-5, num_classes=2), key, "head")
+        >>> head = fit.fit(lambda pipeline: pipeline | beam.Create(pairs), runner="FnApiRunner")
+        >>> head.score(rows, pairs[0][1]) > 0.9
+        True
+    """
+
+    def __init__(
+        self,
+        head: OneReleaseHead,
+        key: ReleaseKey,
+        release: str,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(head, OneReleaseHead) or head.encoder is not None:
+            raise TypeError(
+                "head must be a PrivateRidge or PrivateLogisticRegression without encoder, got "
+                f"{head!r}. Encode the features in the pipeline, before they come here."
+            )
+        self._head, self._key, self._release = head, key, release
+        self._folder = os.fspath(key.path.parent if folder is None else folder)
+
+    def fit(self, read: Callable[[Any], Any], **pipeline: Any) -> OneReleaseHead:
+        """Runs both passes, and returns the head, fitted.
+
+        Args:
+            read: takes a pipeline and returns a PCollection of pairs: a row of features (d,) and
+                its label, or rows (m, d) and their labels (m,). It is called twice, and must read
+                the same rows.
+            **pipeline: for ``beam.Pipeline``: ``runner``, ``options``.
+
+        Raises:
+            ValueError: no rows, features not finite, labels out of range, or another number of rows
+                in the second pass; nothing was released.
+        """
+        head, path = self._head, FileSystems.join(self._folder, f"{self._release}.survey.npz")
+        source = _Told.of(head)
+        design = f"center={head.center} intercept={head.intercept} spread={head.spread}"
+        # A release belongs to the design that it was made for, and so to its survey.
+        if not FileSystems.exists(path):
+            with beam.Pipeline(**pipeline) as first:
+                _ = (
+                    read(first)
+                    | "Survey" >> beam.ParDo(_Survey())
+                    | "Merge" >> beam.CombineGlobally(_merged)
+                    | "Keep" >> beam.Map(_keep, path, design)
+                )
+        rows, num_rows = _surveyed(path, design, head.max_bytes)
+        rows.design(
+            center=bool(head.center),
+            intercept=head._constant(),
+            noise_to_signal=head._noise_to_signal(source, *rows.shape),
+        )
+        rows.scan(head._sample_rows)  # of the sample; the Gram matrix of all rows comes below
+        mechanism = with_max_l1(source.mechanism, float(rows.gram.shape[0]) ** 0.5)
+        moments = PrivateMoments(mechanism, self._key, self._release, num_rows, folder=self._folder)
+        if not moments.is_released:
+            with beam.Pipeline(**pipeline) as second:
+                scaled = read(second) | "Scale" >> beam.Map(_scaled, rows.scaling, source.kind)
+                _ = scaled | moments
+        made = moments.result()
+        rows.gram = np.asfortranarray(moments.gram())
+        head._remember_columns(None)
+        head._finish(rows, made.values, mechanism, source)
+        head.receipts_ = made.receipts
+        return head
+
+
+@dataclasses.dataclass(frozen=True)
+class _Told:
+    """What a head was told of its labels: a ``LabelSource`` without labels."""
+
+    kind: LabelKind
+    mechanism: LabelMomentMechanism
+    code_variance: float
+
+    @classmethod
+    def of(cls, head: OneReleaseHead) -> Any:
+        told = {name: getattr(head, name) for name in TOLD}
+        kind = kind_told(told)
+        labels = label_kind(**told, clip=False)
+        return cls(labels, head._mechanism(kind), code_variance(kind))
+
+    @property
+    def vault(self) -> LabelKind:
+        return self.kind
+
+    @property
+    def class_values(self) -> np.ndarray | None:
+        if self.kind.number is None:
+            return None
+        return self.kind.decode(np.arange(self.kind.number))
+
+
+class _Survey(beam.DoFn):
+    """Counts rows, and samples those whose features have the smallest hashes."""
+
+    def start_bundle(self) -> None:
+        self._found: list[Survey] = []
+
+    def process(self, pair: Any) -> Iterable[Any]:
+        rows = np.atleast_2d(np.asarray(pair[0], dtype=np.float64))
+        if np.any(checked_norms(rows, 0) == 0.0):
+            raise ValueError(
+                "a row of features is all zero: it has no direction to scale to unit norm. Leave "
+                "such rows out, or add a constant feature."
+            )
+        self._found.append((len(rows), _hashes(rows), rows.astype(np.float32)))
+        if len(self._found) >= _BATCH_ROWS:
+            self._found = [_merged(self._found)]
+        return ()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        yield GlobalWindows.windowed_value(_merged(self._found))
+
+
+def _merged(found: Iterable[Survey]) -> Survey:
+    """Returns the survey of all these rows; the same in any order."""
+    parts = [part for part in found if part[0]]
+    if not parts:
+        return 0, np.zeros(0, np.uint64), np.zeros((0, 1), np.float32)
+    counts, hashes, rows = zip(*parts, strict=True)
+    if len({part.shape[1] for part in rows}) > 1:
+        raise ValueError(
+            f"rows of features have {sorted({part.shape[1] for part in rows})} columns; give all "
+            "the same."
+        )
+    hashed, width = np.concatenate(hashes), rows[0].shape[1]
+    kept = np.argsort(hashed, kind="stable")[: max(_LEAST_SAMPLE, _SAMPLE_BYTES // (4 * width))]
+    return sum(counts), hashed[kept], np.concatenate(rows)[kept]
+
+
+def _hashes(rows: np.ndarray) -> np.ndarray:
+    """Returns a public hash of each row of features, ``uint64`` (m,)."""
+    bits = np.ascontiguousarray(rows, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    factors = np.random.default_rng(0).integers(1 << 63, size=bits.shape[1], dtype=np.uint64)
+    mixed = (bits * (2 * factors + np.uint64(1))).sum(axis=1, dtype=np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+def _keep(survey: Survey, path: str, design: str) -> None:
+    if not survey[0]:
+        raise ValueError("the pipeline has no rows of features. Check what `read` reads.")
+    content = io.BytesIO()
+    np.savez(content, num_rows=survey[0], sample=survey[2], design=design)
+    write_whole(path, content.getvalue())
+
+
+def _surveyed(path: str, design: str, max_bytes: float) -> tuple[PublicRows, int]:
+    """Returns the sampled rows, surveyed, and the number of all rows."""
+    with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as survey:
+        num_rows, sample, known = int(survey["num_rows"]), survey["sample"], str(survey["design"])
+    if known != design:
+        raise ValueError(
+            f"{path} is of a head with {known}, and this one has {design}. Name another release."
+        )
+    rows = PublicRows(FeatureSource(sample), max_bytes)
+    rows.survey()
+    rows.num_rows = num_rows
+    return rows, num_rows
+
+
+def _scaled(pair: Any, scaling: Scaling, kind: LabelKind) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of unit norm and codes of labels."""
+    rows = np.asarray(pair[0], dtype=np.float64)
+    labels = pair[1] if rows.ndim == 2 else [pair[1]]
+    return scaling.rows(np.atleast_2d(rows)), kind.encode(labels)

@@ -1,0 +1,314 @@
+"""``RandomizeLabels``: noisy labels in a pipeline, each a keyed function of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+from apache_beam.transforms.window import GlobalWindows
+
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
+from tf_labeldp.scale._key import ReleaseKey, id_digests, randomize_batch
+from tf_labeldp.scale.beam._files import write_whole
+
+_BATCH_ROWS = 1 << 14
+_SHARDS = 64
+"""Parts of the digests of ids, each of which is searched for repeats by itself."""
+
+
+class RandomizeLabels(beam.PTransform):
+    """Replaces the label of each row by a noisy one, drawn by a secret key.
+
+    The elements are pairs (id, label), dicts, Arrow record batches or tables, or
+    ``tf.train.Example``s (messages or bytes); the output has the same elements with noisy labels.
+    Arrow batches are the fastest by far. A dict of PCollections, such as splits, is one release of
+    all of them, and gives a dict.
+
+    Guarantee:
+        The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
+        however often the engine runs a step, and however it splits and orders the rows: a draw is a
+        function of key, release, mechanism, prior, id and label, so that the same row has the same
+        draw. Rests on that function (BLAKE2b keyed by the secret) being pseudorandom, on the key
+        staying secret, and on ids that are unique: repeats, in one PCollection or across several,
+        are refused with their number before any row comes out, and so are labels out of range.
+
+    Args:
+        mechanism: what draws; ``RandomizedResponse`` or another mechanism for single labels.
+        key: the key whose file lists the release and its charge. Workers read the file by its path.
+        release: the name of the release, which is bound to this mechanism and prior.
+        id: the field that names a row: whole numbers or text, of dicts, Arrow and Examples.
+        label: the field with the label, in the same.
+        priors: public probabilities (K,) for mechanisms that take them.
+        statement: where to write the privacy statement and its receipts, a JSON file beside the
+            output; it is there before the first row comes out.
+
+    Example:
+        >>> import os, tempfile
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
+        >>> with beam.Pipeline("FnApiRunner") as pipeline:
+        ...     rows = pipeline | beam.Create([("anna", 0), ("bert", 2)])
+        ...     noisy = rows | RandomizeLabels(mechanism, key, "first")
+    """
+
+    def __init__(
+        self,
+        mechanism: LabelMechanism,
+        key: ReleaseKey,
+        release: str,
+        *,
+        id: str = "id",
+        label: str = "label",
+        priors: Any = None,
+        statement: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._mechanism = checked_mechanism(mechanism, LabelMechanism)
+        self._key, self._release, self._priors = key, release, priors
+        self._fields = id, label
+        self._statement = statement
+        key.register(release, mechanism, priors)
+
+    def expand(self, rows: Any) -> Any:
+        """Returns the rows with noisy labels, of the same kind as they came."""
+        parts = rows if isinstance(rows, Mapping) else {"rows": rows}
+        for name, part in parts.items():
+            if not part.windowing.is_default():
+                raise ValueError(
+                    f"RandomizeLabels takes PCollections without windows, got {part.windowing} in "
+                    f"{name!r}: ids are held against all others. Use a batch pipeline."
+                )
+        draw = _Draw(self._mechanism, self._key, self._release, self._priors, self._fields)
+        drawn = {
+            name: part | f"Draw {name}" >> beam.ParDo(draw).with_outputs("ids", main="noisy")
+            for name, part in parts.items()
+        }
+        checked = (
+            [outputs.ids for outputs in drawn.values()]
+            | "AllIds" >> beam.Flatten()
+            | "ByDigest" >> beam.GroupByKey()
+            | "CountRepeats" >> beam.MapTuple(_count_repeats)
+            | "AddUp" >> beam.CombineGlobally(_sum_of_counts)
+            | "Check" >> beam.ParDo(_Check(self._key, self._release, self._statement))
+        )
+        # The side input holds the rows back until all ids and labels have been checked.
+        published = {
+            name: outputs.noisy
+            | f"Publish {name}" >> beam.ParDo(_Publish(), beam.pvalue.AsSingleton(checked))
+            for name, outputs in drawn.items()
+        }
+        return published if isinstance(rows, Mapping) else published["rows"]
+
+
+class _Draw(beam.DoFn):
+    """Draws batches of rows, and hands out digests of their ids beside them."""
+
+    def __init__(
+        self,
+        mechanism: LabelMechanism,
+        key: ReleaseKey,
+        release: str,
+        priors: Any,
+        fields: tuple[str, str],
+    ) -> None:
+        self._mechanism, self._key, self._release = mechanism, key, release
+        self._priors, self._fields = priors, fields
+        self._rows = Metrics.counter("tf_labeldp", "rows_drawn")
+        self._batches = Metrics.distribution("tf_labeldp", "rows_in_a_batch")
+
+    def setup(self) -> None:
+        self._secret = self._key.secret
+
+    def start_bundle(self) -> None:
+        self._waiting: list[Any] = []
+
+    def process(self, element: Any) -> Iterator[Any]:
+        if isinstance(element, (pa.RecordBatch, pa.Table)):
+            yield from self._drawn(element)
+            return
+        self._waiting.append(element)
+        if len(self._waiting) >= _BATCH_ROWS:
+            yield from self._drawn(self._waiting)
+            self._waiting = []
+
+    def finish_bundle(self) -> Iterator[Any]:
+        if self._waiting:
+            for output in self._drawn(self._waiting):
+                if isinstance(output, beam.pvalue.TaggedOutput):
+                    value = GlobalWindows.windowed_value(output.value)
+                    yield beam.pvalue.TaggedOutput(output.tag, value)
+                else:
+                    yield GlobalWindows.windowed_value(output)
+
+    def _drawn(self, rows: Any) -> Iterator[Any]:
+        """Yields rows with noisy labels, and the digests of their ids by shard."""
+        ids, labels = _columns(rows, *self._fields)
+        noisy = randomize_batch(
+            ids, labels, self._mechanism, self._secret, self._release, self._priors
+        )
+        digests = id_digests(ids, self._secret)
+        shards = digests[:, 0] % np.uint64(_SHARDS)
+        order = np.argsort(shards, kind="stable")
+        ends = np.cumsum(np.bincount(shards.astype(np.int64), minlength=_SHARDS))
+        for shard, part in enumerate(np.split(digests[order], ends[:-1])):
+            if len(part):
+                yield beam.pvalue.TaggedOutput("ids", (shard, part.tobytes()))
+        self._rows.inc(len(noisy))
+        self._batches.update(len(noisy))
+        yield _with_labels(rows, self._fields[1], noisy)
+
+
+class _Check(beam.DoFn):
+    """Refuses repeated ids, and writes the statement."""
+
+    def __init__(self, key: ReleaseKey, release: str, statement: str | None) -> None:
+        self._key, self._release, self._statement = key, release, statement
+
+    def process(self, found: tuple[int, int, int]) -> Iterator[int]:
+        rows, repeated, too_many = found
+        if repeated:
+            raise ValueError(
+                f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two "
+                "rows with one id would share their noise. Nothing came out; give each row an id "
+                "of its own, or leave the copies out."
+            )
+        if self._statement is not None:
+            write_whole(self._statement, self._key.statement(self._release, rows).encode())
+        yield rows
+
+
+class _Publish(beam.DoFn):
+    """Hands out rows one by one, once all have been checked."""
+
+    def __init__(self) -> None:
+        self._rows = Metrics.counter("tf_labeldp", "rows_published")
+
+    def process(self, rows: Any, checked: int) -> Iterator[Any]:
+        self._rows.inc(len(rows))
+        if isinstance(rows, list):
+            yield from rows
+        else:
+            yield rows
+
+
+def _count_repeats(shard: int, parts: Iterable[bytes]) -> tuple[int, int, int]:
+    """Returns the number of ids, of those that are there again, and of the rows beyond one each."""
+    digests = np.frombuffer(b"".join(parts), dtype=[("a", "<u8"), ("b", "<u8")])
+    if not digests.size:
+        return 0, 0, 0
+    order = np.lexsort((digests["b"], digests["a"]))
+    ordered = digests[order]
+    is_copy = ordered[1:] == ordered[:-1]
+    starts = is_copy & ~np.concatenate([[False], is_copy[:-1]])
+    return digests.size, int(starts.sum()), int(is_copy.sum())
+
+
+def _sum_of_counts(counts: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    rows = repeated = too_many = 0
+    for one in counts:
+        rows, repeated, too_many = rows + one[0], repeated + one[1], too_many + one[2]
+    return rows, repeated, too_many
+
+
+def _columns(rows: Any, id: str, label: str) -> tuple[Any, Any]:
+    """Returns the ids (an Arrow array) and the labels of a batch of any kind."""
+    if isinstance(rows, (pa.RecordBatch, pa.Table)):
+        missing = [name for name in (id, label) if name not in rows.schema.names]
+        if missing:
+            raise ValueError(_no_field(missing, rows.schema.names))
+        column = rows.column(id)
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        return column, rows.column(label).to_numpy(zero_copy_only=False)
+    first = rows[0]
+    ids: Any
+    labels: Any
+    if isinstance(first, tuple) and len(first) == 2:
+        ids, labels = zip(*rows, strict=True)
+    elif isinstance(first, Mapping):
+        for row in rows:
+            if missing := [name for name in (id, label) if name not in row]:
+                raise ValueError(_no_field(missing, row))
+        ids, labels = [row[id] for row in rows], [row[label] for row in rows]
+    elif _is_example(first):
+        examples = [_parsed(row) for row in rows]
+        ids, labels = ([_value(one, name) for one in examples] for name in (id, label))
+    else:
+        raise TypeError(
+            "elements must be pairs (id, label), dicts, Arrow batches or tf.train.Examples, got "
+            f"{type(first).__name__}. Bring them into one of these forms with beam.Map."
+        )
+    try:
+        return pa.array(ids), np.asarray(labels)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError):
+        raise TypeError(
+            f"ids must be all whole numbers or all text, and labels of one kind, in {len(ids)} rows"
+            " that came together they are mixed. Turn the ids into text with beam.Map."
+        ) from None
+
+
+def _with_labels(rows: Any, label: str, noisy: np.ndarray) -> Any:
+    """Returns the rows of a batch with these labels in place of theirs."""
+    if isinstance(rows, (pa.RecordBatch, pa.Table)):
+        place = rows.schema.get_field_index(label)
+        columns = list(rows.columns)
+        columns[place] = pa.array(noisy.tolist() if noisy.ndim > 1 else noisy)
+        return type(rows).from_arrays(columns, names=rows.schema.names)
+    values = noisy.tolist()
+    first = rows[0]
+    if isinstance(first, tuple):
+        return [(id, value) for (id, _), value in zip(rows, values, strict=True)]
+    if isinstance(first, Mapping):
+        return [{**row, label: value} for row, value in zip(rows, values, strict=True)]
+    return [_relabelled(row, label, value) for row, value in zip(rows, values, strict=True)]
+
+
+def _no_field(missing: list[str], present: Iterable[str]) -> str:
+    return (
+        f"rows have no field {' and no '.join(map(repr, missing))}; they have "
+        f"{', '.join(map(repr, present))}. Name the fields with id= and label=."
+    )
+
+
+def _is_example(row: Any) -> bool:
+    return isinstance(row, bytes) or type(row).__name__ == "Example"
+
+
+def _parsed(row: Any) -> Any:
+    """Returns a ``tf.train.Example``, which a pipeline of Examples as bytes has to parse."""
+    import tensorflow as tf
+
+    return tf.train.Example.FromString(row) if isinstance(row, bytes) else row
+
+
+def _value(example: Any, name: str) -> Any:
+    """Returns the one value of a feature."""
+    features = example.features.feature
+    if name not in features:
+        raise ValueError(_no_field([name], sorted(features)))
+    kind = features[name].WhichOneof("kind")
+    values: Any = getattr(features[name], kind).value if kind else ()
+    if len(values) != 1:
+        raise ValueError(
+            f"feature {name!r} must have one value in each Example, got {len(values)}. Leave out "
+            "rows without, by a rule that does not look at labels."
+        )
+    return values[0].decode() if isinstance(values[0], bytes) else values[0]
+
+
+def _relabelled(row: Any, label: str, value: Any) -> Any:
+    copy = type(_parsed(row))()
+    copy.CopyFrom(_parsed(row))
+    values = value if isinstance(value, list) else [value]
+    feature = copy.features.feature[label]
+    feature.Clear()
+    if isinstance(values[0], int):
+        feature.int64_list.value.extend(values)
+    else:
+        feature.float_list.value.extend(values)
+    return copy.SerializeToString() if isinstance(row, bytes) else copy

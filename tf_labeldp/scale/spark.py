@@ -1,0 +1,112 @@
+"""Apache Spark: noisy labels in a data frame, by the same keyed draws as everywhere.
+
+Install it with ``pip install 'tf-labeldp[spark]'``, beside a Java runtime (17 or newer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tf_labeldp.mechanisms._base import (
+    ClassificationMechanism,
+    LabelMechanism,
+    checked_mechanism,
+)
+from tf_labeldp.scale._engines import needs
+from tf_labeldp.scale._key import ReleaseKey, randomize_batch
+
+needs("pyspark", "spark")
+
+from pyspark.sql import functions as sql  # noqa: E402
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType  # noqa: E402
+
+__all__ = ["randomize"]
+
+
+def randomize(
+    df: Any,
+    mechanism: LabelMechanism,
+    key: ReleaseKey,
+    release: str,
+    *,
+    id: str = "id",
+    label: str = "label",
+    priors: Any = None,
+) -> Any:
+    """Returns a data frame with noisy labels in place of the labels, through ``mapInArrow``.
+
+    The rows are read twice: here, to find repeated ids and labels out of range, and when the
+    returned frame is used.
+
+    Guarantee:
+        The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
+        however often Spark computes a partition again: a draw is a function of key, release,
+        mechanism, prior, id and label. Rests on that function (BLAKE2b keyed by the secret) being
+        pseudorandom, on the key staying secret, and on ids that name one row each: they must be
+        stored in the table, and not be made on the fly (``monotonically_increasing_id``), since a
+        row that gets another id gets another draw. ``key.statement(release)`` has the statement.
+
+    Args:
+        df: a ``pyspark.sql.DataFrame``.
+        mechanism: what draws; ``RandomizedResponse`` or another mechanism for single labels.
+        key: the key whose file lists the release and its charge. Workers read the file by its path.
+        release: the name of the release, which is bound to this mechanism and prior.
+        id: the column that names a row: whole numbers or text.
+        label: the column with the label.
+        priors: public probabilities (K,) for mechanisms that take them.
+
+    Raises:
+        ValueError: a column is missing, ids are missing or repeated; nothing was drawn for release.
+        pyspark.errors.PythonException: labels out of range, as the core says.
+
+    Example:
+        >>> import os, tempfile
+        >>> from pyspark.sql import SparkSession
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> spark = SparkSession.builder.master("local[1]").getOrCreate()
+        >>> df = spark.createDataFrame([("anna", 0), ("bert", 2)], ["id", "label"])
+        >>> noisy = randomize(df, RandomizedResponse(1.0, num_classes=3), key, "first")
+        >>> noisy.columns, noisy.count()
+        (['id', 'label'], 2)
+    """
+    checked_mechanism(mechanism, LabelMechanism)
+    if missing := [name for name in (id, label) if name not in df.columns]:
+        raise ValueError(
+            f"the data frame has no column {' and no '.join(map(repr, missing))}; it has "
+            f"{', '.join(map(repr, df.columns))}. Name the columns with id= and label=."
+        )
+    key.register(release, mechanism, priors)
+    path = key.path
+
+    def noisy_column(batch: pa.RecordBatch) -> np.ndarray:
+        labels = batch.column(label).to_numpy(zero_copy_only=False)
+        secret = ReleaseKey(path).secret
+        return randomize_batch(batch.column(id), labels, mechanism, secret, release, priors)
+
+    def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:  # raises for labels and ids that the core refuses
+            yield pa.RecordBatch.from_pydict({"rows": [len(noisy_column(batch))]})
+
+    def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = list(batch.columns)
+            columns[batch.schema.get_field_index(label)] = pa.array(noisy_column(batch).tolist())
+            yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    rows = df.select(id, label).mapInArrow(check, "rows long").agg(sql.sum("rows")).first()[0]
+    ids = df.groupBy(sql.col(id)).count().where("count > 1")
+    repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
+    if repeated:
+        raise ValueError(
+            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two rows "
+            "with one id would share their noise. Nothing came out; give each row an id of its "
+            "own, or leave the copies out."
+        )
+    kind = LongType() if isinstance(mechanism, ClassificationMechanism) else DoubleType()
+    fields = [StructField(label, kind) if one.name == label else one for one in df.schema.fields]
+    return df.mapInArrow(draw, StructType(fields))

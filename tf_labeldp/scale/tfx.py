@@ -1,0 +1,171 @@
+"""TFX: ``LabelRandomizer``, a component from Examples to Examples with noisy labels.
+
+Install it with ``pip install 'tf-labeldp[tfx]'``; TFX 1.16 needs Python 3.9 or 3.10.
+``examples/09_tfx_pipeline.py`` is a whole pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, ClassVar
+
+from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deserialize, serialize
+from tf_labeldp.scale._engines import needs
+from tf_labeldp.scale._key import ReleaseKey
+
+needs("tfx", "tfx")
+
+import apache_beam as beam  # noqa: E402
+from tfx import types  # noqa: E402
+from tfx.components.util import examples_utils  # noqa: E402
+from tfx.dsl.components.base import (  # noqa: E402
+    base_beam_component,
+    base_beam_executor,
+    executor_spec,
+)
+from tfx.proto import example_gen_pb2  # noqa: E402
+from tfx.types import artifact_utils, standard_artifacts  # noqa: E402
+from tfx.types.component_spec import ChannelParameter, ExecutionParameter  # noqa: E402
+from tfx.utils import io_utils  # noqa: E402
+
+from tf_labeldp.scale.beam import RandomizeLabels  # noqa: E402
+
+__all__ = ["LabelRandomizer", "PrivacyStatement"]
+
+_FILE = "noisy.privacy.json"
+
+
+class PrivacyStatement(types.artifact.Artifact):
+    """A folder with ``noisy.privacy.json``: what noisy Examples promise, and their receipts.
+
+    Example:
+        >>> PrivacyStatement.TYPE_NAME
+        'LabelDPStatement'
+    """
+
+    TYPE_NAME = "LabelDPStatement"
+
+
+class _Spec(types.ComponentSpec):
+    PARAMETERS: ClassVar = {
+        "mechanism": ExecutionParameter(type=str),
+        "key": ExecutionParameter(type=str),
+        "release": ExecutionParameter(type=str),
+        "id": ExecutionParameter(type=str),
+        "label": ExecutionParameter(type=str),
+        "priors": ExecutionParameter(type=str),
+    }
+    INPUTS: ClassVar = {"examples": ChannelParameter(type=standard_artifacts.Examples)}
+    OUTPUTS: ClassVar = {
+        "noisy_examples": ChannelParameter(type=standard_artifacts.Examples),
+        "statement": ChannelParameter(type=PrivacyStatement),
+    }
+
+
+class _Executor(base_beam_executor.BaseBeamExecutor):
+    """Randomizes all splits in one Beam pipeline: one release, and ids unique across splits."""
+
+    def Do(
+        self,
+        input_dict: dict[str, list[Any]],
+        output_dict: dict[str, list[Any]],
+        exec_properties: dict[str, Any],
+    ) -> None:
+        """Reads ``examples``, and writes ``noisy_examples`` and ``statement``."""
+        examples = artifact_utils.get_single_instance(input_dict["examples"])
+        noisy = artifact_utils.get_single_instance(output_dict["noisy_examples"])
+        statement = artifact_utils.get_single_instance(output_dict["statement"])
+        found = examples_utils.get_payload_format(examples)
+        if found != example_gen_pb2.PayloadFormat.FORMAT_TF_EXAMPLE:
+            raise ValueError(
+                "LabelRandomizer takes FORMAT_TF_EXAMPLE, got Examples in the payload format "
+                f"{example_gen_pb2.PayloadFormat.Name(found)}. Let ExampleGen write it."
+            )
+        splits = artifact_utils.decode_split_names(examples.split_names)
+        transform = RandomizeLabels(
+            checked_mechanism(
+                deserialize(json.loads(exec_properties["mechanism"])), LabelMechanism
+            ),
+            ReleaseKey(exec_properties["key"]),
+            exec_properties["release"],
+            id=exec_properties["id"],
+            label=exec_properties["label"],
+            priors=json.loads(exec_properties["priors"]),
+            statement=os.path.join(statement.uri, _FILE),
+        )
+        with self._make_beam_pipeline() as pipeline:
+            rows = {}
+            for split in splits:
+                uri = artifact_utils.get_split_uri([examples], split)
+                files = io_utils.all_files_pattern(uri)
+                rows[split] = pipeline | f"Read {split}" >> beam.io.ReadFromTFRecord(files)
+            for split, made in (rows | transform).items():
+                path = os.path.join(noisy.uri, f"Split-{split}", "data_tfrecord")
+                _ = made | f"Write {split}" >> beam.io.WriteToTFRecord(path, file_name_suffix=".gz")
+        noisy.split_names = examples.split_names
+        examples_utils.set_payload_format(noisy, found)
+
+
+class LabelRandomizer(base_beam_component.BaseBeamComponent):
+    """Replaces the labels of Examples by noisy ones; all splits are one release.
+
+    Guarantee:
+        What leaves by ``noisy_examples`` is (epsilon, delta)-DP for the replacement of one label,
+        as ``beam.RandomizeLabels`` says: a step that the orchestrator or the runner repeats has the
+        same draws. The input has the true labels: its artifacts, and all that has read them,
+        statistics included, are as private as the labels.
+
+    Args:
+        examples: a channel of ``tf.train.Example``s, as ExampleGen writes them.
+        mechanism: what draws.
+        key: the path of the key file, which the workers read; create it once, outside of the
+            pipeline, with ``ReleaseKey.create``.
+        release: the name of the release, bound to this mechanism and prior.
+        id: the feature that names a row: one whole number or text each.
+        label: the feature with the label.
+        priors: public probabilities (K,), for mechanisms that take them.
+
+    Outputs: ``noisy_examples``, with the same splits, and ``statement``, a ``PrivacyStatement``.
+
+    Example:
+        >>> from tfx import v1
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> made = v1.components.CsvExampleGen(input_base="tables")
+        >>> mechanism = RandomizedResponse(epsilon=2.0, num_classes=2)
+        >>> noisy = LabelRandomizer(
+        ...     made.outputs["examples"], mechanism, key="private/labels.key", release="adult",
+        ...     label="income",
+        ... )
+        >>> sorted(noisy.outputs)
+        ['noisy_examples', 'statement']
+    """
+
+    SPEC_CLASS = _Spec
+    EXECUTOR_SPEC = executor_spec.BeamExecutorSpec(_Executor)
+
+    def __init__(
+        self,
+        examples: Any,
+        mechanism: LabelMechanism,
+        key: str | os.PathLike[str],
+        release: str,
+        *,
+        id: str = "id",
+        label: str = "label",
+        priors: Any = None,
+    ) -> None:
+        checked_mechanism(mechanism, LabelMechanism)
+        super().__init__(
+            spec=_Spec(
+                examples=examples,
+                mechanism=json.dumps(serialize(mechanism)),
+                key=os.path.abspath(key),
+                release=release,
+                id=id,
+                label=label,
+                priors=json.dumps(None if priors is None else [float(p) for p in priors]),
+                noisy_examples=types.Channel(type=standard_artifacts.Examples),
+                statement=types.Channel(type=PrivacyStatement),
+            )
+        )
