@@ -20,7 +20,7 @@ PARTS = {
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
     "data": ["numpy", "tensorflow"],
     "gradients": ["numpy", "keras", "tensorflow"],
-    "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
+    "training": ["numpy", "dp_accounting", "cryptography", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     # The engines are extras: `scale` itself loads none of them.

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 import tensorflow as tf
 
-from tf_labeldp.training import GaussianNoise, NoiseMechanism
-from tf_labeldp.training._label_dp_optimizer import standard_normal
+from tf_labeldp.training import GaussianNoise, NoiseMechanism, _normal_draws
+from tf_labeldp.training._normal_draws import standard_normal
 
-SIZE = 200_000
+SIZE = 1_000_000
 # Kolmogorov's distribution: P[sqrt(n) D > 2.7] is below 1e-6.
 LIMIT = 2.7 / np.sqrt(SIZE)
 
 
 def distance_from_normal(sample: np.ndarray, scale: float) -> float:
     """Returns the Kolmogorov-Smirnov distance to N(0, scale^2)."""
-    from math import erf
-
-    ordered = np.sort(sample) / (scale * np.sqrt(2.0))
-    law = 0.5 * (1.0 + np.vectorize(erf)(ordered))
+    law = scipy.special.ndtr(np.sort(sample) / scale)
     grid = np.arange(sample.size + 1) / sample.size
     return float(max(np.max(law - grid[:-1]), np.max(grid[1:] - law)))
 
@@ -39,6 +43,63 @@ def test_standard_deviation_is_noise_multiplier_times_clip() -> None:
 
 def test_secure_bits_have_the_same_law() -> None:
     assert distance_from_normal(standard_normal(SIZE, None), 1.0) < LIMIT
+
+
+def test_every_layer_and_the_tail_have_their_share() -> None:
+    # The edges of the ziggurat, where a layer that is too high or too low would show itself.
+    size = 4_000_000
+    edges = np.sort(np.concatenate([_normal_draws._EDGE, -_normal_draws._EDGE[:-1]]))
+    law = np.diff([0.0, *scipy.special.ndtr(edges), 1.0]) * size
+    drawn = standard_normal(size, None)
+
+    def chance(sample: np.ndarray) -> float:
+        counts = np.histogram(sample, [-np.inf, *edges, np.inf])[0]
+        return float(scipy.stats.chi2.sf(np.sum((counts - law) ** 2 / law), law.size - 1))
+
+    assert chance(drawn) > 1e-6
+    assert chance(1.01 * drawn) < 1e-6 and chance(0.99 * drawn) < 1e-6
+
+
+def test_beyond_the_last_layer_is_the_law_s_own_tail() -> None:
+    start = _normal_draws._RIGHT
+    drawn = np.sort(_normal_draws._tail(SIZE // 100, _normal_draws._cipher_words()))
+    law = 1.0 - scipy.special.ndtr(-drawn) / scipy.special.ndtr(-start)
+    assert drawn[0] >= start
+    assert scipy.stats.kstest(law, "uniform").pvalue > 1e-6
+
+
+def test_layers_have_one_area_and_end_at_the_top() -> None:
+    edge, height = _normal_draws._EDGE, _normal_draws._HEIGHT
+    areas = edge[1:-1] * np.diff(height)[1:]  # above the base, whose tail is drawn apart
+    np.testing.assert_allclose(areas, _normal_draws._AREA, rtol=1e-8)
+    base = edge[1] * height[1] + scipy.special.ndtr(-edge[1]) * np.sqrt(2.0 * np.pi)
+    assert abs(base / _normal_draws._AREA - 1.0) < 1e-8
+
+
+def test_words_are_the_key_stream_of_aes_256(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(os, "urandom", lambda size: asked.append(size) or bytes(size))
+    words = _normal_draws._cipher_words()
+    # NIST, AESAVS (2002), appendices B to E: a zero block under a zero key.
+    assert words(2).tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+    assert words(2).tobytes().hex() == "530f8afbc74536b9a963b4f1c4cb738b"  # and block one
+    assert asked == [32]
+    standard_normal(3 * _normal_draws._BLOCK, None)
+    assert asked == [32, 32]  # a key for each draw
+
+
+def test_host_noise_takes_less_time_than_its_bits_from_the_operating_system() -> None:
+    def seconds(call: Callable[[], Any]) -> float:
+        start = time.process_time()
+        call()
+        return time.process_time() - start
+
+    size = 2_000_000
+    pairs = [
+        (seconds(lambda: standard_normal(size, None)), seconds(lambda: os.urandom(8 * size)))
+        for _ in range(5)
+    ]
+    assert min(ours for ours, _ in pairs) < min(bits for _, bits in pairs)
 
 
 def test_odd_and_empty_sizes() -> None:

@@ -25,7 +25,7 @@ from label_dp_cases import (
 
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
 from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, SelfSpan
+from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, SelfSpan
 from tf_labeldp.training import _spending as spending_module
 from tf_labeldp.vault import PrivateLabels, _carried
 
@@ -36,6 +36,7 @@ def same(
     # That of several epochs is composed, and each receipt is about its own steps.
     rests_on = set(found.assumptions) == {
         *dp_sgd_assumptions(q, None),
+        *GaussianNoise(1.0).assumptions(),
         *([] if with_vault else [spending_module._NO_VAULT]),
         _carried.WEIGHTS_ASSUMED,
         "the mechanisms and the number of their uses were fixed in advance, not chosen after "

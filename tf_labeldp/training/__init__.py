@@ -2,8 +2,9 @@
 
 from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.training._denoisers import AltConv, Denoiser, NoOp, SelfConv, SelfSpan
+from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
-from tf_labeldp.training._label_dp_optimizer import GaussianNoise, LabelDPOptimizer, NoiseMechanism
+from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._multi_stage import MultiStageTraining
 from tf_labeldp.training._preconditioner import GaussNewton
 from tf_labeldp.training._vertex_losses import VertexLosses
