@@ -11,12 +11,14 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import dp_sgd_event
+from tf_labeldp.training._chacha import DeviceNormal
 from tf_labeldp.training._normal_draws import standard_normal
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
-_CIPHER = (
-    "nobody tells the key stream of AES-256 from random bits, which the noise of steps is made of"
+_CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
+_KEY_STREAM = (
+    "nobody tells the key stream of {} from random bits, which the noise of steps is made of"
 )
 
 
@@ -34,6 +36,8 @@ class NoiseMechanism(abc.ABC):
         noise_multiplier: standard deviation of one step's noise, divided by ``l2_norm_clip``; must
             not change while a model is trained.
         seeded: whether the noise can be repeated; then a statement says "not private: seeded".
+        compiles: whether ``add_noise`` is made of TensorFlow's operations alone, without a call of
+            Python, as ``jit_compile=True`` needs it.
 
     Example:
         >>> isinstance(GaussianNoise(noise_multiplier=1.0), NoiseMechanism)
@@ -42,6 +46,11 @@ class NoiseMechanism(abc.ABC):
 
     noise_multiplier: float
     seeded: bool = False
+    compiles: bool = False
+
+    def begin(self) -> None:
+        """Makes ready for the steps of another ``fit``."""
+        return None
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns what is carried from step to step: a nest of tensors, ``()`` for nothing."""
@@ -91,14 +100,19 @@ class GaussianNoise(NoiseMechanism):
 
     Guarantee:
         The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate. Its
-        bits are those of AES-256 in counter mode under a key that the operating system draws for
-        each step, unless a seed is given: statements name the cipher as an assumption. It is drawn
-        and added in double precision, and the noisy sum is rounded to a grid of 2^-16 standard
-        deviations, so that the last bits of a sum tell nothing of what was added (Mironov 2012
-        shows that they may for other noise). The statement treats the draw as an exact Gaussian.
+        bits come from a cipher under keys of 256 bits that the operating system draws, unless a
+        seed is given: AES-256 in counter mode with a key for each step on the host, ChaCha20 with a
+        key for each ``fit`` and a nonce for each step on the device. Statements name the cipher as
+        an assumption. The noise is drawn and added in double precision, and the noisy sum is
+        rounded to a grid of 2^-16 standard deviations, so that the last bits of a sum tell nothing
+        of what was added (Mironov 2012 shows that they may for other noise). The statement treats
+        the draw as an exact Gaussian.
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
+        source: ``"host"`` draws in Python, beside the program of a step; ``"device"`` within the
+            program, which ``jit_compile=True`` needs, and which is faster on a GPU. A TPU has no
+            double precision, and is refused.
         insecure_seed: makes the noise repeatable; the statement then says "not private: seeded".
 
     Example:
@@ -108,13 +122,28 @@ class GaussianNoise(NoiseMechanism):
         TensorShape([3])
     """
 
-    def __init__(self, noise_multiplier: float, *, insecure_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        noise_multiplier: float,
+        *,
+        source: str = "host",
+        insecure_seed: int | None = None,
+    ) -> None:
         self._noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
+        self.source = _validate.one_of("source", source, tuple(_CIPHERS))
         self.insecure_seed, self._rng = insecure_seed, None
-        self.seeded = insecure_seed is not None
+        self.seeded, self.compiles = insecure_seed is not None, source == "device"
+        self._device: DeviceNormal | None = None
         if insecure_seed is not None:
             self.insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
             self._rng = np.random.default_rng(self.insecure_seed)
+
+    def begin(self) -> None:
+        """Takes a new key for the noise of the device."""
+        if self._device is not None:
+            self._device.new_key()
+        elif self.source == "device":
+            self._device = DeviceNormal(self.insecure_seed)
 
     @property
     def noise_multiplier(self) -> float:  # type: ignore[override]
@@ -127,7 +156,9 @@ class GaussianNoise(NoiseMechanism):
 
     def assumptions(self) -> tuple[str, ...]:
         """Returns what a statement about this noise rests on."""
-        return () if self.seeded else (_CIPHER,)
+        if self.seeded:
+            return ()
+        return (_KEY_STREAM.format(_CIPHERS[self.source]),)
 
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
@@ -136,10 +167,7 @@ class GaussianNoise(NoiseMechanism):
         scale = self.noise_multiplier * l2_norm_clip
         shapes = [tf.shape(part) for part in clipped_sum]
         flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
-        # Once a run of this step: `numpy_function` is stateful, so no pass folds or shares it.
-        unit = tf.numpy_function(
-            lambda size: standard_normal(int(size), self._rng), [tf.size(flat)], tf.float64
-        )
+        unit = self._unit(flat)
         noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(unit, [-1])
         grid = scale * _GRID
         noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
@@ -149,9 +177,19 @@ class GaussianNoise(NoiseMechanism):
             for part, shape, like in zip(parts, shapes, clipped_sum, strict=True)
         ], state
 
+    def _unit(self, like: tf.Tensor) -> tf.Tensor:
+        """Returns standard normal numbers, others in each run of the step."""
+        if self.source == "host":
+            # Stateful, so that no pass folds or shares it.
+            draw = lambda size: standard_normal(int(size), self._rng)  # noqa: E731
+            return tf.numpy_function(draw, [tf.size(like)], tf.float64)
+        self._device = self._device or DeviceNormal(self.insecure_seed)
+        return self._device.draw(like.shape[0])
+
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
-        return {"noise_multiplier": self.noise_multiplier, "insecure_seed": self.insecure_seed}
+        names = ("noise_multiplier", "source", "insecure_seed")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> GaussianNoise:

@@ -91,6 +91,7 @@ class Spending:
             plan.vault.adopt(carried)
         carry(self._model, carried)
         account_for(self.optimizer, np.inf)  # by the guard, from here to the end
+        self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
         new = LabelSet.new(plan.num_units or 0)
         labels = new if plan.vault is None else plan.vault.label_set
