@@ -197,8 +197,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         Args:
             optimizer: a ``LabelDPOptimizer``.
             loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,).
-            settings: all other arguments of ``keras.Model.compile``; ``jit_compile`` is off unless
-                given, as the noise is drawn outside of compiled code.
+            settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` makes a
+                step one program of XLA, which draws its noise itself: the optimizer needs
+                ``noise=GaussianNoise(..., source="device")``. It is off unless given.
         """
         if not isinstance(optimizer, LabelDPOptimizer):
             raise TypeError(
@@ -206,8 +207,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "LabelDPOptimizer(keras.optimizers.SGD(0.5), l2_norm_clip=1.0, "
                 "noise_multiplier=...). A LabelDPModel never trains in the clear."
             )
-        _check_compile(settings)
-        settings.pop("jit_compile", None)
+        _check_compile(settings, optimizer)
+        jit_compile = settings.pop("jit_compile", False) is True
         if self._is_training():
             raise RuntimeError("the model can't be compiled while fit is under way.")
         owner = getattr(optimizer, "_owner", lambda: None)()
@@ -219,8 +220,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         check_layers(self)
         losses = per_example_loss(loss)
         settings["auto_scale_loss"] = False
-        super().compile(optimizer=optimizer, loss=loss, jit_compile=False, **settings)
-        self._guard = StepGuard()
+        super().compile(optimizer=optimizer, loss=loss, jit_compile=jit_compile, **settings)
+        self._guard = StepGuard(compiled=self.jit_compile)
         self._step = PrivateStep(self, optimizer, losses, self._guard)
         optimizer._owner = weakref.ref(self)
         self._spending = Spending(self, optimizer, self._guard)
@@ -298,6 +299,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "MultiWorkerMirroredStrategy is not supported: each worker would sample and draw "
                 "noise of its own. Train on one machine, with MirroredStrategy for several GPUs."
             )
+        if self._guard.compiled and self.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "jit_compile=True works on one replica only. Leave it out, or train without a "
+                "strategy."
+            )
         if distributed and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
             # With a strategy Keras also takes a batch that it does not train on, which would move
             # the passes against the epochs that are charged.
@@ -367,6 +373,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "train_step is for fit alone, which charges its steps. Call fit on "
                 "tf_labeldp.data.poisson_batches."
             )
+        written = [*self.variables, *self.metrics_variables, *self.optimizer.variables]
+        return self._guard.guarded(lambda: self._one_step(data, plan), written)
+
+    def _one_step(self, data: Any, plan: TrainingPlan) -> dict[str, tf.Tensor]:
         x, y, weights, alt = _unpacked(data)
         outputs, report = self._step.take(x, y, weights, alt, plan)
         if not self.report_training_metrics:
@@ -405,12 +415,13 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         return self._spending.guarantee(delta, next_epoch=True)
 
 
-def _check_compile(settings: dict[str, Any]) -> None:
+def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> None:
     """Raises for settings of ``compile`` that steps can't be private with."""
-    if settings.get("jit_compile", False) is True:
+    if settings.get("jit_compile", False) is True and not optimizer.noise.compiles:
         raise ValueError(
-            "jit_compile=True is not supported: noise is drawn from the operating system, outside "
-            "of compiled code. Leave it out."
+            f"jit_compile=True needs noise that is drawn inside the program, and this "
+            f"{type(optimizer.noise).__name__} is drawn in Python. Give the optimizer noise="
+            "GaussianNoise(noise_multiplier, source='device')."
         )
     if settings.get("loss_weights") is not None:
         raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")

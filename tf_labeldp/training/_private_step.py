@@ -35,6 +35,8 @@ _GRADIENT_NOT_FINITE = (
     "go on from the last checkpoint."
 )
 
+_ANY_NUMBER = 2**62
+
 
 class StepGuard:
     """What each step has to pass before anything of it is released.
@@ -43,32 +45,55 @@ class StepGuard:
         No step goes on that was not charged: each charge admits the steps of one epoch, and noise
         is drawn after a step has been admitted. The other checks look at features, weights and
         noisy gradients alone, so that stopping says nothing of a label.
+        In a compiled program nothing can stop halfway. There a step that does not pass, and each
+        after it, leaves every variable as it was and reports zeros; ``raise_stopped``, after each
+        run of the program, raises the same error as elsewhere.
+
+    Args:
+        compiled: whether checks are values in the program of a step, instead of calls of Python.
 
     Attributes:
+        compiled: as given.
         error: why a step was stopped; TensorFlow makes another error of it on the way.
     """
 
-    def __init__(self) -> None:
-        self.error: Exception | None = None
+    def __init__(self, compiled: bool = False) -> None:
+        self.compiled, self.error = compiled, None  # type: bool, Exception | None
         self._noise: Any = None
         self._priced: float = 0.0
         self._steps_left: float = 0
+        if compiled:
+            with tf.init_scope():
+                self._left = tf.Variable(0, dtype=tf.int64, trainable=False)
+                self._stopped = tf.Variable(-1, dtype=tf.int64, trainable=False)
+            # Of all traces: an error for each check, and of the trace under way: its outcome.
+            self._errors: list[tuple[type[Exception], str]] = []
+            self._passed: list[tf.Tensor] = []
 
     def price(self, noise: Any) -> None:
         """Notes the noise that the steps of a ``fit`` are charged for; none is let through yet."""
-        self._noise, self._priced, self._steps_left = noise, noise.noise_multiplier, 0
+        self._noise, self._priced = noise, noise.noise_multiplier
+        self.admit(0)
+        if self.compiled:
+            self._stopped.assign(-1)
 
     def admit(self, steps: int | None) -> None:
         """Lets so many steps through from now on, and no more; None for any number."""
         self._steps_left = math.inf if steps is None else steps
+        if self.compiled:
+            self._left.assign(_ANY_NUMBER if steps is None else steps)
 
     def take_step(self, noise: Any) -> tf.Tensor:
         """Returns a tensor that this step's noise has to wait for; to run once a step."""
         compiled = noise.noise_multiplier  # which the graph of this step may hold
+        if self.compiled:
+            self._check_noise(noise, compiled)
+            admitted = self._left >= 1
+            self._left.assign_sub(tf.cast(admitted, tf.int64))
+            return self._note([admitted], RuntimeError, [_NOT_CHARGED])
 
         def take() -> np.bool_:
-            if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
-                self._stop(RuntimeError(_NOISE_CHANGED.format(priced=self._priced)))
+            self._check_noise(noise, compiled)
             if self._steps_left < 1:
                 self._stop(RuntimeError(_NOT_CHARGED))
             self._steps_left -= 1
@@ -86,14 +111,51 @@ class StepGuard:
         flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
         return self._check_all(names, flags, step, _GRADIENT_NOT_FINITE)
 
+    def guarded(self, step: Callable[[], dict[str, tf.Tensor]], variables: Any) -> dict[str, Any]:
+        """Returns what a step reports; one that did not pass has no effect on the variables."""
+        if not self.compiled:
+            return step()
+        before = [tf.convert_to_tensor(variable.value) for variable in variables]
+        first, self._passed = len(self._errors), []
+        report = step()
+        passed = tf.stack(self._passed)
+        failed = first + tf.argmin(tf.cast(passed, tf.int32))  # the first that is false
+        known = tf.where(tf.reduce_all(passed), tf.constant(-1, tf.int64), failed)
+        self._stopped.assign(tf.where(self._stopped < 0, known, self._stopped))
+        good = self._stopped < 0
+        for variable, old in zip(variables, before, strict=True):
+            variable.assign(tf.where(good, tf.convert_to_tensor(variable.value), old))
+        return {name: tf.where(good, part, tf.zeros_like(part)) for name, part in report.items()}
+
+    def raise_stopped(self, noise: Any, step: Any) -> None:
+        """Raises if a step of the program that has just run did not pass; after every run."""
+        self._check_noise(noise, noise.noise_multiplier)
+        number = int(self._stopped)
+        if number >= 0:
+            kind, say = self._errors[number]
+            self._stop(kind(say.format(step=int(step))))
+
+    def _check_noise(self, noise: Any, compiled: float) -> None:
+        if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
+            self._stop(RuntimeError(_NOISE_CHANGED.format(priced=self._priced)))
+
     def _check_all(self, names: list[str], flags: list[tf.Tensor], step: Any, say: str) -> Any:
+        says = [f"step {{step}}: {say.format(name=name)}" for name in names]
+        if self.compiled:
+            return self._note(flags, FloatingPointError, says)
+
         def check(good: Any, number: Any) -> Any:
-            bad = [name for name, ok in zip(names, good, strict=True) if not ok]
+            bad = [text for text, ok in zip(says, good, strict=True) if not ok]
             if bad:
-                self._stop(FloatingPointError(f"step {int(number)}: {say.format(name=bad[0])}"))
+                self._stop(FloatingPointError(bad[0].format(step=int(number))))
             return np.True_
 
         return tf.numpy_function(check, [tf.stack(flags), step], tf.bool)
+
+    def _note(self, passed: list[tf.Tensor], kind: type[Exception], says: list[str]) -> tf.Tensor:
+        self._passed += passed
+        self._errors += [(kind, say) for say in says]
+        return tf.reduce_all(tf.stack(passed))
 
     def _stop(self, error: Exception) -> None:
         self.error = error
