@@ -21,7 +21,8 @@ RUN = textwrap.dedent(
     workers = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else runs
     import tf_labeldp as ldp
     from tf_labeldp.data import poisson_batches
-    from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, AltConv, SelfConv
+    from tf_labeldp.training import (AltConv, GaussianNoise, LabelDPModel, LabelDPOptimizer,
+                                     SelfConv)
     from tf_labeldp.vault._carried import _OF_WEIGHTS, receipts_of
 
     x = np.random.default_rng(0).normal(size=(44, 3)).astype("float32")
@@ -79,22 +80,44 @@ RUN = textwrap.dedent(
         result[name + " stated"] = bool(same and 0.0 < first.guarantee(1e-3).epsilon)
 
     # The noise of a step, where no gradient is: momentum and penalties off.
-    moves, nothing = [], lambda y_true, y_pred: 0.0 * tf.reduce_sum(y_pred, axis=1)
-    with two.scope():
+    nothing = lambda y_true, y_pred: 0.0 * tf.reduce_sum(y_pred, axis=1)
+    def made(jit=False, **settings):
         inputs = keras.Input((3,))
         model = LabelDPModel(inputs, keras.layers.Dense(30)(inputs))
-        model.compile(LabelDPOptimizer(keras.optimizers.SGD(0.7), 0.4, 1.5), loss=nothing)
-    last = [model.get_weights()]
-    def keep(*_, **__):
-        now = model.get_weights()
-        moves.extend((a - b).ravel() for a, b in zip(now, last[0]))
-        last[0] = now
-    watch = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
-    model.fit(x, y, batch_size=22, epochs=12, verbose=0, callbacks=[watch])
-    sample = np.concatenate(moves)
-    result["noise"] = [int(sample.size),
-                       float(np.sum(sample ** 2) / (0.7 * 1.5 * 0.4 / 22) ** 2)]
+        optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.7), 0.4, **settings)
+        model.compile(optimizer, loss=nothing, jit_compile=jit)
+        return model
+    for source in ("host", "device"):
+        noise, moves = GaussianNoise(1.5, source=source), []
+        with two.scope():
+            model = made(noise=noise)
+        last = [model.get_weights()]
+        def keep(*_, **__):
+            now = model.get_weights()
+            moves.extend((a - b).ravel() for a, b in zip(now, last[0]))
+            last[0] = now
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
+        model.fit(x, y, batch_size=22, epochs=12, verbose=0, callbacks=[watch])
+        sample = np.concatenate(moves)
+        steps = np.stack([np.concatenate(moves[i:i + 2]) for i in range(0, len(moves), 2)])
+        result["noise of " + source] = [int(sample.size),
+                                        float(np.sum(sample ** 2) / (0.7 * 1.5 * 0.4 / 22) ** 2),
+                                        len(set(part.tobytes() for part in steps))]
+    result["draws"] = int(noise._device._drawn)  # of the first replica alone
+    with two.scope():
+        model = made(jit=True, noise=noise)
+    try:
+        model.fit(x, y, batch_size=22, verbose=0)
+        result["compiled"] = "trained"
+    except ValueError as error:
+        result["compiled"] = str(error)
     alone = tf.distribute.OneDeviceStrategy("CPU:0")
+    with alone.scope():
+        model = made(jit=True, noise=noise)
+    before = model.get_weights()
+    model.fit(x, y, batch_size=22, epochs=1, verbose=0)
+    moved = all(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
+    result["compiled on one device"] = [len(receipts_of(model)), moved]
     for name, strategy, denoiser in (("alt", two, AltConv(8)), ("self", alone, SelfConv())):
         try:
             train(strategy, "poisson", denoiser=denoiser)
@@ -130,8 +153,12 @@ def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> N
     assert found[f"{on} stated"]
 
 
-def test_noise_is_added_once_a_step_and_not_once_a_replica(found: dict[str, Any]) -> None:
-    degrees, ratio = found["noise"]
+@pytest.mark.parametrize("source", ["host", "device"])
+def test_noise_is_added_once_a_step_and_not_once_a_replica(
+    found: dict[str, Any], source: str
+) -> None:
+    degrees, ratio, different = found[f"noise of {source}"]
+    assert different == 24  # steps
     # Chi-square, 1e-6 on each side (Wilson-Hilferty).
     low, high = (
         degrees * (1 - 2 / (9 * degrees) + z * np.sqrt(2 / (9 * degrees))) ** 3
@@ -140,6 +167,14 @@ def test_noise_is_added_once_a_step_and_not_once_a_replica(found: dict[str, Any]
     assert low < ratio < high
     assert not low < 2.0 * ratio < high
     assert not low < 0.5 * ratio < high
+
+
+def test_one_replica_draws_from_the_device_and_a_compiled_step_has_one_alone(
+    found: dict[str, Any],
+) -> None:
+    assert found["draws"] == 24
+    assert "jit_compile=True works on one replica only" in found["compiled"]
+    assert found["compiled on one device"] == [1, True]
 
 
 def test_strategies_of_several_machines_are_refused(found: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def test_a_model_with_nothing_to_train() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"jit_compile": True}, "jit_compile=True is not supported"),
+        ({"jit_compile": True}, "needs noise that is drawn inside the program"),
         ({"loss_weights": [1.0]}, "loss_weights is not supported"),
         ({"loss": None}, "must be a keras.losses.Loss"),
         ({"loss": "no such loss"}, "no such loss"),

@@ -110,6 +110,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         True
     """
 
+    train_function: Any
+
     @classmethod
     def from_model(cls, model: keras.Model, inputs: Any = None) -> LabelDPModel:
         """Returns a private model that shares the layers and weights of ``model``.
@@ -358,6 +360,13 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "loss=...)."
             )
 
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that takes steps; see ``keras.Model``."""
+        if self.train_function is None or force:
+            super().make_train_function(force=True)
+            self.train_function = self._guard.raising_after(self.train_function, self.optimizer)
+        return self.train_function
+
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Takes one private step.
 
@@ -373,11 +382,14 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "train_step is for fit alone, which charges its steps. Call fit on "
                 "tf_labeldp.data.poisson_batches."
             )
-        written = [*self.variables, *self.metrics_variables, *self.optimizer.variables]
-        return self._guard.guarded(lambda: self._one_step(data, plan), written)
-
-    def _one_step(self, data: Any, plan: TrainingPlan) -> dict[str, tf.Tensor]:
         x, y, weights, alt = _unpacked(data)
+        y, weights = self._guard.admitted((y, weights))
+        written = [*self.variables, *self.optimizer.variables]
+        return self._guard.guarded(lambda: self._one_step(x, y, weights, alt, plan), written)
+
+    def _one_step(
+        self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
+    ) -> dict[str, tf.Tensor]:
         outputs, report = self._step.take(x, y, weights, alt, plan)
         if not self.report_training_metrics:
             return report

@@ -45,9 +45,10 @@ class StepGuard:
         No step goes on that was not charged: each charge admits the steps of one epoch, and noise
         is drawn after a step has been admitted. The other checks look at features, weights and
         noisy gradients alone, so that stopping says nothing of a label.
-        In a compiled program nothing can stop halfway. There a step that does not pass, and each
-        after it, leaves every variable as it was and reports zeros; ``raise_stopped``, after each
-        run of the program, raises the same error as elsewhere.
+        In a compiled program nothing can stop halfway. There a step that was not charged gets zeros
+        in place of labels; one that does not pass, and each after it, leaves every variable of
+        model and optimizer as it was and reports zeros; and the function that ``raising_after``
+        returns raises the same error as elsewhere when the program has run.
 
     Args:
         compiled: whether checks are values in the program of a step, instead of calls of Python.
@@ -63,9 +64,9 @@ class StepGuard:
         self._priced: float = 0.0
         self._steps_left: float = 0
         if compiled:
-            with tf.init_scope():
-                self._left = tf.Variable(0, dtype=tf.int64, trainable=False)
-                self._stopped = tf.Variable(-1, dtype=tf.int64, trainable=False)
+            once = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+            self._left = tf.Variable(0, dtype=tf.int64, **once)
+            self._stopped = tf.Variable(-1, dtype=tf.int64, **once)
             # Of all traces: an error for each check, and of the trace under way: its outcome.
             self._errors: list[tuple[type[Exception], str]] = []
             self._passed: list[tf.Tensor] = []
@@ -88,7 +89,7 @@ class StepGuard:
         compiled = noise.noise_multiplier  # which the graph of this step may hold
         if self.compiled:
             self._check_noise(noise, compiled)
-            admitted = self._left >= 1
+            admitted = self._is_admitted()
             self._left.assign_sub(tf.cast(admitted, tf.int64))
             return self._note([admitted], RuntimeError, [_NOT_CHARGED])
 
@@ -111,6 +112,17 @@ class StepGuard:
         flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
         return self._check_all(names, flags, step, _GRADIENT_NOT_FINITE)
 
+    def admitted(self, labels: Any) -> Any:
+        """Returns the labels and weights of a step, or zeros if it has not been charged."""
+        if not self.compiled:
+            return labels
+        good = self._is_admitted()
+        labels = tf.nest.map_structure(tf.convert_to_tensor, labels)
+        return tf.nest.map_structure(lambda v: tf.where(good, v, tf.zeros_like(v)), labels)
+
+    def _is_admitted(self) -> tf.Tensor:
+        return tf.logical_and(self._left >= 1, self._stopped < 0)
+
     def guarded(self, step: Callable[[], dict[str, tf.Tensor]], variables: Any) -> dict[str, Any]:
         """Returns what a step reports; one that did not pass has no effect on the variables."""
         if not self.compiled:
@@ -127,27 +139,35 @@ class StepGuard:
             variable.assign(tf.where(good, tf.convert_to_tensor(variable.value), old))
         return {name: tf.where(good, part, tf.zeros_like(part)) for name, part in report.items()}
 
-    def raise_stopped(self, noise: Any, step: Any) -> None:
-        """Raises if a step of the program that has just run did not pass; after every run."""
-        self._check_noise(noise, noise.noise_multiplier)
-        number = int(self._stopped)
-        if number >= 0:
-            kind, say = self._errors[number]
-            self._stop(kind(say.format(step=int(step))))
+    def raising_after(self, run: Callable[[Any], Any], optimizer: LabelDPOptimizer) -> Any:
+        """Returns a function that runs compiled steps, and raises if one of them did not pass."""
+        if not self.compiled:
+            return run
+
+        def run_and_raise(iterator: Any) -> Any:
+            self._check_noise(optimizer.noise, optimizer.noise_multiplier)
+            report = run(iterator)
+            number = int(self._stopped)
+            if number >= 0:
+                kind, say = self._errors[number]
+                self._stop(kind(f"step {int(optimizer.iterations)}: {say}"))
+            return report
+
+        return run_and_raise
 
     def _check_noise(self, noise: Any, compiled: float) -> None:
         if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
             self._stop(RuntimeError(_NOISE_CHANGED.format(priced=self._priced)))
 
     def _check_all(self, names: list[str], flags: list[tf.Tensor], step: Any, say: str) -> Any:
-        says = [f"step {{step}}: {say.format(name=name)}" for name in names]
+        says = [say.format(name=name) for name in names]
         if self.compiled:
             return self._note(flags, FloatingPointError, says)
 
         def check(good: Any, number: Any) -> Any:
             bad = [text for text, ok in zip(says, good, strict=True) if not ok]
             if bad:
-                self._stop(FloatingPointError(bad[0].format(step=int(number))))
+                self._stop(FloatingPointError(f"step {int(number)}: {bad[0]}"))
             return np.True_
 
         return tf.numpy_function(check, [tf.stack(flags), step], tf.bool)

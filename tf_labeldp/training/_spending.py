@@ -110,8 +110,7 @@ class Spending:
             callbacks = callbacks.callbacks
         several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         given = [one for one in several if one is not None]
-        first = [_EndEpochs(self), *([_StopSteps(self)] if self._guard.compiled else [])]
-        return [*first, *given, _ChargeEpochs(self, epochs, initial_epoch)]
+        return [_EndEpochs(self), *given, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
         """Raises if the vault's budget does not allow so many epochs."""
@@ -124,10 +123,6 @@ class Spending:
         run = self._adopted()
         self._spend(run, self._receipt(run, self._charge(run.plan, 1)))
         self._guard.admit(run.plan.steps_an_epoch)
-
-    def end_steps(self) -> None:
-        """Raises if a compiled step did not pass."""
-        self._guard.raise_stopped(self.optimizer.noise, self.optimizer.iterations)
 
     def end_epoch(self) -> None:
         """Notes the weights, and if the noise of an epoch can be repeated after all."""
@@ -257,18 +252,6 @@ class _EndEpochs(keras.callbacks.Callback):
         for name, value in (logs or {}).items():
             if np.ndim(value) == 0:
                 logs[name] = float(value)
-
-
-class _StopSteps(keras.callbacks.Callback):
-    """Raises what a compiled step can't raise itself, before the user's callbacks see the step."""
-
-    def __init__(self, spending: Spending) -> None:
-        super().__init__()
-        self._spending = spending
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks at the steps that have just run."""
-        self._spending.end_steps()
 
 
 class _ChargeEpochs(keras.callbacks.Callback):

@@ -1,0 +1,406 @@
+"""``jit_compile=True``: a step is one program without host calls, and keeps every protection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+from label_dp_cases import LOSS, SIGMA, D, K, N, batches, codes, features, unchanged, vault
+
+from tf_labeldp.training import (
+    AltConv,
+    Denoiser,
+    GaussianNoise,
+    GaussNewton,
+    LabelDPModel,
+    LabelDPOptimizer,
+    NoiseMechanism,
+    SelfConv,
+    SelfSpan,
+)
+from tf_labeldp.training._private_step import StepGuard
+
+
+def private_model(
+    *,
+    jit: bool = True,
+    eager: bool = False,
+    together: int = 1,
+    noise: NoiseMechanism | None = None,
+    inner: Any = None,
+    loss: Any = LOSS,
+    extra: tuple[Any, ...] = (),
+    metrics: list[str] | None = None,
+    **settings: Any,
+) -> LabelDPModel:
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((D,))
+    for layer in (*extra, keras.layers.Dense(K, name="last")):
+        x = layer(x)
+    model = LabelDPModel(inputs, x)
+    noise = noise or GaussianNoise(SIGMA, source="device", insecure_seed=1)
+    model.compile(
+        LabelDPOptimizer(inner or keras.optimizers.Adam(0.1), 1.0, noise=noise, **settings),
+        loss=loss,
+        metrics=metrics,
+        jit_compile=jit,
+        run_eagerly=eager,
+        steps_per_execution=together,
+    )
+    return model
+
+
+def values(model: LabelDPModel) -> list[np.ndarray]:
+    """Returns all that a step may write."""
+    return [np.array(v.numpy()) for v in (*model.variables, *model.optimizer.variables)]
+
+
+def same(model: LabelDPModel, before: list[np.ndarray]) -> bool:
+    pairs = zip(values(model), before, strict=True)
+    return all(np.array_equal(now, old, equal_nan=True) for now, old in pairs)
+
+
+# One program, which agrees with the others.
+
+
+def operations(function: Any) -> set[str]:
+    """Returns the types of a function's operations, and of those that it calls."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for made in graph.library.function for node in made.node_def)]
+    return {node.op for node in nodes}
+
+
+HOST = {"PyFunc", "EagerPyFunc", "PyFuncStateless", "Print", "PrintV2", "Assert"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "atol"),
+    [
+        ({}, 1e-5),
+        ({"method": "vectorized"}, 1e-5),
+        ({"num_microbatches": 10, "batch": 20}, 1e-5),
+        # Solved to a hundredth; rounding is multiplied by what the solver divides by.
+        pytest.param({"denoiser": AltConv(8)}, 5e-3, marks=pytest.mark.slow),
+    ],
+    ids=["ghost", "vectorized", "microbatches", "AltConv"],
+)
+def test_eager_graph_and_xla_agree_with_the_same_noise(
+    settings: dict[str, Any], atol: float
+) -> None:
+    def trained(**mode: bool) -> tuple[np.ndarray, float]:
+        given = dict(settings)
+        batch = given.pop("batch", None)
+        model = private_model(**given, **mode)
+        if batch:
+            history = model.fit(
+                features(), codes(), batch_size=batch, epochs=2, shuffle=False, verbose=0
+            )
+        else:
+            history = model.fit(batches(codes(), q=0.4, insecure_seed=3), epochs=2, verbose=0)
+        weights = np.concatenate([part.ravel() for part in model.get_weights()])
+        return weights, history.history["noisy_gradient_norm"][-1]
+
+    compiled, graph, eager = (
+        trained(**mode) for mode in ({"jit": True}, {"jit": False}, {"jit": False, "eager": True})
+    )
+    for other in (graph, eager):
+        np.testing.assert_allclose(compiled[0], other[0], rtol=0.0, atol=atol)
+        assert compiled[1] == pytest.approx(other[1], rel=1e-3)
+
+
+def test_the_program_of_a_step_has_no_host_call() -> None:
+    found = {}
+    row = [tf.constant(part[:10]) for part in (features(), codes(), np.ones(N, np.float32))]
+    for jit in (True, False):
+        model = private_model(jit=jit)
+
+        def look(*_: Any, jit: bool = jit, model: Any = model) -> None:
+            step = tf.function(model.train_step, autograph=False)
+            found[jit] = operations(step.get_concrete_function(tuple(row)))
+
+        watch = keras.callbacks.LambdaCallback(on_epoch_begin=look)
+        model.fit(batches(codes()), callbacks=[watch], verbose=0)
+    assert not found[True] & HOST
+    assert "PyFunc" in found[False]  # that the search would find one
+
+
+def test_statements_and_charges_are_those_of_other_steps() -> None:
+    stated = []
+    for jit in (True, False):
+        labels = vault()
+        model = private_model(jit=jit, noise=GaussianNoise(SIGMA, source="device"))
+        model.fit(batches(labels), epochs=2, verbose=0)
+        stated.append((model.guarantee(), labels.guarantee()))
+    assert stated[0] == stated[1]
+    assert any("ChaCha20" in text for text in stated[0][0].assumptions)
+    assert 0.0 < stated[0][0].epsilon < 3.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra": (keras.layers.Dropout(0.5, seed=3),)},
+        {"preconditioner": GaussNewton(8)},
+        pytest.param({"denoiser": SelfSpan(max_products=8)}, marks=pytest.mark.slow),
+        pytest.param({"denoiser": SelfConv(max_products=8)}, marks=pytest.mark.slow),
+    ],
+    ids=["dropout", "GaussNewton", "SelfSpan", "SelfConv"],
+)
+def test_what_has_other_random_numbers_in_xla_trains_in_it(settings: dict[str, Any]) -> None:
+    model = private_model(**settings)
+    before = model.get_weights()
+    model.fit(batches(vault(epsilon=9.0), q=0.4), verbose=0)
+    assert not unchanged(model, before)
+    assert all(np.all(np.isfinite(part)) for part in model.get_weights())
+    assert model.guarantee().epsilon > 0.0
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size(together: int) -> None:
+    noise = GaussianNoise(SIGMA, source="device")
+    model = private_model(
+        noise=noise,
+        together=together,
+        inner=keras.optimizers.SGD(1.0),
+        loss=lambda y_true, y_pred: 0.0 * tf.reduce_sum(y_pred, axis=1),
+        extra=(keras.layers.Dense(300),),
+    )
+    moves, keys, counts, last = [], [], [], [model.get_weights()]
+
+    def keep(*_: Any, **__: Any) -> None:
+        now = model.get_weights()
+        moves.append(np.concatenate([(a - b).ravel() for a, b in zip(now, last[0], strict=True)]))
+        last[0] = now
+        keys.append(tuple(noise._device._key.numpy()))
+        counts.append(int(noise._device._drawn))
+
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
+    for _ in range(2):
+        model.fit(batches(codes(), q=0.1, steps=6), epochs=2, callbacks=[watch], verbose=0)
+    executions = 2 * 2 * 6 // together
+    # Over epochs and fits the count goes up by one a step; a fit has a key of its own.
+    assert counts == [together * (1 + i) for i in range(executions)]
+    assert len(set(keys)) == 2 and len(set(keys[: executions // 2])) == 1
+    sample = np.stack(moves) / (np.sqrt(together) * SIGMA / 10.0)  # over the expected batch
+    limit = 5.0 / np.sqrt(sample.shape[1])
+    assert np.max(np.abs(np.corrcoef(sample)[np.triu_indices(executions, 1)])) < limit
+    freedom = sample.size
+    low, high = scipy.stats.chi2.ppf([1e-6, 1.0 - 1e-6], freedom)
+    assert low < np.sum(sample**2) < high
+
+
+# Guards.
+
+
+def test_steps_that_a_callback_takes_besides_change_nothing_and_raise() -> None:
+    model, kept = private_model(metrics=["accuracy"]), []
+    model.report_training_metrics = True
+    more = tf.data.Dataset.from_tensors((features(), codes(), np.ones(N, np.float32)))
+
+    def take_more(*_: Any) -> None:
+        kept.append((model.train_function, values(model)))
+        model.train_function(iter(more))
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=take_more)
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        model.fit(features(), codes(), batch_size=N, callbacks=[callback], verbose=0)
+    function, before = kept[0]
+    assert same(model, before)
+    # Kept until after fit, it takes no step either.
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        function(iter(more))
+    assert same(model, before)
+    model.fit(features(), codes(), batch_size=N, verbose=0)  # and another fit goes on
+    assert not same(model, before)
+
+
+def test_steps_beyond_those_charged_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six steps in two executions, of which four are charged."""
+
+    def data() -> Any:
+        return batches(codes(), q=0.4, steps=6, insecure_seed=3)
+
+    expected, kept = private_model(), []
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: kept.append(values(expected))
+    )
+    expected.fit(data(), callbacks=[keep], verbose=0)
+    original = StepGuard.admit
+    monkeypatch.setattr(StepGuard, "admit", lambda self, steps: original(self, min(steps, 4)))
+    model = private_model(together=3)
+    with pytest.raises(RuntimeError, match=r"step 4: .*has not been charged"):
+        model.fit(data(), verbose=0)
+    for now, old in zip(values(model), kept[3], strict=True):
+        np.testing.assert_allclose(now, old, atol=1e-5)
+
+
+def test_labels_of_a_step_that_is_not_charged_are_zeros() -> None:
+    model = private_model()
+    guard, labels = model._guard, (tf.constant([3, 1]), tf.ones([2]))
+    guard.price(model.optimizer.noise)
+    assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[0, 0], [0.0, 0.0]]
+    guard.admit(1)
+    assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[3, 1], [1.0, 1.0]]
+    guard._stopped.assign(0)  # after another check failed
+    assert [part.numpy().tolist() for part in guard.admitted(labels)] == [[0, 0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_nan_features_stop_with_the_step_and_the_layer(together: int) -> None:
+    x, model = (
+        features(),
+        private_model(extra=(keras.layers.Dense(4, name="first"),), together=together),
+    )
+    x[55] = np.nan  # in the sixth batch of ten
+    data = tf.data.Dataset.from_tensor_slices((x, codes())).batch(10, drop_remainder=True)
+    kept: list[Any] = []
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: kept.append(values(model))
+    )
+    with pytest.raises(FloatingPointError, match="step 5: the output of layer 'first'"):
+        model.fit(data, verbose=0, callbacks=[keep])
+    assert int(model.optimizer.iterations) == 5
+    assert len(kept) == 5 // together
+    assert all(np.all(np.isfinite(part)) for part in values(model))
+    if together == 1:
+        assert same(model, kept[-1])
+
+
+def test_weights_that_diverge_leave_the_last_checkpoint(tmp_path: Path) -> None:
+    model = private_model(inner=keras.optimizers.SGD(0.1), extra=(keras.layers.Dense(4),))
+    path = tmp_path / "last.weights.h5"
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch < 2 else 1e38),
+        keras.callbacks.ModelCheckpoint(path, save_weights_only=True),
+    ]
+    with pytest.raises(FloatingPointError, match=r"step \d+: .*last checkpoint"):
+        model.fit(features(), codes(), batch_size=50, epochs=9, verbose=0, callbacks=callbacks)
+    model.load_weights(path)
+    assert all(np.all(np.isfinite(w)) for w in model.get_weights())
+
+
+def test_a_denoiser_that_returns_nan_stops_before_anything_moves() -> None:
+    class Broken(Denoiser):
+        def initial_state(self, shapes: Any) -> Any:
+            return tf.zeros([])
+
+        def denoise(self, gradients: Any, vertices: Any, state: Any) -> Any:
+            return [part / 0.0 - part / 0.0 for part in gradients], state + 1.0, {}
+
+    model, shown = private_model(denoiser=Broken()), []
+    model.optimizer.build(model.trainable_variables)
+    before = values(model)
+    show = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: shown.append(1))
+    with pytest.raises(FloatingPointError, match=r"step 0: the noisy gradient of .*last/kernel"):
+        model.fit(features(), codes(), verbose=0, callbacks=[show])
+    assert same(model, before) and not shown
+
+
+def test_an_example_whose_gradient_is_nan_counts_for_nothing() -> None:
+    def spoiled(y_true: Any, y_pred: Any) -> Any:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
+        return losses * tf.where(y_true == 1, np.nan, 1.0)
+
+    found = []
+    for loss, weights in ((spoiled, None), (LOSS, (codes() != 1).astype(np.float32))):
+        model = private_model(loss=loss)
+        model.fit(features(), codes(), sample_weight=weights, batch_size=N, verbose=0)
+        found.append(model.get_weights()[0])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+class Changing(GaussianNoise):
+    """Noise of another's whose multiplier changes: the program has the first."""
+
+    multiplier = SIGMA
+
+    @property
+    def noise_multiplier(self) -> float:  # type: ignore[override]
+        return self.multiplier
+
+
+@pytest.mark.parametrize("when", ["on_train_batch_end", "on_epoch_end"])
+def test_noise_that_changes_under_way_stops_training(when: str) -> None:
+    noise = Changing(SIGMA, source="device")
+    model, kept = private_model(noise=noise), []
+
+    def change(*_: Any, **__: Any) -> None:
+        noise.multiplier = 10.0 * SIGMA
+        kept.append(model.get_weights())
+
+    callback = keras.callbacks.LambdaCallback(**{when: change})
+    with pytest.raises(RuntimeError, match="noise was changed while training"):
+        model.fit(batches(codes()), epochs=2, callbacks=[callback], verbose=0)
+    assert unchanged(model, kept[0])
+
+
+def test_a_program_that_can_not_be_compiled_says_nothing_of_labels() -> None:
+    def quoting(y_true: Any, y_pred: Any) -> Any:
+        text = tf.strings.join(["the labels are ", tf.strings.as_string(y_true)])
+        return tf.reduce_sum(y_pred, axis=1) * tf.cast(tf.strings.length(text), tf.float32)
+
+    model = private_model(loss=quoting)
+    before = values(model)
+    with pytest.raises(RuntimeError, match="whose text is withheld") as caught:
+        model.fit(batches(codes()), verbose=0)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert unchanged(model, before[: len(model.get_weights())])
+
+
+# What it does not go together with.
+
+
+@pytest.mark.parametrize("noise", [None, GaussianNoise(1.0), GaussianNoise(1.0, insecure_seed=1)])
+def test_noise_of_python_is_refused(noise: NoiseMechanism | None) -> None:
+    inputs = keras.Input((D,))
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+    optimizer = LabelDPOptimizer("sgd", 1.0, None if noise else 1.0, noise=noise)
+    with pytest.raises(ValueError, match="needs noise that is drawn inside the program"):
+        model.compile(optimizer, loss=LOSS, jit_compile=True)
+    model.compile(optimizer, loss=LOSS, jit_compile="auto")
+    assert model.jit_compile is False
+
+
+def test_switched_on_behind_compile_it_can_not_train() -> None:
+    model = private_model(jit=False, noise=GaussianNoise(SIGMA))
+    before = model.get_weights()
+    model.jit_compile = True
+    with pytest.raises(RuntimeError, match="text is withheld"):
+        model.fit(batches(codes()), verbose=0)
+    assert unchanged(model, before)
+
+
+def test_switched_off_behind_compile_the_guards_stay() -> None:
+    model, kept = private_model(), []
+    model.jit_compile = False
+
+    def take_more(*_: Any) -> None:
+        kept.append(values(model))
+        model.train_function(iter(tf.data.Dataset.from_tensors((features(), codes()))))
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=take_more)
+    with pytest.raises(RuntimeError, match="has not been charged"):
+        model.fit(batches(codes(), q=0.4), callbacks=[callback], verbose=0)
+    assert same(model, kept[0])
+
+
+def test_a_saved_model_compiles_again(tmp_path: Path) -> None:
+    model = private_model(noise=GaussianNoise(SIGMA, source="device"))
+    model.fit(batches(codes()), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.jit_compile is True and loaded.optimizer.noise.source == "device"
+    loaded.fit(batches(codes()), verbose=0)
+    assert loaded.guarantee().epsilon > model.guarantee().epsilon
+    secret = np.array(model.optimizer.noise._device._key.numpy()).astype(np.int64)
+    for variable in (*model.variables, *model.optimizer.variables):
+        assert not np.isin(secret, variable.numpy()).any()
+    # Nor does a checkpoint of TensorFlow hold it.
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "c"))
+    shapes = [shape for _, shape in tf.train.list_variables(path)]
+    assert [8] not in shapes
