@@ -201,7 +201,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,).
             settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` makes a
                 step one program of XLA, which draws its noise itself: the optimizer needs
-                ``noise=GaussianNoise(..., source="device")``. It is off unless given.
+                ``noise=GaussianNoise(..., source="device")``. It is off unless given. With it, use
+                a loss of Keras: XLA compiles any other, which is called row by row, in each step.
         """
         if not isinstance(optimizer, LabelDPOptimizer):
             raise TypeError(
