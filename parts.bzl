@@ -13,7 +13,7 @@ PARTS = {
     "mechanisms": ["numpy", "scipy", "opendp"],
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
     # Files of tables and the lock of a store; and TensorFlow for `to_dataset`, on its call.
-    "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "tensorflow"],
+    "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "cryptography", "tensorflow"],
     "features": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
     "self_supervised": ["numpy", "keras"],
     "semi_supervised": ["numpy", "keras", "sklearn"],

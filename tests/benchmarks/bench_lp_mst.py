@@ -68,6 +68,7 @@ VARIANTS = {
     "cold-start": Variant(options={"warm_start": False}),
 }
 
+
 def accuracy(model: keras.Model, data: _datasets.ClassificationData) -> float:
     """Returns the test accuracy in percent."""
     scores = model.predict(data.x_test, batch_size=1000, verbose=0)

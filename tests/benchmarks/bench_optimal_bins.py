@@ -71,8 +71,7 @@ def against_the_table() -> None:
         ours = best_seconds(lambda v=values, p=prior: optimal_bins(v, p, EPSILON), 5)
         difference = optimal_bins(values, prior, EPSILON).expected_loss(prior) / loss - 1.0
         print(
-            f"| {size} | {theirs:.3f} s | {ours:.4f} s | {theirs / ours:.0f} | "
-            f"{difference:.0e} |",
+            f"| {size} | {theirs:.3f} s | {ours:.4f} s | {theirs / ours:.0f} | {difference:.0e} |",
             flush=True,
         )
 

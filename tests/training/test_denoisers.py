@@ -483,9 +483,7 @@ def one_step(denoiser: Denoiser | None, method: str) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(
-    "method", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("method", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)])
 def test_with_dropout_the_clean_gradient_is_its_own_projection(method: str) -> None:
     """Hull and span are of the function that the gradient is of: same mode, same masks."""
     clean = one_step(None, method)

@@ -32,6 +32,7 @@ from tf_labeldp.mechanisms._base import (
     is_of_this_library,
     serialize,
 )
+from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
@@ -65,11 +66,19 @@ class Sealed:
 class Draws:
     """The draws and releases of one vault, each made once and found again by its name.
 
-    A ``seed`` makes them repeatable; None takes secure random bits.
+    A ``seed`` makes them repeatable; None takes secure random bits, or those of keyed draws.
     """
 
-    def __init__(self, sealed: Sealed, kind: LabelKind, ledger: Ledger, seed: int | None) -> None:
+    def __init__(
+        self,
+        sealed: Sealed,
+        kind: LabelKind,
+        ledger: Ledger,
+        seed: int | None,
+        keyed: KeyedDraws | None,
+    ) -> None:
         self._sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
+        self._keyed = keyed
         self._unnamed = 0
 
     def next_name(self) -> str:
@@ -91,6 +100,8 @@ class Draws:
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
                 f"{key!r}."
             )
+        if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+            check_keyed(mechanism)
         if not is_of_this_library(mechanism):
             self._admit(mechanism, rows, public_input)
         with self._ledger.turn():
@@ -110,6 +121,8 @@ class Draws:
         """Returns what a use costs, with what it rests on beyond the mechanism."""
         charge = self._kind.charge(mechanism)
         notes = list(charge.assumptions)
+        if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+            notes += KEYED_ASSUMPTIONS
         if not is_of_this_library(mechanism):
             event = ", and its uses compose as its dp_event says"
             notes.append(
@@ -159,7 +172,11 @@ class Draws:
         made: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
         result = None
         try:
-            result = self._apply(mechanism, self._sealed.open(rows), public_input, rng)
+            labels = self._sealed.open(rows)
+            if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+                result = self._keyed.randomize(mechanism, labels, rows, public_input, name)
+            else:
+                result = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 raise

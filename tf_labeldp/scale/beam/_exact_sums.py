@@ -25,8 +25,8 @@ from apache_beam.transforms.window import GlobalWindows
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.mechanisms._base import checked_mechanism
-from tf_labeldp.scale._key import ReleaseKey
 from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
 
 Sums = dict[str, Any]

@@ -18,9 +18,9 @@ from tf_labeldp.heads._label_source import TOLD, code_variance, kind_told
 from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.scale._key import ReleaseKey
 from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 
 Survey = tuple[int, np.ndarray, np.ndarray]
