@@ -120,5 +120,5 @@ $(TFX_VENV)/.installed: pyproject.toml setup.py
 	  "Name one: make test-tfx TFX_PYTHON=/path/to/python3.10" >&2; exit 1; }
 	$(TFX_PYTHON) -m venv $(TFX_VENV)
 	$(TFX_VENV)/bin/python -m pip install -q --upgrade pip uv
-	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python -e '.[tfx,test]'
+	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python -e '.[tfx]' 'pytest>=8.2'
 	@touch $@
