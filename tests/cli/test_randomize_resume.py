@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,27 +29,6 @@ TASKS = {
         *("--prior", "prior.json"),
     ),
 }
-# Kills the process right before the n-th call of a function.
-KILLED = """
-import importlib, os, signal, sys
-from tf_labeldp.cli import _tables, main
-holder = importlib.import_module("tf_labeldp." + sys.argv[1])
-*owners, name = sys.argv[2].split(".")
-number = int(sys.argv[3])
-for owner in owners:
-    holder = getattr(holder, owner)
-_tables._BLOCK_BYTES = 256
-calls = 0
-function = getattr(holder, name)
-def watched(*arguments):
-    global calls
-    calls += 1
-    if calls == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return function(*arguments)
-setattr(holder, name, watched)
-main(sys.argv[4:])
-"""
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
     "before the first charge": ("vault._store", "LabelStore._publish_charge", 1, 1),
@@ -101,12 +79,10 @@ def test_killed_and_resumed(
     folder: Path,
     point: str,
     capsys: pytest.CaptureFixture[str],
-    in_process: Callable[..., tuple[int, str]],
+    killed: Callable[..., None],
 ) -> None:
     *place, draws = POINTS[point]
-    where = [str(part) for part in place]
-    code, told = in_process(KILLED, *where, *command("regression"))
-    assert code == -signal.SIGKILL, told
+    killed(*place, *command("regression"))
     assert not (folder / "public" / "noisy.csv").exists()
     assert len(list((folder / "public").glob(".noisy.csv.*"))) >= 1  # left behind by the kill
     drawn = stored_draws(folder)

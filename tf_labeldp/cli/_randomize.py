@@ -55,8 +55,6 @@ _PATIENCE = 2.0
 def run(args: argparse.Namespace) -> int:
     """Randomizes the labels of a table and returns the exit code."""
     with _threads(args.jobs or pa.cpu_count()) as pool:
-        for name in _LOADED_LATE:
-            pool.submit(importlib.import_module, name)
         return _run(args, pool)
 
 
@@ -84,6 +82,8 @@ def _run(args: argparse.Namespace, pool: Executor) -> int:
         _check_apart(args.output, target.published, args.store)
     pass_over = functools.partial(_Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
+        for name in _LOADED_LATE:
+            pool.submit(importlib.import_module, name)
         with pass_over("reading labels") as progress:
             labels, shards = _read_tables(tables, args.column, ids, task, pool, progress)
         counted = pool.submit(_most_rows, [shard.hashes for shard in shards])

@@ -25,7 +25,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from typing import IO, Any
 
 import numpy as np
@@ -631,7 +631,14 @@ class FolderOutput(Output):
     def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
         """Puts the folder on disk, whole, under its name."""
         with self._explained():
-            collections.deque(pool.map(self._write_table, parts), maxlen=0)
+            tables = [pool.submit(self._write_table, part) for part in parts]
+            try:
+                for table in tables:
+                    table.result()
+            finally:  # what is written must not be removed at the same time
+                for table in tables:
+                    table.cancel()
+                wait(tables)
             _write_text(self._temporary / _IN_FOLDER, statement)
             old = self._hidden("-old")
             if self._check_replaceable():

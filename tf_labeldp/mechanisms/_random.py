@@ -19,7 +19,7 @@ Rng = np.random.Generator | None
 
 _BITS = 53
 _RANGE = np.uint64(1 << _BITS)
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 17
 """Rows whose arrays fit a processor's cache."""
 _MANY_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 24
