@@ -130,6 +130,15 @@ def test_several_files_into_one_table(output: str) -> None:
     assert [row[0] for row in rows_of(Path("public") / output)] == [f"id{i}" for i in range(N)]
 
 
+def test_a_folder_with_one_file_is_a_folder_too() -> None:
+    for name in NAMES[1:]:
+        Path("labels", name).unlink()
+    assert randomize() == 0
+    assert randomize(more=("--overwrite",)) == 0
+    assert statement_in()["files"] == {NAMES[0]: 120}
+    assert len(rows_of(Path("public/noisy") / NAMES[0])) == 120
+
+
 def test_row_numbers_go_on_from_file_to_file() -> None:
     for name, rows in (("a.csv", 3), ("b.csv", 2)):
         Path(name).write_text("weeks\n" + "7\n" * rows)

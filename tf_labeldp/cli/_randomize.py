@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import os
 import pathlib
@@ -46,8 +45,6 @@ _NAMED = 20
 _DIGEST_FILE = "ids-digest"
 _LABELS_FILE = "PRIVATE-files"
 """Digests of the labels of each of several files, in the store; salted, like its own."""
-_LOADED_LATE = ("dp_accounting", "opendp.measurements")
-"""What a draw takes long to load."""
 _PATIENCE = 2.0
 """Seconds until the first word of progress."""
 
@@ -70,6 +67,7 @@ def _threads(jobs: int) -> Iterator[Executor]:
 
 def _run(args: argparse.Namespace, pool: Executor) -> int:
     files = _tables.find_files(args.input)
+    several = not _tables.is_single(args.input)
     tables = list(pool.map(_tables.open_table, files))
     noisy_column = args.column if args.output_column is None else args.output_column
     ids = _common_ids(tables, args, noisy_column)
@@ -82,10 +80,20 @@ def _run(args: argparse.Namespace, pool: Executor) -> int:
         _check_apart(args.output, target.published, args.store)
     pass_over = functools.partial(_Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
-        for name in _LOADED_LATE:
-            pool.submit(importlib.import_module, name)
         with pass_over("reading labels") as progress:
-            labels, shards = _read_tables(tables, args.column, ids, task, pool, progress)
+            read = functools.partial(
+                _read_table,
+                column=args.column,
+                ids=ids,
+                task=task,
+                several=several,
+                progress=progress,
+            )
+            parts, shards = zip(*pool.map(read, tables), strict=True)
+        for table in tables:
+            table.check_unchanged()
+        labels = np.concatenate(parts)
+        del parts
         counted = pool.submit(_most_rows, [shard.hashes for shard in shards])
         with pass_over("drawing noisy labels") as progress:
             vault = _open_vault(task, store, shards, labels)
@@ -97,7 +105,8 @@ def _run(args: argparse.Namespace, pool: Executor) -> int:
             with task.explained():
                 _keep_ids(store, shards)
         most_rows = counted.result()
-        statement = _statement(shards, [name for name, _ in columns], draw, most_rows)
+        listed = {shard.name: shard.size for shard in shards} if several else None
+        statement = _statement([name for name, _ in columns], draw, most_rows, listed)
         with pass_over("writing", len(draw.noisy_labels)) as progress:
             chunks = _output_chunks(shards, task, draw.noisy_labels.values, progress)
             output.publish(statement, chunks, pool)
@@ -155,24 +164,6 @@ class _Shard:
     ids: list[list[Any]]
     hashes: np.ndarray
     digest: str
-
-
-def _read_tables(
-    tables: Sequence[_tables.Table],
-    column: str,
-    ids: Sequence[str],
-    task: _tasks.Task,
-    pool: Executor,
-    progress: Progress,
-) -> tuple[np.ndarray, list[_Shard]]:
-    """Returns the labels of all files as the vault takes them, and what else is in each file."""
-    read = functools.partial(
-        _read_table, column=column, ids=ids, task=task, several=len(tables) > 1, progress=progress
-    )
-    labels, shards = zip(*pool.map(read, tables), strict=True)
-    for table in tables:
-        table.check_unchanged()
-    return np.concatenate(labels), list(shards)
 
 
 def _read_table(
@@ -266,7 +257,10 @@ def _row_numbers(start: int, stop: int) -> Iterator[list[Any]]:
 
 
 def _statement(
-    shards: Sequence[_Shard], names: Sequence[str], draw: _tasks.Draw, most_rows: int | None
+    names: Sequence[str],
+    draw: _tasks.Draw,
+    most_rows: int | None,
+    files: dict[str, int] | None,
 ) -> str:
     """Returns the content of the statement's file: public, like the table itself."""
     noisy = draw.noisy_labels
@@ -277,7 +271,7 @@ def _statement(
         **noisy.statement(),
         "made_by": f"{_tables.MADE_BY} {__version__} randomize",
         "rows": len(noisy),
-        **({"files": {one.name: one.size for one in shards}} if len(shards) > 1 else {}),
+        **({} if files is None else {"files": files}),  # with their rows, in order
         "id_columns": list(names[:-1]),
         "most_rows_of_one_id": most_rows,
         "noisy_label_column": names[-1],
