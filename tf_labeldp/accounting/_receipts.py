@@ -47,7 +47,7 @@ _FEATURES = {
     True: "the features are public, and so is which user each example is of",
 }
 _THROUGH_HERE = "the true labels reach training and tuning through the uses counted here alone"
-_SECURE_BITS = "the operating system's random generator is secure"
+_SECURE_BITS = "the operating system's random generator is secure, and OpenSSL's that it seeds"
 _REPORTED = (
     "nobody sees the training loss and metrics that were reported: they are made of true labels"
 )

@@ -1,4 +1,6 @@
-"""Tables of labels in CSV and Parquet files: read chunk by chunk, written whole or not at all.
+"""Tables of labels in CSV and Parquet files: read in chunks, written whole or not at all.
+
+Several files are one table, whose rows are in the order of the files' names.
 
 Errors name columns and rows and count cells, but never show one: Arrow's own messages quote the
 text that they could not convert, so none of them is passed on.
@@ -7,17 +9,23 @@ text that they could not convert, so none of them is passed on.
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import dataclasses
+import glob
 import gzip
+import io
 import itertools
 import json
 import os
 import pathlib
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, wait
 from typing import IO, Any
 
 import numpy as np
@@ -25,8 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
-from tf_labeldp.cli._console import CommandError
-from tf_labeldp.vault._store import give_name
+from tf_labeldp.cli._console import CommandError, drop_rest
+from tf_labeldp.vault._store import give_name, publish
 
 _fcntl: Any
 try:
@@ -86,18 +94,65 @@ _MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
 
 _BLOCK_BYTES = 16 << 20
 """A CSV file is read in blocks of this size; a row must fit into one."""
+_HEADER_BYTES = 1 << 16
+"""The names of its columns are looked for in so many bytes first."""
 _BATCH_ROWS = 1 << 16
 """A Parquet file is read in batches of at most this many rows."""
+_AHEAD = 64
+"""Chunks of rows that are encoded ahead of what has been written."""
+_SAMPLE = 1 << 10
+"""Cells by which a column is told to have few different ones."""
 _ROW_GROUP_ROWS = 1 << 20
 """Rows of a Parquet row group that is written, but for the last one."""
 
 _SUFFIXES = {".csv": "csv", ".csv.gz": "csv.gz", ".parquet": "parquet"}
 _LONGEST_PART = "-old-statement"
 """Of the names of hidden files."""
+_IN_FOLDER = "privacy.json"
+"""The statement of a folder of tables, which lies in it."""
+
+STREAM = pathlib.Path("-")
+"""Stands for stdin or stdout."""
+
+
+def is_single(inputs: Sequence[pathlib.Path]) -> bool:
+    """Returns whether the inputs are one file or stdin, rather than a folder or a pattern."""
+    return len(inputs) == 1 and not os.path.isdir(inputs[0]) and not _matches(inputs[0])
+
+
+def find_files(inputs: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Returns the files that are named, lie in a folder or match a pattern, by their names."""
+    found: list[pathlib.Path] = []
+    for path in inputs:
+        if path == STREAM and len(inputs) > 1:
+            raise CommandError("the input - is stdin, which can't be one of several files")
+        if not os.path.isdir(path):
+            found += _matches(path) or [path]
+            continue
+        try:
+            inside = [one for one in path.iterdir() if not one.name.startswith(".")]
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not any(map(is_table_name, inside)):
+            raise CommandError(
+                f"the folder {path} has no file in it whose name ends in {', '.join(_SUFFIXES)}; "
+                "check the path"
+            )
+        found += filter(is_table_name, inside)
+    found.sort(key=lambda one: one.name)
+    for one, other in itertools.pairwise(found):
+        if one.name == other.name:
+            raise CommandError(
+                f"the inputs {one} and {other} have the same name, by which the files of the "
+                "output are called; give each once, under a name of its own"
+            )
+    return found
 
 
 def open_table(path: pathlib.Path) -> Table:
     """Returns the table in a file; only its columns have been read."""
+    if path == STREAM:
+        return StdinTable()
     kind = _format_of(path, "the input")
     return ParquetTable(path) if kind == "parquet" else CsvTable(path, gzipped=kind == "csv.gz")
 
@@ -120,17 +175,10 @@ class Table(abc.ABC):
         self._version = self._stat()
 
     @abc.abstractmethod
-    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
-        """Yields Arrow arrays of the labels, of the kind's type."""
-
-    @abc.abstractmethod
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Yields record batches with these columns, and perhaps others."""
-
-    def id_chunks(self, columns: Sequence[str]) -> Iterator[list[Any]]:
-        """Yields lists of Arrow arrays, one per column."""
-        for batch in self._batches(columns):
-            yield [batch.column(name) for name in columns]
+    def chunks(
+        self, label: str, kind: LabelKind, ids: Sequence[str]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        """Yields Arrow arrays: the labels, of the kind's type, and each column of ids."""
 
     def check_unchanged(self) -> None:
         """Raises if the file has been written to since it was opened."""
@@ -145,7 +193,7 @@ class Table(abc.ABC):
         if not stat.S_ISREG(found.st_mode):
             raise CommandError(
                 f"the input {self.path} is not a regular file, which it must be to be read twice; "
-                "give the path of a file"
+                "give the path of a file, or - for stdin"
             )
         return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -177,24 +225,22 @@ class ParquetTable(Table):
         self.columns = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
-    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
-        found = self.types[column]
+    def chunks(
+        self, label: str, kind: LabelKind, ids: Sequence[str]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        found = self.types[label]
         plain = found.value_type if kind is NAME and types.is_dictionary(found) else found
         if not any(suits(plain) for suits in kind.suits):
             raise CommandError(
-                f"column {column!r} of {self.path} has type {found}, expected {kind.words}; "
+                f"column {label!r} of {self.path} has type {found}, expected {kind.words}; "
                 f"{kind.remedy}"
             )
-        for batch in self._batches([column]):
-            with self._explained():
-                # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
-                chunk = batch.column(column).cast(kind.arrow_type, safe=False)
-            yield chunk
-
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
         # "a" may bring "a.b" along.
         with self._explained(), parquet.ParquetFile(str(self.path)) as file:
-            yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
+            for batch in file.iter_batches(_BATCH_ROWS, columns=[label, *ids]):
+                # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
+                labels = batch.column(label).cast(kind.arrow_type, safe=False)
+                yield labels, [batch.column(name) for name in ids]
 
 
 class CsvTable(Table):
@@ -206,35 +252,49 @@ class CsvTable(Table):
         self._check_start()
         self._ignore_empty_lines = True
         self._empty_last_line = False
-        with self._explained(), self._reader() as reader:
-            self.columns = list(reader.schema.names)
+        with self._explained():
+            self.columns = self._names()
         self.types = dict.fromkeys(self.columns, pa.string())
         if len(self.columns) == 1:
             # There an empty line is an empty cell, not the absence of a row; but for the last one.
             self._ignore_empty_lines = False
             self._empty_last_line = re.search(rb"\n\r?\n\Z", self._end()) is not None
 
-    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
-        for batch in self._batches([column], kind):
-            yield batch.column(0)
-
-    def _batches(self, columns: Sequence[str], kind: LabelKind | None = None) -> Iterator[Any]:
+    def chunks(
+        self, label: str, kind: LabelKind, ids: Sequence[str]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        columns = [label, *ids]
         with self._explained(columns, kind), self._reader(columns, kind) as reader:
             for batch, following in itertools.pairwise(itertools.chain(reader, [None])):
-                last = following is None and self._empty_last_line
-                yield batch.slice(0, max(batch.num_rows - 1, 0)) if last else batch
+                if following is None and self._empty_last_line:
+                    batch = batch.slice(0, max(batch.num_rows - 1, 0))
+                yield batch.column(0), [batch.column(name) for name in ids]
+
+    def _names(self) -> list[str]:
+        """Returns the names of the columns, most often from less than a block."""
+        if _HEADER_BYTES < _BLOCK_BYTES:
+            with contextlib.suppress(pa.ArrowException):
+                with self._reader(block_bytes=_HEADER_BYTES, use_threads=False) as reader:
+                    return list(reader.schema.names)
+        with self._reader() as reader:
+            return list(reader.schema.names)
 
     def _reader(
-        self, columns: Sequence[str] = (), kind: LabelKind | None = None, use_threads: bool = True
+        self,
+        columns: Sequence[str] = (),
+        kind: LabelKind | None = None,
+        use_threads: bool = True,
+        block_bytes: int | None = None,
     ) -> Any:
+        column_types = dict.fromkeys(columns, pa.string())
+        if kind is not None:
+            column_types[columns[0]] = kind.arrow_type
         return csv.open_csv(
             self._stream(),
-            csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
+            csv.ReadOptions(block_size=block_bytes or _BLOCK_BYTES, use_threads=use_threads),
             csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=self._ignore_empty_lines),
             csv.ConvertOptions(
-                include_columns=list(columns),
-                column_types=dict.fromkeys(columns, kind.arrow_type if kind else pa.string()),
-                null_values=_MISSING,
+                include_columns=list(columns), column_types=column_types, null_values=_MISSING
             ),
         )
 
@@ -251,7 +311,9 @@ class CsvTable(Table):
                 "as UTF-8"
             )
         if start[:2] == b"\x1f\x8b":
-            remedy = " in another; unpack one" if self._gzipped else "; name it .csv.gz"
+            remedy = (
+                " in another; unpack one" if self._gzipped else "; name it .csv.gz, or unpack it"
+            )
             raise CommandError(f"the input {self.path} is a gzip archive{remedy}")
 
     def _end(self) -> bytes:
@@ -306,28 +368,134 @@ class CsvTable(Table):
         return ""
 
 
+class StdinTable(CsvTable):
+    """The CSV text of stdin, kept in memory: it never lies on a disk."""
+
+    def __init__(self) -> None:
+        if sys.stdin is None:
+            raise CommandError("the input - is stdin, which is closed; give the path of a file")
+        with self._explained():
+            self._text = sys.stdin.buffer.read()
+        super().__init__(pathlib.Path("stdin"), gzipped=False)
+
+    def _stat(self) -> tuple[int, int, int]:
+        return 0, 0, 0
+
+    def _stream(self) -> Any:
+        return pa.input_stream(pa.py_buffer(self._text))
+
+
 def statement_path(output: pathlib.Path) -> pathlib.Path:
-    """Returns where the privacy statement of an output lies."""
+    """Returns where the privacy statement of an output file lies."""
     return output.with_name(f"{output.name}.privacy.json")
 
 
-class Output:
+Part = tuple[str, Iterable[Sequence[Any]]]
+"""The name of a file, and its rows in chunks: one Arrow array a column, all of the same length."""
+
+
+class Output(abc.ABC):
+    """Where the rows go: all of them with their statement, or nothing at all.
+
+    Args:
+        path: of the output.
+        columns: the names and Arrow types of its columns.
+        overwrite: whether an earlier output may be replaced.
+
+    Raises:
+        CommandError: nothing can be written there.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, columns: Sequence[tuple[str, Any]], *, overwrite: bool
+    ) -> None:
+        self.path = path
+        self._columns = columns
+        self._overwrite = overwrite
+        self._undo = contextlib.ExitStack()
+
+    @property
+    @abc.abstractmethod
+    def published(self) -> pathlib.Path:
+        """The folder that is published as a whole, perhaps."""
+
+    @abc.abstractmethod
+    def written(self, rows: int) -> str:
+        """Returns what was written, in words that follow "wrote"."""
+
+    @abc.abstractmethod
+    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
+        """Writes the rows of all files, in this order, and their statement."""
+
+    def __enter__(self) -> Output:
+        """Finds out whether the output can be written."""
+        with contextlib.ExitStack() as undo, self._explained():
+            self._begin(undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Removes what has not been published."""
+        self._undo.close()
+
+    @abc.abstractmethod
+    def _begin(self, undo: contextlib.ExitStack) -> None: ...
+
+    def _check_parent(self, path: pathlib.Path, option: str = "--output") -> None:
+        with self._explained():
+            if not path.parent.is_dir():
+                raise CommandError(
+                    f"the folder of {option} {path} does not exist; make {path.parent} first"
+                )
+
+    def _take_lock(self, undo: contextlib.ExitStack, path: pathlib.Path) -> bool:
+        lock = OutputLock(path)
+        locked = lock.acquire()
+        undo.callback(lock.release)
+        return locked
+
+    def _hidden(self, part: str) -> pathlib.Path:
+        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}{part}.tmp")
+
+    def _remove_leftovers(self) -> None:
+        """Removes what earlier runs for this output hid here, and were killed."""
+        name = re.escape(self.path.name)
+        leftover = re.compile(rf"\.{name}\.[0-9a-f]{{16}}(-old)?(-statement)?\.tmp")
+        for path in self.path.parent.iterdir():
+            if leftover.fullmatch(path.name):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError as error:
+            raise CommandError(
+                f"{error.filename} has come into being meanwhile; give another --output"
+            ) from None
+        except OSError as error:
+            reason = f" ({os.strerror(error.errno)})" if error.errno else ""
+            raise CommandError(
+                f"cannot write --output {self.path}{reason}; make room or give another place"
+            ) from None
+        except pa.ArrowException:
+            raise CommandError(
+                f"an id column holds something that {self.path} cannot; name other columns with "
+                "--id, or give a .parquet --output"
+            ) from None
+
+
+class FileOutput(Output):
     """A table that gets its name once it is complete; left early, it leaves nothing behind.
 
     It is written to a hidden file beside ``path``, under a lock that refuses a second run.
     ``publish`` gives the statement its name first, so whoever finds the table finds its statement
     too; a statement alone was left by a run that was killed between the two, and is replaced. An
     old table is moved away before its statement is: a kill leaves no table under the statement of
-    another run.
-
-    Args:
-        path: of the table; its suffix decides the format.
-        columns: the names and Arrow types of its columns.
-        overwrite: whether files of these names may be replaced.
-        source: the input, which must be another file.
-
-    Raises:
-        CommandError: nothing can be written there.
+    another run. Its suffix decides the format; the ``sources`` must be other files.
     """
 
     def __init__(
@@ -336,68 +504,53 @@ class Output:
         columns: Sequence[tuple[str, Any]],
         *,
         overwrite: bool,
-        source: pathlib.Path,
+        sources: Sequence[pathlib.Path],
     ) -> None:
-        self.path = path
+        super().__init__(path, columns, overwrite=overwrite)
         self.statement = statement_path(path)
-        self._columns = columns
         self._format = _format_of(path, "--output")
-        self._overwrite = overwrite
         with self._explained():
-            if path.exists() and path.samefile(source):
-                raise CommandError(f"--output {path} is the input itself; give another path")
-            if not path.parent.is_dir():
-                raise CommandError(
-                    f"the folder of --output {path} does not exist; make {path.parent} first"
-                )
+            there = path.exists()
+            for source in sources:
+                if there and source != STREAM and path.samefile(source):
+                    raise CommandError(f"--output {path} is the input itself; give another path")
+        self._check_parent(path)
         self._temporary = self._hidden("")
 
-    def __enter__(self) -> Output:
+    @property
+    def published(self) -> pathlib.Path:
+        return self.path.parent
+
+    def written(self, rows: int) -> str:
+        return f"{self.path} ({rows:,} rows) and {self.statement.name}"
+
+    def _begin(self, undo: contextlib.ExitStack) -> None:
         """Starts the hidden file, so that a folder or a column that it cannot hold is found out."""
-        with contextlib.ExitStack() as undo, self._explained():
-            lock = OutputLock(self.path)
-            locked = lock.acquire()
-            undo.callback(lock.release)
-            for target in (self.path, self.statement):
-                if os.path.lexists(target) and not self._may_replace(target):
-                    raise CommandError(
-                        f"{target} exists; give another --output, or --overwrite to replace it"
-                    )
-            if locked:  # else they may be those of a run that is at work
-                self._remove_leftovers()
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
-            self._file = open(self._temporary, "xb")
-            undo.callback(self._temporary.unlink, missing_ok=True)
-            undo.callback(_close, self._file)
-            self._writer: CsvWriter | ParquetWriter
-            if self._format == "parquet":
-                self._writer = ParquetWriter(self._file, self._columns)
-            else:
-                self._writer = CsvWriter(self._file, self._columns, self._format == "csv.gz")
-            undo.callback(_close, self._writer)
-            self._undo = undo.pop_all()
-        return self
+        locked = self._take_lock(undo, self.path)
+        for target in (self.path, self.statement):
+            if os.path.lexists(target) and not self._may_replace(target):
+                raise CommandError(
+                    f"{target} exists; give another --output, or --overwrite to replace it"
+                )
+        if locked:  # else they may be those of a run that is at work
+            self._remove_leftovers()
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
+        self._file = open(self._temporary, "xb")
+        undo.callback(self._temporary.unlink, missing_ok=True)
+        undo.callback(_close, self._file)
+        self._writer = _writer(self._file, self._format, self._columns)
+        undo.callback(_close, self._writer)
 
-    def __exit__(self, *error: object) -> None:
-        """Removes what has not been published."""
-        self._undo.close()
-
-    def write(self, arrays: Sequence[Any]) -> None:
-        """Appends rows: one Arrow array a column, all of the same length."""
-        with self._explained():
-            self._writer.write(arrays)
-
-    def publish(self, statement: str) -> None:
+    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
         """Puts the table and its statement on disk, whole, under their names."""
         hidden = self._hidden("-statement")
         with self._explained():
             try:
+                _write_rows(self._writer, parts, pool)
                 self._writer.close()
                 _sync(self._file)
-                with open(hidden, "xb") as file:
-                    file.write(statement.encode())
-                    _sync(file)
+                _write_text(hidden, statement)
                 self._give_names(hidden)
             finally:
                 hidden.unlink(missing_ok=True)
@@ -433,37 +586,140 @@ class Output:
             return True
         # A statement without its table is that of a killed run.
         alone = target == self.statement and not os.path.lexists(self.path)
-        return alone and _is_statement(target)
+        return alone and bool(_statement_in(target))
 
-    def _hidden(self, part: str) -> pathlib.Path:
-        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}{part}.tmp")
 
-    def _remove_leftovers(self) -> None:
-        """Removes the hidden files of earlier runs for this output that were killed."""
-        name = re.escape(self.path.name)
-        leftover = re.compile(rf"\.{name}\.[0-9a-f]{{16}}(-old)?(-statement)?\.tmp")
-        for path in self.path.parent.iterdir():
-            if leftover.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+class FolderOutput(Output):
+    """A folder with a table for each file of the input, of the same name, and one statement.
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except FileExistsError as error:
+    All of it is written to a hidden folder beside ``path``, which gets its name once it is
+    complete: whoever finds a table finds all of them, and the statement.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        columns: Sequence[tuple[str, Any]],
+        *,
+        overwrite: bool,
+        sources: Sequence[pathlib.Path],
+    ) -> None:
+        super().__init__(path, columns, overwrite=overwrite)
+        self._formats = {source.name: _format_of(source, "the input") for source in sources}
+        self._check_parent(path)
+        self._temporary = self._hidden("")
+
+    @property
+    def published(self) -> pathlib.Path:
+        return self.path
+
+    def written(self, rows: int) -> str:
+        return f"{self.path} ({rows:,} rows in {len(self._formats):,} files) with {_IN_FOLDER}"
+
+    def _begin(self, undo: contextlib.ExitStack) -> None:
+        locked = self._take_lock(undo, self.path)
+        self._check_replaceable()
+        if locked:
+            self._remove_leftovers()
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(self._hidden("-old"))
+        for kind in set(self._formats.values()):
+            _close(_writer(io.BytesIO(), kind, self._columns))
+        self._temporary.mkdir()
+        undo.callback(shutil.rmtree, self._temporary, ignore_errors=True)
+
+    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
+        """Puts the folder on disk, whole, under its name."""
+        with self._explained():
+            tables = [pool.submit(self._write_table, part) for part in parts]
+            try:
+                for table in tables:
+                    table.result()
+            finally:  # what is written must not be removed at the same time
+                for table in tables:
+                    table.cancel()
+                wait(tables)
+            _write_text(self._temporary / _IN_FOLDER, statement)
+            old = self._hidden("-old")
+            if self._check_replaceable():
+                os.replace(self.path, old)
+            try:
+                os.rename(self._temporary, self.path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.rename(old, self.path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _write_table(self, part: Part) -> None:
+        name, chunks = part
+        with open(self._temporary / name, "xb") as file:
+            writer = _writer(file, self._formats[name], self._columns)
+            for arrays in chunks:
+                writer.write(writer.encoded(arrays))
+            writer.close()
+            _sync(file)
+
+    def _check_replaceable(self) -> bool:
+        """Returns whether there is something to replace; raises if it must stay."""
+        if not os.path.lexists(self.path):
+            return False
+        if not self.path.is_dir():
             raise CommandError(
-                f"{error.filename} has come into being meanwhile; give another --output"
-            ) from None
-        except OSError as error:
-            reason = f" ({os.strerror(error.errno)})" if error.errno else ""
+                f"--output {self.path} is a file; several inputs need a folder, or one table named "
+                f"{', '.join(_SUFFIXES)}"
+            )
+        names = {one.name for one in self.path.iterdir()}
+        if not names:
+            return True
+        told = _statement_in(self.path / _IN_FOLDER)
+        if not names <= {_IN_FOLDER, *told.get("files", {})}:
             raise CommandError(
-                f"cannot write --output {self.path}{reason}; make room or give another place"
-            ) from None
-        except pa.ArrowException:
+                f"--output {self.path} holds files that are not of an earlier run; give another "
+                "--output"
+            )
+        if not self._overwrite:
             raise CommandError(
-                f"an id column holds something that a .{self._format} file cannot; name other "
-                "columns with --id, or give a .parquet --output"
-            ) from None
+                f"{self.path} exists; give another --output, or --overwrite to replace it"
+            )
+        return True
+
+
+class StreamOutput(Output):
+    """CSV on stdout, after its statement is in a file: rows that were read can't be taken back."""
+
+    def __init__(
+        self, statement: pathlib.Path, columns: Sequence[tuple[str, Any]], *, overwrite: bool
+    ) -> None:
+        super().__init__(STREAM, columns, overwrite=overwrite)
+        self.statement = statement
+        self._check_parent(statement, "--statement")
+
+    @property
+    def published(self) -> pathlib.Path:
+        return self.statement.parent
+
+    def written(self, rows: int) -> str:
+        return f"{rows:,} rows to stdout and {self.statement}"
+
+    def _begin(self, undo: contextlib.ExitStack) -> None:
+        if sys.stdout is None:
+            raise CommandError("--output - is stdout, which is closed; give the path of a file")
+        if os.path.lexists(self.statement) and not (self._overwrite and self.statement.is_file()):
+            raise CommandError(
+                f"--statement {self.statement} exists; give another, or --overwrite to replace it"
+            )
+        _close(_writer(io.BytesIO(), "csv", self._columns))
+
+    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
+        with self._explained():
+            publish(self.statement, statement.encode(), replace=self._overwrite)
+            try:
+                _write_rows(_writer(sys.stdout.buffer, "csv", self._columns), parts, pool)
+                sys.stdout.buffer.flush()
+            except OSError:
+                drop_rest(sys.stdout)
+                raise
 
 
 class OutputLock:
@@ -506,25 +762,52 @@ class OutputLock:
             self._descriptor = None
 
 
+def _writer(file: Any, kind: str, columns: Sequence[tuple[str, Any]]) -> CsvWriter | ParquetWriter:
+    """Returns what writes a table of this format to an open file."""
+    if kind == "parquet":
+        return ParquetWriter(file, columns)
+    return CsvWriter(file, columns, kind == "csv.gz")
+
+
+def _write_rows(writer: CsvWriter | ParquetWriter, parts: Sequence[Part], pool: Executor) -> None:
+    """Appends the rows of all parts; chunks are encoded side by side and written in order."""
+    waiting: collections.deque[Any] = collections.deque()
+    for arrays in itertools.chain.from_iterable(chunks for _, chunks in parts):
+        waiting.append(pool.submit(writer.encoded, arrays))
+        if len(waiting) > _AHEAD:
+            writer.write(waiting.popleft().result())
+    while waiting:
+        writer.write(waiting.popleft().result())
+
+
 class CsvWriter:
     """Comma-separated values in UTF-8; unlike Arrow's, quotes only the cells that need it."""
 
-    def __init__(self, file: IO[bytes], columns: Sequence[tuple[str, Any]], gzipped: bool) -> None:
+    def __init__(self, file: Any, columns: Sequence[tuple[str, Any]], gzipped: bool) -> None:
         for _, kind in columns:
             _check_text(kind)
         # No name and no time in the header of the archive.
         self._gzip = gzip.GzipFile("", "wb", 6, file, 0) if gzipped else None
         self._file: Any = self._gzip or file
-        self.write([pa.array([name]) for name, _ in columns])
+        self.write(self.encoded([pa.array([name]) for name, _ in columns]))
 
-    def write(self, arrays: Sequence[Any]) -> None:
-        lines = pc.binary_join_element_wise(*[_cells(array) for array in arrays], ",")
+    def encoded(self, arrays: Sequence[Any]) -> Any:
+        """Returns the lines of some rows, as bytes."""
+        cells = [_cells(array) for array in arrays]
+        if all(pc.min(pc.binary_length(column)).as_py() for column in cells):
+            with contextlib.suppress(pa.ArrowInvalid):  # a cell that needs quotes
+                return _plain_lines(cells)
+        lines = pc.binary_join_element_wise(*[_quoted(column) for column in cells], ",")
         lines = pc.binary_join_element_wise(lines, "", "\n")
-        if len(lines):
-            # An Arrow array of texts holds them one after another: this is the file's content.
-            _, offsets, content = lines.buffers()
-            ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-            self._file.write(memoryview(content)[int(ends[0]) : int(ends[-1])])
+        if not len(lines):
+            return b""
+        # An Arrow array of texts holds them one after another: this is the file's content.
+        _, offsets, content = lines.buffers()
+        ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+        return memoryview(content)[int(ends[0]) : int(ends[-1])]
+
+    def write(self, lines: Any) -> None:
+        self._file.write(lines)
 
     def close(self) -> None:
         if self._gzip is not None:
@@ -534,16 +817,20 @@ class CsvWriter:
 class ParquetWriter:
     """A Parquet file without metadata of the input, in large row groups."""
 
-    def __init__(self, file: IO[bytes], columns: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, file: Any, columns: Sequence[tuple[str, Any]]) -> None:
         # Names and types alone: metadata of the input's schema may say anything.
         self._schema = pa.schema(list(columns))
         self._writer = parquet.ParquetWriter(file, self._schema)
         self._batches: list[Any] = []
         self._rows = 0
 
-    def write(self, arrays: Sequence[Any]) -> None:
-        self._batches.append(pa.record_batch(list(arrays), schema=self._schema))
-        self._rows += len(arrays[0])
+    def encoded(self, arrays: Sequence[Any]) -> Any:
+        """Returns some rows as a record batch."""
+        return pa.record_batch(list(arrays), schema=self._schema)
+
+    def write(self, batch: Any) -> None:
+        self._batches.append(batch)
+        self._rows += len(batch)
         if self._rows >= _ROW_GROUP_ROWS:
             self._flush()
 
@@ -571,8 +858,23 @@ def _check_text(kind: Any) -> None:
 
 
 def _cells(array: Any) -> Any:
-    """Returns an Arrow array as CSV cells: quoted where needed; null as nothing, "" as quotes."""
-    text = array.cast(pa.string())
+    """Returns an Arrow array as texts; of a few different numbers each is converted once."""
+    if types.is_floating(array.type) and len(pc.unique(array[:_SAMPLE])) < _SAMPLE // 4:
+        few = array.dictionary_encode()
+        return few.dictionary.cast(pa.string()).take(few.indices)
+    return array.cast(pa.string())
+
+
+def _plain_lines(cells: Sequence[Any]) -> Any:
+    """Returns the lines of cells without quotes; raises an Arrow error if one needs them."""
+    lines = pa.BufferOutputStream()
+    table = pa.table(list(cells), [str(place) for place in range(len(cells))])
+    csv.write_csv(table, lines, csv.WriteOptions(include_header=False, quoting_style="none"))
+    return lines.getvalue()
+
+
+def _quoted(text: Any) -> Any:
+    """Returns texts as CSV cells: quoted where needed; null as nothing, "" as quotes."""
     special = pc.match_substring_regex(text, '^$|[",\r\n]')
     if pc.any(special).as_py():
         doubled = pc.replace_substring(text, '"', '""')
@@ -580,14 +882,35 @@ def _cells(array: Any) -> Any:
     return text.fill_null("")
 
 
-def _format_of(path: pathlib.Path, option: str) -> str:
-    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"``, by the end of the name."""
+def is_table_name(path: pathlib.Path) -> bool:
+    """Returns whether a path has the name of a table, rather than that of a folder."""
+    return _suffix_of(path) is not None
+
+
+def _matches(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that a pattern matches; none for the path of a file."""
+    if os.path.lexists(path) or not glob.has_magic(os.fspath(path)):
+        return []
+    return [pathlib.Path(name) for name in glob.glob(os.fspath(path), recursive=True)]
+
+
+def _suffix_of(path: pathlib.Path) -> str | None:
+    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"``, by the end of the name; None for others."""
     for suffix, name in _SUFFIXES.items():
         if path.name.lower().endswith(suffix):
             return name
-    raise CommandError(
-        f"the format of {option} {path} is not known by its name; name it {', '.join(_SUFFIXES)}"
-    )
+    return None
+
+
+def _format_of(path: pathlib.Path, option: str) -> str:
+    """Returns the format of a file, or raises."""
+    found = _suffix_of(path)
+    if found is None:
+        raise CommandError(
+            f"the format of {option} {path} is not known by its name; name it "
+            f"{', '.join(_SUFFIXES)}"
+        )
+    return found
 
 
 def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandError:
@@ -599,12 +922,20 @@ def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandErro
     return CommandError(f"the input {path} cannot be read ({reason}); copy or make it again")
 
 
-def _is_statement(path: pathlib.Path) -> bool:
+def _statement_in(path: pathlib.Path) -> dict[str, Any]:
+    """Returns what a statement that the command made says; empty if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return str(content["made_by"]).startswith(MADE_BY)
+        return dict(content) if str(content["made_by"]).startswith(MADE_BY) else {}
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return False
+        return {}
+
+
+def _write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a new file, so that it is on disk when this returns."""
+    with open(path, "xb") as file:
+        file.write(text.encode())
+        _sync(file)
 
 
 def _sync(file: IO[bytes]) -> None:
