@@ -427,7 +427,7 @@ def test_a_folder_that_cannot_be_written_to(
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tf_labeldp.cli._tables.open", forbidden, raising=False)
+    monkeypatch.setattr("tf_labeldp.cli._outputs.open", forbidden, raising=False)
     assert "cannot write --output noisy.csv (Permission denied)" in refused(*REGRESSION)
 
 

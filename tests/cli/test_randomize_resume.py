@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _randomize, _tables, main
+from tf_labeldp.cli import _outputs, _randomize, _tables, main
 from tf_labeldp.cli._tasks import Classification
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
@@ -34,12 +34,12 @@ POINTS = {
     "before the first charge": ("vault._store", "LabelStore._publish_charge", 1, 1),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
     "before the second charge": ("vault._store", "LabelStore._publish_charge", 2, 2),
-    "before the first rows": ("cli._tables", "CsvWriter.write", 2, 2),
-    "between rows": ("cli._tables", "CsvWriter.write", 5, 2),
+    "before the first rows": ("cli._outputs", "CsvWriter.write", 2, 2),
+    "between rows": ("cli._outputs", "CsvWriter.write", 5, 2),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
-    "before the statement is on disk": ("cli._tables", "_sync", 2, 2),
-    "before the statement has its name": ("cli._tables", "give_name", 1, 2),
-    "between statement and table": ("cli._tables", "give_name", 2, 2),
+    "before the statement is on disk": ("cli._outputs", "_sync", 2, 2),
+    "before the statement has its name": ("cli._outputs", "give_name", 1, 2),
+    "between statement and table": ("cli._outputs", "give_name", 2, 2),
 }
 
 
@@ -106,14 +106,14 @@ def test_a_failed_writer_and_two_more_runs(
 ) -> None:
     monkeypatch.setattr(_tables, "_BLOCK_BYTES", 256)
     with monkeypatch.context() as patch:
-        encoded = _tables.CsvWriter.encoded
+        encoded = _outputs.CsvWriter.encoded
 
-        def fail_at_row_100(self: _tables.CsvWriter, arrays: list) -> object:
+        def fail_at_row_100(self: _outputs.CsvWriter, arrays: list) -> object:
             if any(cell == "100" for cell in arrays[0].to_pylist()):
                 raise OSError(28, "No space left on device")
             return encoded(self, arrays)
 
-        patch.setattr(_tables.CsvWriter, "encoded", fail_at_row_100)
+        patch.setattr(_outputs.CsvWriter, "encoded", fail_at_row_100)
         assert main(command(task)) == 2
     assert (
         "cannot write --output public/noisy.csv (No space left on device)"

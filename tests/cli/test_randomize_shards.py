@@ -19,7 +19,7 @@ import pytest
 from pyarrow import parquet
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _randomize, _tables, main
+from tf_labeldp.cli import _outputs, _randomize, main
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +99,12 @@ def test_a_folder_becomes_a_folder_with_one_statement(folder: Path) -> None:
     assert randomize("one.csv", output="public/one.csv", more=SEEDED) == 0
     one = NoisyLabels.load("public/one.csv")
     assert np.array_equal(values_in(), one.values)
+    loaded = NoisyLabels.load("public/noisy")
+    assert np.array_equal(loaded.values, one.values) and loaded.guarantee() == one.guarantee()
+    changed = Path("public/noisy") / NAMES[1]
+    changed.write_bytes(gzip.compress(gzip.decompress(changed.read_bytes())[:-1] + b"1\n"))
+    with pytest.raises(ValueError, match="damaged or edited"):
+        NoisyLabels.load("public/noisy")
     alone = json.loads(Path("public/one.csv.privacy.json").read_text())
     assert alone["prior"] == told["prior"] and "files" not in alone
 
@@ -217,10 +223,10 @@ POINTS = {
     "before the vault": ("cli._randomize", "_open_vault", 1, 0),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
-    "before the first file": ("cli._tables", "FolderOutput._write_table", 1, 2),
-    "between files": ("cli._tables", "_sync", 2, 2),
-    "before the statement": ("cli._tables", "_write_text", 1, 2),
-    "before the name": ("cli._tables", "os.rename", 1, 2),
+    "before the first file": ("cli._outputs", "FolderOutput._write_table", 1, 2),
+    "between files": ("cli._outputs", "_sync", 2, 2),
+    "before the statement": ("cli._outputs", "_write_text", 1, 2),
+    "before the name": ("cli._outputs", "os.rename", 1, 2),
 }
 
 
@@ -328,8 +334,8 @@ def test_a_failure_while_the_folder_is_written_leaves_the_old_one(
         old = target
         replace(source, target)
 
-    monkeypatch.setattr(_tables.os, "replace", watch)
-    monkeypatch.setattr(_tables.os, "rename", fail)
+    monkeypatch.setattr(_outputs.os, "replace", watch)
+    monkeypatch.setattr(_outputs.os, "rename", fail)
     assert randomize(more=("--overwrite",)) == 2
     assert "cannot write --output public/noisy (No space left" in capsys.readouterr().err
     assert contents(folder) == before
@@ -338,15 +344,15 @@ def test_a_failure_while_the_folder_is_written_leaves_the_old_one(
 def test_a_thread_that_fails_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_table = _tables.FolderOutput._write_table
+    write_table = _outputs.FolderOutput._write_table
 
-    def fail(self: _tables.FolderOutput, part: _tables.Part) -> None:
+    def fail(self: _outputs.FolderOutput, part: _outputs.Part) -> None:
         assert threading.current_thread() is not threading.main_thread()
         if part[0] == NAMES[1]:
             raise OSError(28, "No space left on device")
         write_table(self, part)
 
-    monkeypatch.setattr(_tables.FolderOutput, "_write_table", fail)
+    monkeypatch.setattr(_outputs.FolderOutput, "_write_table", fail)
     assert randomize() == 2
     assert "cannot write --output public/noisy (No space left" in capsys.readouterr().err
     assert list(Path("public").iterdir()) == []
@@ -464,12 +470,12 @@ def test_stopped_by_the_system_leaves_nothing(
 ) -> None:
     program = """
 import os, signal, sys
-from tf_labeldp.cli import _tables, main
-write_table = _tables.FolderOutput._write_table
+from tf_labeldp.cli import _outputs, main
+write_table = _outputs.FolderOutput._write_table
 def stopped(self, part):
     os.kill(os.getpid(), signal.SIGTERM)
     write_table(self, part)
-_tables.FolderOutput._write_table = stopped
+_outputs.FolderOutput._write_table = stopped
 sys.exit(main(sys.argv[1:]))
 """
     options = ["--epsilon", "1", "--output", "public/noisy"]

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from tf_labeldp._progress import Progress
 from tf_labeldp._version import __version__
-from tf_labeldp.cli import _tables, _tasks
+from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._noisy_labels import sealed, table_arrays
@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace, pool: Executor) -> int:
 
 def _output(
     args: argparse.Namespace, files: Sequence[pathlib.Path], columns: Sequence[tuple[str, Any]]
-) -> _tables.Output:
+) -> _outputs.Output:
     """Returns where the noisy labels go: one file, stdout, or a folder for several inputs."""
     if args.output == _tables.STREAM:
         if args.statement is None:
@@ -125,13 +125,13 @@ def _output(
                 "--output - needs --statement FILE, as the statement can't go to stdout too; name "
                 "it like the file that the rows will be in, with .privacy.json at its end"
             )
-        return _tables.StreamOutput(args.statement, columns, overwrite=args.overwrite)
+        return _outputs.StreamOutput(args.statement, columns, overwrite=args.overwrite)
     if args.statement is not None:
         raise CommandError(
             "--statement is for --output -; others have theirs beside the table or in the folder"
         )
     one = _tables.is_single(args.input) or _tables.is_table_name(args.output)
-    kind = _tables.FileOutput if one else _tables.FolderOutput
+    kind = _outputs.FileOutput if one else _outputs.FolderOutput
     return kind(args.output, columns, overwrite=args.overwrite, sources=files)
 
 
@@ -234,7 +234,7 @@ def _count_missing(column: Any) -> int:
 
 def _output_chunks(
     shards: Sequence[_Shard], task: _tasks.Task, noisy_labels: np.ndarray, progress: Progress
-) -> list[_tables.Part]:
+) -> list[_outputs.Part]:
     """Returns the columns of the output, some rows at a time, for each file."""
 
     def rows_of(shard: _Shard, start: int) -> Iterator[list[Any]]:
@@ -269,7 +269,7 @@ def _statement(
         noisy = dataclasses.replace(noisy, assumptions=notes)
     fields = {
         **noisy.statement(),
-        "made_by": f"{_tables.MADE_BY} {__version__} randomize",
+        "made_by": f"{_outputs.MADE_BY} {__version__} randomize",
         "rows": len(noisy),
         **({} if files is None else {"files": files}),  # with their rows, in order
         "id_columns": list(names[:-1]),
@@ -291,7 +291,7 @@ def _report(
     args: argparse.Namespace,
     tables: Sequence[_tables.Table],
     ids: Sequence[str],
-    output: _tables.Output,
+    output: _outputs.Output,
     draw: _tasks.Draw,
     most_rows: int | None,
 ) -> None:
