@@ -128,7 +128,7 @@ class OneReleaseHead(Head):
 
         Args:
             features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
-                x or (x, y), which is read three times and must not be shuffled.
+                x or (x, y), which is read two or three times and must not be shuffled.
             labels: a ``PrivateLabels``, which charges the release to its own budget; or (n,)
                 classes or numbers, or (n, L) zeros and ones, from which a vault with the budget
                 (epsilon, delta) is made. None for a data set of pairs.
@@ -160,11 +160,15 @@ class OneReleaseHead(Head):
             rows, source = self._read(features, labels)
             # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is for
             # the L1 norm of the longest row. The mechanism adds the noise, in source.release.
-            max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
-            mechanism = with_max_l1(source.mechanism, max_l1)
+            mechanism = source.mechanism
+            if mechanism.noise == "laplace":
+                rows.scan()
+                max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
+                mechanism = with_max_l1(mechanism, max_l1)
             made, self.receipts_ = source.release(
                 mechanism, rows, carried, rows.digests, self._family_of_clones()
             )
+            rows.scan()  # a release that was stored has not read them
             self._finish(rows, made.values, mechanism, source)
         except BaseException:  # a head that was fitted stays as it was, with its own statement
             self.__dict__.clear()
@@ -295,7 +299,7 @@ class OneReleaseHead(Head):
         self._remember_columns(given.columns)
         if source is not None and given.num_rows is not None:
             source.check_length(given.num_rows)
-        rows = PublicRows(given, self.max_bytes)
+        rows = PublicRows(given, self.max_bytes, self._sample_rows)
         rows.survey()
         if source is None:
             if rows.labels is None:
@@ -309,7 +313,6 @@ class OneReleaseHead(Head):
             intercept=self._constant(),
             noise_to_signal=self._noise_to_signal(source, *rows.shape),
         )
-        rows.scan(self._sample_rows)
         return rows, source
 
     def _constant(self) -> float:
