@@ -7,6 +7,7 @@ the sensitivity, and releases their moments with the labels once. The rest is po
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 from typing import Any, ClassVar, TypeVar
@@ -37,6 +38,9 @@ makes the noise on the mean of n centred codes sigma / (0.2 n)."""
 _L1_STEPS = 2.0**14
 """Parts of one to which the L1 norm of the longest row is rounded up: a stored release of Laplace
 noise is then found again on a machine that rounds the rows otherwise."""
+_SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
+"""Up to so many numbers and columns of features a fit is on one thread: two of them took 2 to 10 times
+its processor time."""
 _SIGNIFICANT = 3.0
 """Standard deviations of pure noise below which a release counts as noise alone."""
 
@@ -158,18 +162,25 @@ class OneReleaseHead(Head):
                 if one.kind == "unknown":
                     _validate.warn(f"{one.charge.assumptions[0]}.")
             rows, source = self._read(features, labels)
-            # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is for
-            # the L1 norm of the longest row. The mechanism adds the noise, in source.release.
-            mechanism = source.mechanism
-            if mechanism.noise == "laplace":
-                rows.scan()
-                max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
-                mechanism = with_max_l1(mechanism, max_l1)
-            made, self.receipts_ = source.release(
-                mechanism, rows, carried, rows.digests, self._family_of_clones()
-            )
-            rows.scan()  # a release that was stored has not read them
-            self._finish(rows, made.values, mechanism, source)
+            with _threads_that_pay(*rows.shape):
+                rows.design(
+                    center=bool(self.center),
+                    intercept=self._constant(),
+                    noise_to_signal=self._noise_to_signal(source, *rows.shape),
+                )
+                # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is
+                # for the L1 norm of the longest row. The mechanism adds the noise, in
+                # source.release.
+                mechanism = source.mechanism
+                if mechanism.noise == "laplace":
+                    rows.scan()
+                    max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
+                    mechanism = with_max_l1(mechanism, max_l1)
+                made, self.receipts_ = source.release(
+                    mechanism, rows, carried, rows.digests, self._family_of_clones()
+                )
+                rows.scan()  # a release that was stored has not read them
+                self._finish(rows, made.values, mechanism, source)
         except BaseException:  # a head that was fitted stays as it was, with its own statement
             self.__dict__.clear()
             self.__dict__.update(before)
@@ -284,7 +295,7 @@ class OneReleaseHead(Head):
         )
 
     def _read(self, features: Any, labels: Any) -> tuple[PublicRows, LabelSource]:
-        """Returns what a release needs: all of it public, but for the labels in their source."""
+        """Returns rows, surveyed, and labels in their source; all else is public."""
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty not in self._penalties:
@@ -308,11 +319,6 @@ class OneReleaseHead(Head):
         elif rows.labels is not None:
             raise ValueError("the data set has labels, and labels were given too; give one.")
         source.check_length(rows.num_rows)
-        rows.design(
-            center=bool(self.center),
-            intercept=self._constant(),
-            noise_to_signal=self._noise_to_signal(source, *rows.shape),
-        )
         return rows, source
 
     def _constant(self) -> float:
@@ -562,6 +568,15 @@ class PrivateRidge(OneReleaseHead):
         else:
             self.penalty_ = float(self.penalty)
         return _ridge_path.ridge_filter(spectrum, self.penalty_)
+
+
+def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextManager[Any]:
+    """Keeps small linear algebra on one thread: waiting for others costs more than they do."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    if num_rows * width > _SMALL_ENTRIES or width > _SMALL_WIDTH:
+        return contextlib.nullcontext()
+    return threadpool_limits(1, user_api="blas")
 
 
 def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
