@@ -163,11 +163,6 @@ class OneReleaseHead(Head):
                     _validate.warn(f"{one.charge.assumptions[0]}.")
             rows, source = self._read(features, labels)
             with _threads_that_pay(*rows.shape):
-                rows.design(
-                    center=bool(self.center),
-                    intercept=self._constant(),
-                    noise_to_signal=self._noise_to_signal(source, *rows.shape),
-                )
                 # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is
                 # for the L1 norm of the longest row. The mechanism adds the noise, in
                 # source.release.
@@ -295,7 +290,7 @@ class OneReleaseHead(Head):
         )
 
     def _read(self, features: Any, labels: Any) -> tuple[PublicRows, LabelSource]:
-        """Returns rows, surveyed, and labels in their source; all else is public."""
+        """Returns what a release needs: all of it public, but for the labels in their source."""
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty not in self._penalties:
@@ -319,6 +314,12 @@ class OneReleaseHead(Head):
         elif rows.labels is not None:
             raise ValueError("the data set has labels, and labels were given too; give one.")
         source.check_length(rows.num_rows)
+        with _threads_that_pay(*rows.shape):
+            rows.design(
+                center=bool(self.center),
+                intercept=self._constant(),
+                noise_to_signal=self._noise_to_signal(source, *rows.shape),
+            )
         return rows, source
 
     def _constant(self) -> float:
