@@ -94,7 +94,7 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         """Returns the record of a draw or a release, a new one or the stored one of this name."""
-        digest = _public_digest(public_input)
+        digest = None if _is_read_once(public_input) else _public_digest(public_input)
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
@@ -201,7 +201,7 @@ class Draws:
         return ledger.keep(
             receipt=ledger.receipt(charge, repr(mechanism), kind, **made),
             mechanism=serialize(mechanism),
-            public_digest=digest,
+            public_digest=public_input.digest() if _is_read_once(public_input) else digest,
             made_of=made_of,
             indices=rows,
             values=values,
@@ -297,10 +297,15 @@ def _public_digest(public_input: Any) -> str | None:
     return array_digest(np.asarray(public_input))
 
 
+def _is_read_once(public_input: Any) -> bool:
+    """Returns whether the mechanism is to read this before it is asked for its digest."""
+    return hasattr(public_input, "matches")
+
+
 def _same_input(known: str | None, public_input: Any, digest: str | None) -> bool:
     """Returns whether a stored draw was made with this public input."""
-    if known is not None and hasattr(public_input, "matches"):
-        return bool(public_input.matches(known))
+    if _is_read_once(public_input):
+        return known is not None and bool(public_input.matches(known))
     return known == digest
 
 
