@@ -39,8 +39,8 @@ _L1_STEPS = 2.0**14
 """Parts of one to which the L1 norm of the longest row is rounded up: a stored release of Laplace
 noise is then found again on a machine that rounds the rows otherwise."""
 _SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
-"""Up to so many numbers and columns of features a fit is on one thread: two of them took 2 to 10 times
-its processor time."""
+"""Up to so many numbers and columns of features a fit is on one thread: two took 2 to 10 times its
+processor time."""
 _SIGNIFICANT = 3.0
 """Standard deviations of pure noise below which a release counts as noise alone."""
 
