@@ -129,9 +129,7 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
     Without the divergence the estimate is far too low, and with twice the divergence far too high.
     """
     monkeypatch.setattr(_ridge_path, "softmax_sharpness", lambda scores, agreement: 1.0)
-    monkeypatch.setattr(
-        _ridge_path, "believable_agreement", lambda s, agreement, error: agreement
-    )
+    monkeypatch.setattr(_ridge_path, "believable_agreement", lambda s, agreement, error: agreement)
     monkeypatch.setattr(_logistic, "_MOST_PROBES", 1)
     rows, codes = data(softmax)
     n, exact = len(rows), rows.T @ codes
