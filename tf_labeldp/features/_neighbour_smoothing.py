@@ -35,7 +35,7 @@ _EXACT_PAIRS = 1e10
 """Up to so many pairs of examples are compared."""
 _LISTS, _LOOKED_AT = 4.0, 32
 """Lists over the root of the number of rows, and how many of them are searched for a query."""
-_TRAINING_ROWS, _TRAINING_ROUNDS = 64, 10
+_TRAINING_ROWS, _TRAINING_ROUNDS = 32, 5
 """Of the k-means that makes the lists: rows a list, and rounds."""
 _FOUND = 4096
 """Neighbours of a query that the search by lists may be asked for, on the way past its equals."""
@@ -133,8 +133,8 @@ class NeighbourSmoothing(FeatureMap):
         self._keys = self._search_keys(start)
         self._smooth = start
         if strength:
-            step = self._steps(find_neighbours(self._keys, self._keys, k, self.seed))
-            _smooth_in_place(start, step, strength)
+            found = find_neighbours(self._keys, self._keys, k, self.seed)
+            _smooth_in_place(start, found, strength)
         self.n_features_out_ = start.shape[1]
         self._remember_columns(rows.columns)
         return self
@@ -158,7 +158,8 @@ class NeighbourSmoothing(FeatureMap):
         keys = self._search_keys(start)
         found = find_neighbours(keys, self._keys, self.num_neighbours, self.seed)
         strength = np.float32(self.strength)
-        return strength * (self._steps(found) @ self._smooth) + (np.float32(1.0) - strength) * start
+        step = _averaging(found, len(self._keys))
+        return strength * (step @ self._smooth) + (np.float32(1.0) - strength) * start
 
     def fit_transform(self, inputs: Any, labels: Any = None) -> np.ndarray:
         """Returns the smoothed features of the inputs that it is fitted on; looks at no labels."""
@@ -240,36 +241,45 @@ class NeighbourSmoothing(FeatureMap):
         lengths = np.linalg.norm(keys, axis=1, keepdims=True)
         return keys / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)
 
-    def _steps(self, neighbours: np.ndarray) -> Any:
-        """Returns the sparse matrix (m, n) that averages over neighbours (m, k)."""
-        from scipy import sparse
-
-        rows, k = neighbours.shape
-        share = np.full(neighbours.size, 1.0 / k, np.float32)
-        starts = np.arange(0, neighbours.size + 1, k)
-        return sparse.csr_array((share, neighbours.ravel(), starts), shape=(rows, len(self._keys)))
-
 
 def _block(rows: Rows, which: Any) -> np.ndarray:
     return checked_finite(rows.take(which).astype(np.float32))
 
 
-def _smooth_in_place(start: np.ndarray, step: Any, strength: float) -> None:
-    """Makes features (n, d) the fixed point of ``F = strength * step F + (1 - strength) * F0``."""
+def _averaging(neighbours: np.ndarray, size: int) -> Any:
+    """Returns the sparse matrix (m, size) that averages over neighbours (m, k)."""
+    from scipy import sparse
+
+    rows, k = neighbours.shape
+    share = np.full(neighbours.size, 1.0 / k, np.float32)
+    starts = np.arange(0, neighbours.size + 1, k)
+    return sparse.csr_array((share, neighbours.ravel(), starts), shape=(rows, size))
+
+
+def _smooth_in_place(start: np.ndarray, neighbours: np.ndarray, strength: float) -> None:
+    """Makes features (n, d) the fixed point of ``F = strength * P F + (1 - strength) * F0``."""
+    from scipy.sparse import csgraph
+
+    size = len(start)
+    # Rows in an order in which neighbours are close together, so that these are in the cache.
+    order = csgraph.reverse_cuthill_mckee(_averaging(neighbours, size))
+    places = np.empty(size, np.int32)
+    places[order] = np.arange(size, dtype=np.int32)
+    step = _averaging(places[neighbours[order]], size)
     rounds = math.ceil(math.log(_NEGLIGIBLE) / math.log(strength))
 
     def smooth(at: int) -> None:
-        own = np.float32(1.0 - strength) * start[:, at : at + _COLUMNS]
-        part = np.ascontiguousarray(start[:, at : at + _COLUMNS])
+        part = start[order, at : at + _COLUMNS]
+        own = np.float32(1.0 - strength) * part
         for _ in range(rounds):
             part = step @ part
             part *= np.float32(strength)
             part += own
-        start[:, at : at + _COLUMNS] = part
+        start[order, at : at + _COLUMNS] = part
 
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for _ in pool.map(smooth, range(0, start.shape[1], _COLUMNS)):
-            pass
+            pass  # raises what a thread has raised
 
 
 def find_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) -> np.ndarray:
@@ -305,10 +315,12 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
     index.train(rows)
     index.add(rows)
     index.nprobe = _LOOKED_AT
+    # Queries with the same nearest centre after each other: their lists are then in the cache.
+    order = np.argsort(index.quantizer.search(queries, 1)[1][:, 0], kind="stable")
     found = np.empty((len(queries), num), np.int32)
     progress = Progress("Neighbours", len(queries))
     for start in range(0, len(queries), _BLOCK):
-        places = np.arange(start, min(start + _BLOCK, len(queries)))
+        places = order[start : start + _BLOCK]
         asked = num + 1  # one is the query itself
         while places.size and asked <= min(_FOUND, size):
             cosines, near = index.search(queries[places], asked)  # the nearest first
@@ -321,7 +333,7 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
             asked *= 8
         if places.size:
             found[places] = nearest_neighbours(queries[places], rows, num)
-        progress.advance(min(_BLOCK, len(queries) - start))
+        progress.advance(len(order[start : start + _BLOCK]))
     progress.end()
     return found
 
