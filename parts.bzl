@@ -14,7 +14,7 @@ PARTS = {
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
     # Files of tables and the lock of a store; and TensorFlow for `to_dataset`, on its call.
     "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "tensorflow"],
-    "features": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
+    "features": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl", "faiss"],
     "self_supervised": ["numpy", "keras"],
     "semi_supervised": ["numpy", "keras", "sklearn"],
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
