@@ -293,7 +293,7 @@ def find_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) 
         return listed_neighbours(queries, rows, num, seed)
     _validate.warn(
         f"{len(queries):,} examples are compared with {len(rows):,} one by one, about "
-        f"{pairs / 1.6e10:,.0f} minutes on one core. pip install 'tf-labeldp[neighbours]' for an "
+        f"{pairs / 1e10:,.0f} minutes on one core. pip install 'tf-labeldp[neighbours]' for an "
         "approximate search, which takes minutes for a million."
     )
     return nearest_neighbours(queries, rows, num)
@@ -319,7 +319,7 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
     index.nprobe = _LOOKED_AT
     # Queries with the same nearest centre after each other: their lists are then in the cache.
     order = np.argsort(index.quantizer.search(queries, 1)[1][:, 0], kind="stable")
-    found = np.empty((len(queries), num), np.int32)
+    found = np.full((len(queries), num), -1, np.int32)
     progress = Progress("Neighbours", len(queries))
     for start in range(0, len(queries), _BLOCK):
         places = order[start : start + _BLOCK]
@@ -333,10 +333,11 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
             found[places[done]] = near[done]
             places = places[~done]
             asked *= 8
-        if places.size:
-            found[places] = nearest_neighbours(queries[places], rows, num)
         progress.advance(len(order[start : start + _BLOCK]))
     progress.end()
+    missing = np.flatnonzero(found[:, 0] < 0)
+    if missing.size:
+        found[missing] = nearest_neighbours(queries[missing], rows, num)
     return found
 
 

@@ -460,9 +460,9 @@ class PrivateRidge(OneReleaseHead):
     labels, which they do not. With a ``PrivateLabels`` they fail once its budget is spent.
 
     The moments of the labels are exact before the noise. The Gram matrix A of the features is in
-    double precision below 512 directions; from there on its entry (i, j) is off by at most
-    ``1.25e-4 sqrt(A_ii A_jj)``, and by about 1e-7 of that root on all features that were tried. No
-    label is in it, so its rounding is no matter of privacy.
+    single precision from 512 directions of a spread on: its entry (i, j) is then off by at most
+    ``1.25e-4 sqrt(A_ii A_jj)``, and by about 1e-7 of that root where rows differ. No label is in
+    it, so its rounding is no matter of privacy.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
     public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
