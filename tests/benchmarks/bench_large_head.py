@@ -168,10 +168,10 @@ def time_smoothing(sizes: list[int]) -> None:
         ]
         figures = [f"{all_pairs:.0f}", f"{lists:.0f}", f"{all_pairs / lists:.1f}"]
         figures += [f"{100 * np.mean(shared):.1f}", f"{processor:.0f}", f"{wall:.0f}"]
-        rows.append([f"{size:,}", *figures, f"{peak():.1f}"])
+        rows.append([f"{size:,}", *figures])
         print(rows[-1], file=sys.stderr, flush=True)
     columns = ["rows", "all pairs, processor s", "lists, processor s", "ratio", "found, %"]
-    columns += ["whole fit with lists, processor s", "wall s", "peak GB"]
+    columns += ["whole fit with lists, processor s", "wall s"]
     print(_results.markdown(columns, rows))
 
 

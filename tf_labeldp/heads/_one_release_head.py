@@ -132,7 +132,8 @@ class OneReleaseHead(Head):
 
         Args:
             features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
-                x or (x, y), which is read two or three times and must not be shuffled.
+                x or (x, y), which is read twice (three times with ``noise="laplace"``) and must
+                not be shuffled.
             labels: a ``PrivateLabels``, which charges the release to its own budget; or (n,)
                 classes or numbers, or (n, L) zeros and ones, from which a vault with the budget
                 (epsilon, delta) is made. None for a data set of pairs.
@@ -457,6 +458,11 @@ class PrivateRidge(OneReleaseHead):
     ``fit`` on an array of labels is a release of its own: a grid search, cross-validation or
     calibration releases many times, which the statements of its heads add up, and scores on true
     labels, which they do not. With a ``PrivateLabels`` they fail once its budget is spent.
+
+    The moments of the labels are exact before the noise. The Gram matrix A of the features is in
+    single precision from 512 directions of a spread on: its entry (i, j) is then off by at most
+    ``1.25e-4 sqrt(A_ii A_jj)``, and by about 1e-7 of that root where rows differ. No label is in
+    it, so its rounding is no matter of privacy.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
     public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
