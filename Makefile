@@ -114,16 +114,11 @@ $(BEAM_VENV)/.installed $(SPARK_VENV)/.installed: .venv-%/.installed: pyproject.
 	.venv-$*/bin/python -m pip install -q -e '.[$*,test]'
 	@touch $@
 
-# Its 260 packages take pip's resolver more than an hour, and uv's some seconds. TFX asks for an
-# older pyarrow than our tables do, which its component does not need, and imports dill, which newer
-# versions of Beam no longer bring along.
+# Its 260 packages take pip's resolver more than an hour, and uv's some seconds.
 $(TFX_VENV)/.installed: pyproject.toml setup.py
 	@test -n "$(TFX_PYTHON)" || { echo "make test-tfx: there is no Python 3.10, which TFX needs." \
 	  "Name one: make test-tfx TFX_PYTHON=/path/to/python3.10" >&2; exit 1; }
 	$(TFX_PYTHON) -m venv $(TFX_VENV)
 	$(TFX_VENV)/bin/python -m pip install -q --upgrade pip uv
-	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python 'tfx==1.16.0' \
-	  'apache-beam==2.68.*' 'dp-accounting>=0.6' 'opendp>=0.13' 'filelock>=3.12' 'threadpoolctl>=2' \
-	  'scikit-learn>=1.3' 'tqdm>=4.60' 'pytest>=8.2' 'setuptools>=77'
-	$(TFX_VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python -e '.[tfx]' 'pytest>=8.2'
 	@touch $@

@@ -13,8 +13,8 @@ PARTS = {
     "mechanisms": ["numpy", "scipy", "opendp"],
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
     # Files of tables and the lock of a store; and TensorFlow for `to_dataset`, on its call.
-    "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "tensorflow"],
-    "features": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
+    "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "cryptography", "tensorflow"],
+    "features": ["numpy", "scipy", "sklearn", "faiss", "keras", "threadpoolctl"],
     "self_supervised": ["numpy", "keras"],
     "semi_supervised": ["numpy", "keras", "sklearn"],
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],

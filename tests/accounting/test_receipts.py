@@ -53,7 +53,7 @@ from tf_labeldp.vault import PrivateLabels
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 SIZE = 6
 THROUGH_HERE = "the true labels reach training and tuning through the uses counted here alone"
-SECURE = "the operating system's random generator is secure"
+SECURE = "the operating system's random generator is secure, and OpenSSL's that it seeds"
 ONE_EACH = "the features are public, and each person has one example"
 
 

@@ -4,7 +4,9 @@
     python tests/benchmarks/bench_feature_maps.py --data mnist --sensitivity --save mnist.json
     python tests/benchmarks/bench_feature_maps.py --sensitivity --proxy mnist.json
     python tests/benchmarks/bench_feature_maps.py --data adult --sensitivity --head both
+    python tests/benchmarks/bench_feature_maps.py --data mnist --spread --head both
 
+With ``--spread``: heads with and without a spread over directions, on pixels and on small maps.
 Without ``--sensitivity``: the default map. With it: one argument changed at a time, and then two
 ways to choose among these variants without looking at test labels:
 
@@ -45,7 +47,7 @@ import numpy as np
 from scipy import stats
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
-from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 
 EPSILONS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -128,7 +130,7 @@ class Results:
         print("| variant | head | " + " | ".join(f"ε {epsilon:g}" for epsilon in epsilons) + " |")
         print("|---" * (len(epsilons) + 2) + "|")
 
-    def add(self, name, seconds, train, y_train, test, y_test) -> None:
+    def add(self, name, seconds, train, y_train, test, y_test, **settings) -> None:
         self.names.append(name)
         n, num_classes = len(y_train), int(y_train.max()) + 1
         for head in self.heads:
@@ -139,7 +141,7 @@ class Results:
                     # A vault for each fit: nobody publishes all of them, so they do not add up.
                     budget = PrivacyBudget(epsilon, 1.0 / n)
                     labels = PrivateLabels(y_train, num_classes, budget=budget, insecure_seed=seed)
-                    fitted = HEADS[head](epsilon, 1.0 / n).fit(train, labels)
+                    fitted = HEADS[head](epsilon, 1.0 / n, **settings).fit(train, labels)
                     accuracies.append(100.0 * fitted.score(test, y_test))
                     estimates.append(fitted.risk_ / (n if head == "ridge" else 1))
                     if num_classes == 2:
@@ -178,6 +180,18 @@ class Results:
         print(f"| {key} | {rule} | {correlation:.2f} | {names} | {gain:+.2f} | {loss:.2f} |")
 
 
+def spread_features(x_train, x_test, make):
+    """Yields names, training rows and test rows: pixels of images, and maps of a few columns."""
+    if make is PatchDictionary:
+        yield "pixels", *(x.reshape(len(x), -1) / np.float32(255.0) for x in (x_train, x_test))
+    mapping = make(**({"num_atoms": 20} if make is PatchDictionary else {})).fit(x_train)
+    train, test = mapping.transform(x_train), mapping.transform(x_test)
+    yield "map", train, test
+    if make is PatchDictionary:
+        smoothing = NeighbourSmoothing()
+        yield "smooth map", smoothing.fit_transform(train), smoothing.transform(test)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -187,6 +201,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="releases for each figure")
     parser.add_argument("--head", default="ridge", choices=["ridge", "logistic", "both"])
     parser.add_argument("--sensitivity", action="store_true", help="change one argument at a time")
+    parser.add_argument("--spread", action="store_true", help="compare rules for the spread")
     parser.add_argument("--examples", type=int, help="use the first of the training set alone")
     parser.add_argument("--save", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--proxy", type=pathlib.Path, help="figures of another data set")
@@ -206,6 +221,13 @@ def main() -> None:
         x_train = x_train[: arguments.examples]
     y_train = y_train[: arguments.examples]
     heads = list(HEADS) if arguments.head == "both" else [arguments.head]
+    if arguments.spread:
+        with _results.recorded(__file__, f"{arguments.data}_spread"):
+            results = Results(heads, list(arguments.epsilons), arguments.seeds)
+            for name, train, test in spread_features(x_train, x_test, make):
+                for rule, spread in (("no spread", False), ("spread", True)):
+                    results.add(name, rule, train, y_train, test, y_test, spread=spread)
+        return
     tables = [arguments.data, f"{arguments.data}_choices"][: 1 + arguments.sensitivity]
     with _results.recorded(__file__, *tables):
         results = Results(heads, list(arguments.epsilons), arguments.seeds)

@@ -1,31 +1,51 @@
-"""Time and memory of a head on many rows: by default 1,000,000 rows of 2,000 features.
+"""Time and memory of heads and of smoothing on many rows: 1,000,000 rows of 2,000 features.
 
-The features come from a ``tf.data.Dataset`` that makes them when they are read, so the process
-holds what the head holds. They are a fixed block of random numbers with other signs in each batch,
-and cost next to nothing; labels are drawn from a linear model of them.
+Heads are fitted in processes of their own, on this version and on another one (``--against``), and
+the table has the ratios. The features come from a ``tf.data.Dataset`` that makes them when they are
+read, so the process holds what the head holds. They are a fixed block of random numbers with other
+signs in each batch, and cost next to nothing; labels are drawn from a linear model of them. Epsilon
+is 1 for a million rows and grows for fewer, so that as many directions are kept.
 
-    python tests/benchmarks/bench_large_head.py
+``--smoothing`` times ``NeighbourSmoothing`` on images of Fashion-MNIST, moved by up to two pixels
+for more of them: the search over all pairs (of some queries, scaled up to all) against the search
+in lists, and how many of the neighbours it finds. ``--accuracy`` fits heads on features that either
+search has smoothed.
+
+    python tests/benchmarks/bench_large_head.py --rows 100000 --against ce97f1e
     python tests/benchmarks/bench_large_head.py --rows 100000 --head logistic
+    python tests/benchmarks/bench_large_head.py --smoothing 60000 200000 1000000
+    python tests/benchmarks/bench_large_head.py --accuracy
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import os
+import pathlib
 import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
 import time
 import warnings
+from typing import Any
 
+import _results
 import numpy as np
-import tensorflow as tf
-
-from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 
 BATCH = 5000
 CLASSES = 10
+QUERIES = 4096
+ROOT = pathlib.Path(__file__).parents[2]
 
 
-def dataset(rows: int, width: int) -> tf.data.Dataset:
+def dataset(rows: int, width: int) -> Any:
     """Returns batches (x, y), the same whenever they are read."""
+    import tensorflow as tf
+
     rng = np.random.default_rng(0)
     scales = np.geomspace(1.0, 0.03, width)
     block = tf.constant((rng.normal(size=(BATCH, width)) * scales).astype(np.float32))
@@ -40,26 +60,174 @@ def dataset(rows: int, width: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(rows // BATCH).map(batch).prefetch(2)
 
 
+def peak() -> float:
+    """Returns the most memory that this process has had, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def fit_one(rows: int, width: int, head: str) -> dict[str, float]:
+    """Fits a head in this process, and returns what it took."""
+    from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+
+    data = dataset(rows, width)
+    kind = PrivateRidge if head == "ridge" else PrivateLogisticRegression
+    wall, processor = time.perf_counter(), time.process_time()
+    fitted = kind(1e6 / rows, 1.0 / rows, num_classes=CLASSES, insecure_seed=0).fit(data)
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    x, y = next(data.as_numpy_iterator())
+    return {
+        "wall": wall,
+        "processor": processor,
+        "peak": peak(),
+        "directions": fitted.num_directions_,
+        "accuracy": fitted.score(x, y),
+    }
+
+
+def fit_apart(code: pathlib.Path, args: argparse.Namespace) -> dict[str, float]:
+    """Fits a head in a process that imports the library from a folder."""
+    call = [sys.executable, __file__, "--one", "--rows", str(args.rows)]
+    call += ["--features", str(args.features), "--head", args.head]
+    env = {**os.environ, "PYTHONPATH": str(code)}
+    made = subprocess.run(call, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def compare_heads(args: argparse.Namespace) -> None:
+    """Prints a table of both versions, with ratios."""
+    found = {}
+    if args.against:
+        archive = subprocess.run(
+            ["git", "-C", str(ROOT), "archive", args.against], stdout=subprocess.PIPE, check=True
+        ).stdout
+        with tempfile.TemporaryDirectory() as folder:
+            tarfile.open(fileobj=io.BytesIO(archive)).extractall(folder)
+            found[args.against] = fit_apart(pathlib.Path(folder), args)
+    found["this version"] = fit_apart(ROOT, args)
+    rows = [
+        [
+            name,
+            f"{one['wall']:.0f}",
+            f"{one['processor']:.0f}",
+            f"{args.rows / one['processor']:,.0f}",
+            f"{one['peak']:.2f}",
+            f"{one['directions']:.0f}",
+            f"{100 * one['accuracy']:.1f}",
+        ]
+        for name, one in found.items()
+    ]
+    if args.against:
+        old, new = found.values()
+        ratios = [f"{old[what] / new[what]:.2f}" for what in ("wall", "processor")]
+        rows.append(["ratio", *ratios, ratios[1], f"{old['peak'] / new['peak']:.2f}", "", ""])
+    what = f"{args.head}, {args.rows:,} x {args.features:,}"
+    columns = [what, "wall s", "processor s", "rows per processor s", "peak GB", "directions"]
+    print(_results.markdown([*columns, "accuracy on a batch, %"], rows))
+
+
+def moved_images(rows: int) -> np.ndarray:
+    """Returns images of Fashion-MNIST as rows (n, 784), each moved in other ways."""
+    from tf_labeldp.cli import _datasets
+
+    images = _datasets.load("fashion_mnist", os.environ["LABELDP_DATA_DIR"]).x_train
+    images = np.rint(images.reshape(-1, 28, 28) * (255.0 / images.max())).astype(np.uint8)
+    moves = sorted(np.ndindex(5, 5), key=lambda move: (abs(move[0] - 2) + abs(move[1] - 2), move))
+    parts = [np.roll(images, (down - 2, right - 2), axis=(1, 2)) for down, right in moves]
+    return np.concatenate(parts[: -(-rows // len(images))])[:rows].reshape(rows, -1)
+
+
+def time_smoothing(sizes: list[int]) -> None:
+    """Prints a table of searches and of whole fits."""
+    from tf_labeldp.features import NeighbourSmoothing, _neighbour_smoothing
+
+    searches: list[tuple[float, np.ndarray]] = []
+
+    def timed(*arguments: Any) -> np.ndarray:
+        begun = time.process_time()
+        found = _neighbour_smoothing.listed_neighbours(*arguments)
+        searches.append((time.process_time() - begun, found))
+        return found
+
+    _neighbour_smoothing.find_neighbours = timed
+    rows = []
+    for size in sizes:
+        x = moved_images(size)
+        smoothing = NeighbourSmoothing()
+        wall, processor = time.perf_counter(), time.process_time()
+        smoothing.fit(x)
+        wall, processor = time.perf_counter() - wall, time.process_time() - processor
+        lists, found = searches.pop()
+        asked = np.random.default_rng(0).permutation(size)[:QUERIES]
+        begun = time.process_time()
+        expected = _neighbour_smoothing.nearest_neighbours(
+            smoothing._keys[asked], smoothing._keys, smoothing.num_neighbours
+        )
+        all_pairs = (time.process_time() - begun) * size / len(asked)
+        shared = [
+            np.isin(one, other).mean() for one, other in zip(expected, found[asked], strict=True)
+        ]
+        figures = [f"{all_pairs:.0f}", f"{lists:.0f}", f"{all_pairs / lists:.1f}"]
+        figures += [f"{100 * np.mean(shared):.1f}", f"{processor:.0f}", f"{wall:.0f}"]
+        rows.append([f"{size:,}", *figures])
+        print(rows[-1], file=sys.stderr, flush=True)
+    columns = ["rows", "all pairs, processor s", "lists, processor s", "ratio", "found, %"]
+    columns += ["whole fit with lists, processor s", "wall s"]
+    print(_results.markdown(columns, rows))
+
+
+def compare_accuracy(seeds: int) -> None:
+    """Prints a table of heads on features that were smoothed after either search."""
+    from tf_labeldp.cli import _datasets
+    from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, _neighbour_smoothing
+    from tf_labeldp.heads import PrivateRidge
+
+    rows, epsilons = [], (0.1, 1.0)
+    for name in ("mnist", "fashion_mnist"):
+        data = _datasets.load(name, os.environ["LABELDP_DATA_DIR"])
+        patches = PatchDictionary().fit(data.x_train)
+        train, test = patches.transform(data.x_train), patches.transform(data.x_test)
+        for search, pairs in (("all pairs", np.inf), ("lists", 0.0)):
+            _neighbour_smoothing._EXACT_PAIRS = pairs
+            smoothing = NeighbourSmoothing().fit(train)
+            smooth, smooth_test = smoothing._smooth, smoothing.transform(test)
+            cells = []
+            for epsilon in epsilons:
+                heads = [
+                    PrivateRidge(
+                        epsilon, 1.0 / len(train), num_classes=data.num_classes, insecure_seed=seed
+                    ).fit(smooth, data.y_train)
+                    for seed in range(seeds)
+                ]
+                scores = [100.0 * head.score(smooth_test, data.y_test) for head in heads]
+                cells.append(f"{np.mean(scores):.2f} ± {np.std(scores):.2f} ({seeds})")
+            rows.append([name, search, *cells])
+    print(_results.markdown(["data", "search", *(f"ε {e:g}" for e in epsilons)], rows))
+
+
 def main() -> None:
-    """Fits once, and prints seconds, rows a second and the peak of memory."""
+    """Runs what is asked for, and records its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--features", type=int, default=2_000)
     parser.add_argument("--head", choices=["ridge", "logistic"], default="ridge")
+    parser.add_argument("--against", help="a commit to compare with")
+    parser.add_argument("--one", action="store_true", help="fit here, and print figures as JSON")
+    parser.add_argument("--smoothing", type=int, nargs="+", help="numbers of rows")
+    parser.add_argument("--accuracy", action="store_true")
+    parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", "delta")  # 1/n: nothing is published here
-    data = dataset(args.rows, args.features)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    start = time.perf_counter()
-    kind = PrivateRidge if args.head == "ridge" else PrivateLogisticRegression
-    head = kind(1.0, 1.0 / args.rows, num_classes=CLASSES, insecure_seed=0).fit(data)
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    x, y = next(data.as_numpy_iterator())
-    print(f"{args.rows:,} x {args.features:,}, {args.head}: {head.num_directions_} directions kept")
-    print(f"{seconds:.0f} s, {args.rows / seconds:,.0f} rows a second")
-    print(f"peak memory {peak:.1f} GB, of which {before:.1f} GB before the fit")
-    print(f"accuracy on a batch: {head.score(x, y):.3f}")
+    warnings.simplefilter("ignore")  # delta is 1/n, and fits repeat: nothing is published here
+    if args.one:
+        print(json.dumps(fit_one(args.rows, args.features, args.head)))
+    elif args.smoothing:
+        with _results.recorded(__file__, "smoothing"):
+            time_smoothing(args.smoothing)
+    elif args.accuracy:
+        with _results.recorded(__file__, "smoothing_accuracy"):
+            compare_accuracy(args.seeds)
+    else:
+        with _results.recorded(__file__, f"{args.head}_{args.rows}"):
+            compare_heads(args)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Time and memory of ``tf-labeldp randomize`` on a CSV file of ten million rows: a Markdown table.
+"""Time and memory of ``tf-labeldp randomize`` on CSV files of ten million rows: a Markdown table.
 
 Run with ``python tests/benchmarks/bench_randomize_csv.py [ROWS]``. The file, which has an id, two
-features and the labels, is made in a temporary folder; the command runs in processes of its own,
-whose time and peak memory (resident set, all of the process) the operating system tells.
+features and the labels, is made in a temporary folder, once whole and once as eight files; the
+command runs in processes of its own, whose time and peak memory (resident set, all of the process)
+the operating system tells.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,23 +24,25 @@ REGRESSION = ("--column", "amount", "--task", "regression", "--low", "0", "--hig
 RUNS = {
     "regression, RR-on-Bins": REGRESSION,
     "regression, RR-on-Bins, store": (*REGRESSION, "--store"),
+    "regression, RR-on-Bins, 8 files": REGRESSION,
     "regression, Laplace": (*REGRESSION, "--mechanism", "laplace"),
     "classification, RR": ("--column", "bought", "--task", "classification", "--num-classes", "2"),
 }
 PHASES = ("reading labels", "drawing noisy labels", "writing")
 PART = 1_000_000
+FILES = 8
 
 
-def make_table(path: Path, rows: int) -> None:
+def make_table(path: Path, rows: int, first: int = 0) -> None:
     """Writes the input: ids of nine digits, two features, amounts with cents, a class."""
     import numpy as np
     import pyarrow as pa
     from pyarrow import csv
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(first)
     writer = None
-    for start in range(0, rows, PART):
-        n = min(PART, rows - start)
+    for start in range(first, first + rows, PART):
+        n = min(PART, first + rows - start)
         table = pa.table(
             {
                 "id": 100_000_000 + np.arange(start, start + n),
@@ -69,7 +73,7 @@ def measured(command: list[str]) -> tuple[float, float, float, str]:
 
 def shares(errors: str, wall: float) -> list[str]:
     """Returns the share of each phase, from the last line that a run of some seconds prints."""
-    taken = {name: re.search(rf"{name} ([\d.]+) s", errors) for name in PHASES}
+    taken = {name: re.search(rf"{name}: .* rows in ([\d.]+) s", errors) for name in PHASES}
     return [f"{float(found[1]) / wall:.0%}" if found else "-" for found in taken.values()]
 
 
@@ -77,10 +81,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=int, nargs="?", default=10_000_000)
     parser.add_argument("--only", choices=tuple(RUNS), help="one of the runs")
-    parser.add_argument("--make", type=Path, metavar="FILE", help="only write the input to FILE")
+    parser.add_argument(
+        "--make", type=Path, metavar="FILE", help="only write the inputs, FILE and beside"
+    )
     arguments = parser.parse_args()
     if arguments.make:
-        return make_table(arguments.make, arguments.rows)
+        make_table(arguments.make, arguments.rows)
+        parts = arguments.make.with_suffix("")
+        parts.mkdir()
+        for number in range(FILES):
+            rows = arguments.rows // FILES
+            make_table(parts / f"part-{number}.csv", rows, number * rows)
+        return
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "labels.csv"
         # In a process of its own: a new process starts with its parent's peak on its account.
@@ -99,7 +111,10 @@ def main() -> None:
                 public = Path(folder) / "public"  # apart from the store, which is not
                 public.mkdir(exist_ok=True)
                 output = public / f"noisy-{number}.csv"
-                command = [sys.executable, "-m", "tf_labeldp.cli", "randomize", str(table)]
+                source = table
+                if name.endswith("files"):
+                    source, output = table.with_suffix(""), output.with_suffix("")
+                command = [sys.executable, "-m", "tf_labeldp.cli", "randomize", str(source)]
                 command += options
                 command += [str(Path(folder) / "store")] if options[-1] == "--store" else []
                 command += ["--epsilon", "1", "--output", str(output)]
@@ -109,7 +124,7 @@ def main() -> None:
                     f"{peak:,.0f} | {' | '.join(shares(errors, wall))} |",
                     flush=True,
                 )
-                output.unlink()
+                shutil.rmtree(output) if output.is_dir() else output.unlink()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -155,6 +156,43 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
 
         yield run
         server.stdin.close()  # type: ignore[union-attr]
+
+
+# Kills the process right before the n-th call of a function.
+KILLED = """
+import importlib, os, signal, sys
+from tf_labeldp.cli import _tables, main
+holder = importlib.import_module("tf_labeldp." + sys.argv[1])
+*owners, name = sys.argv[2].split(".")
+number = int(sys.argv[3])
+for owner in owners:
+    holder = getattr(holder, owner)
+_tables._BLOCK_BYTES = 256
+calls = 0
+function = getattr(holder, name)
+def watched(*arguments):
+    global calls
+    calls += 1
+    if calls == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*arguments)
+setattr(holder, name, watched)
+main(sys.argv[4:])
+"""
+
+
+@pytest.fixture
+def killed(in_process: InProcess) -> Callable[..., None]:
+    """Runs a command that is killed before the n-th call of a function: module, name, n, command.
+
+    It reads CSV in small blocks, so that there are several chunks of rows.
+    """
+
+    def run(module: str, name: str, number: int, *command: str) -> None:
+        code, told = in_process(KILLED, module, name, str(number), *command)
+        assert code == -signal.SIGKILL, told
+
+    return run
 
 
 Edits = Callable[[Any], Iterator[tuple[str, Any]]]

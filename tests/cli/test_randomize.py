@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _randomize, _tables, main
+from tf_labeldp.cli import _outputs, _randomize, _tables, main
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import Priors, RROnBins
 from tf_labeldp.mechanisms._base import deserialize
@@ -77,7 +77,7 @@ def numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def statement_of(output: Path) -> dict:
-    return json.loads(_tables.statement_path(output).read_text(encoding="utf-8"))
+    return json.loads(_outputs.statement_path(output).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
@@ -253,7 +253,7 @@ def test_any_size_of_chunks_gives_the_same_table(
     large = randomize(source, tmp_path / f"large.{suffix}", *options)
     monkeypatch.setattr(_tables, "_BLOCK_BYTES", 100)
     monkeypatch.setattr(_tables, "_BATCH_ROWS", 7)
-    monkeypatch.setattr(_tables, "_ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr(_outputs, "_ROW_GROUP_ROWS", 50)
     small = randomize(source, tmp_path / f"small.{suffix}", *options)
     assert small.equals(large)
     assert small["id"].to_pylist() == [f"id\n{i}" for i in range(N)]

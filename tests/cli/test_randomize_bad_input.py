@@ -182,7 +182,7 @@ def test_damaged_gzip(refused: Callable[..., str], part: str) -> None:
     [
         ("missing.csv", "the input missing.csv does not exist; check the path"),
         ("t.tsv", "the format of the input t.tsv is not known by its name; name it .csv, .csv.gz"),
-        ("folder.csv", "the input folder.csv is not a regular file"),
+        ("folder.csv", "the folder folder.csv has no file in it whose name ends in .csv, .csv.gz"),
         ("pipe.csv", "is not a regular file, which it must be to be read twice"),
     ],
 )
@@ -359,14 +359,14 @@ def test_an_input_that_changes_meanwhile(
             parquet.write_table(pa.table({"id": list(ids), "y": [1.0] * len(ids)}), name)
 
     make("abc")
-    read_labels = _randomize._read_labels
+    read_table = _randomize._read_table
 
-    def read_and_change(*arguments: object) -> object:
-        found = read_labels(*arguments)
+    def read_and_change(*arguments: object, **more: object) -> object:
+        found = read_table(*arguments, **more)
         make({"a row more": "abcd", "a row less": "ab", "another label": "abx"}[change])
         return found
 
-    monkeypatch.setattr(_randomize, "_read_labels", read_and_change)
+    monkeypatch.setattr(_randomize, "_read_table", read_and_change)
     assert main(["randomize", name, *REGRESSION, "--epsilon", "1", "--output", "n.csv"]) == 2
     assert f"the input {name} changed while it was read" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == [name]
@@ -427,7 +427,7 @@ def test_a_folder_that_cannot_be_written_to(
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tf_labeldp.cli._tables.open", forbidden, raising=False)
+    monkeypatch.setattr("tf_labeldp.cli._outputs.open", forbidden, raising=False)
     assert "cannot write --output noisy.csv (Permission denied)" in refused(*REGRESSION)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_labeldp.cli import _randomize, _tables, main
+from tf_labeldp.cli import _outputs, _randomize, main
 
 ROOT = Path(__file__).parents[2]
 FILES = ["noisy.csv", "noisy.csv.privacy.json"]
@@ -80,7 +80,7 @@ def test_without_locks_the_files_of_others_are_left_alone(
     hidden = f".noisy.csv.{'0' * 16}.tmp"
     Path(hidden).touch()
     with monkeypatch.context() as patch:
-        patch.setattr(_tables, "_fcntl", None)
+        patch.setattr(_outputs, "_fcntl", None)
         assert main(command()) == 0
     assert names(folder) == [hidden, *FILES]
     assert main(command("--overwrite")) == 0
@@ -91,7 +91,7 @@ def test_a_lock_that_was_removed_before_it_was_taken(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that was opened is not the one that the next run would open."""
-    flock, calls = _tables._fcntl.flock, []
+    flock, calls = _outputs._fcntl.flock, []
 
     def removed_first(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
@@ -99,8 +99,8 @@ def test_a_lock_that_was_removed_before_it_was_taken(
             Path(".noisy.csv.lock").unlink()
         flock(descriptor, operation)
 
-    monkeypatch.setattr(_tables._fcntl, "flock", removed_first)
-    lock = _tables.OutputLock(Path("noisy.csv"))
+    monkeypatch.setattr(_outputs._fcntl, "flock", removed_first)
+    lock = _outputs.OutputLock(Path("noisy.csv"))
     assert lock.acquire() and len(calls) == 2
     assert Path(".noisy.csv.lock").exists()
     lock.release()
@@ -122,7 +122,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
     if before == "a statement alone":
         Path("noisy.csv").unlink()
     content = {name: Path(name).read_bytes() for name in names(folder)}
-    give_name, calls = _tables.give_name, []
+    give_name, calls = _outputs.give_name, []
 
     def fail_once(*paths: Path) -> None:
         calls.append(paths)
@@ -130,7 +130,7 @@ def test_a_failure_while_names_are_given_changes_nothing(
             raise OSError(5, "Input/output error")
         give_name(*paths)
 
-    monkeypatch.setattr(_tables, "give_name", fail_once)
+    monkeypatch.setattr(_outputs, "give_name", fail_once)
     options = ["--overwrite"] if before == "a whole output" else []
     assert main(command(*options)) == 2
     assert "cannot write --output noisy.csv (Input/output error)" in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_a_table_that_comes_into_being_keeps_its_statement(
 # Kills the process before the n-th call of `os.replace` and `give_name` together, if there is one.
 KILLED = """
 import os, signal, sys
-from tf_labeldp.cli import _tables, main
+from tf_labeldp.cli import _outputs, main
 calls = 0
 def watched(function):
     def wrapper(*arguments):
@@ -172,8 +172,8 @@ def watched(function):
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*arguments)
     return wrapper
-_tables.os.replace = watched(os.replace)
-_tables.give_name = watched(_tables.give_name)
+_outputs.os.replace = watched(os.replace)
+_outputs.give_name = watched(_outputs.give_name)
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _randomize, _tables, main
+from tf_labeldp.cli import _outputs, _randomize, _tables, main
 from tf_labeldp.cli._tasks import Classification
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
@@ -30,38 +29,17 @@ TASKS = {
         *("--prior", "prior.json"),
     ),
 }
-# Kills the process right before the n-th call of a function.
-KILLED = """
-import importlib, os, signal, sys
-from tf_labeldp.cli import _tables, main
-holder = importlib.import_module("tf_labeldp." + sys.argv[1])
-*owners, name = sys.argv[2].split(".")
-number = int(sys.argv[3])
-for owner in owners:
-    holder = getattr(holder, owner)
-_tables._BLOCK_BYTES = 256
-calls = 0
-function = getattr(holder, name)
-def watched(*arguments):
-    global calls
-    calls += 1
-    if calls == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return function(*arguments)
-setattr(holder, name, watched)
-main(sys.argv[4:])
-"""
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
     "before the first charge": ("vault._store", "LabelStore._publish_charge", 1, 1),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
     "before the second charge": ("vault._store", "LabelStore._publish_charge", 2, 2),
-    "before the first rows": ("cli._tables", "CsvWriter.write", 2, 2),
-    "between rows": ("cli._tables", "CsvWriter.write", 5, 2),
-    "before the ids are kept": ("cli._randomize", "IdFacts.check_store", 1, 2),
-    "before the statement is on disk": ("cli._tables", "_sync", 2, 2),
-    "before the statement has its name": ("cli._tables", "give_name", 1, 2),
-    "between statement and table": ("cli._tables", "give_name", 2, 2),
+    "before the first rows": ("cli._outputs", "CsvWriter.write", 2, 2),
+    "between rows": ("cli._outputs", "CsvWriter.write", 5, 2),
+    "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
+    "before the statement is on disk": ("cli._outputs", "_sync", 2, 2),
+    "before the statement has its name": ("cli._outputs", "give_name", 1, 2),
+    "between statement and table": ("cli._outputs", "give_name", 2, 2),
 }
 
 
@@ -101,12 +79,10 @@ def test_killed_and_resumed(
     folder: Path,
     point: str,
     capsys: pytest.CaptureFixture[str],
-    in_process: Callable[..., tuple[int, str]],
+    killed: Callable[..., None],
 ) -> None:
     *place, draws = POINTS[point]
-    where = [str(part) for part in place]
-    code, told = in_process(KILLED, *where, *command("regression"))
-    assert code == -signal.SIGKILL, told
+    killed(*place, *command("regression"))
     assert not (folder / "public" / "noisy.csv").exists()
     assert len(list((folder / "public").glob(".noisy.csv.*"))) >= 1  # left behind by the kill
     drawn = stored_draws(folder)
@@ -130,14 +106,14 @@ def test_a_failed_writer_and_two_more_runs(
 ) -> None:
     monkeypatch.setattr(_tables, "_BLOCK_BYTES", 256)
     with monkeypatch.context() as patch:
-        write = _tables.CsvWriter.write
+        encoded = _outputs.CsvWriter.encoded
 
-        def fail_at_row_100(self: _tables.CsvWriter, arrays: list) -> None:
+        def fail_at_row_100(self: _outputs.CsvWriter, arrays: list) -> object:
             if any(cell == "100" for cell in arrays[0].to_pylist()):
                 raise OSError(28, "No space left on device")
-            write(self, arrays)
+            return encoded(self, arrays)
 
-        patch.setattr(_tables.CsvWriter, "write", fail_at_row_100)
+        patch.setattr(_outputs.CsvWriter, "encoded", fail_at_row_100)
         assert main(command(task)) == 2
     assert (
         "cannot write --output public/noisy.csv (No space left on device)"
@@ -319,7 +295,7 @@ def test_other_labels_are_refused(folder: Path, capsys: pytest.CaptureFixture[st
     assert "was made for other labels" in capsys.readouterr().err
     (folder / "labels.csv").write_text(text + "500,13\n")
     assert main(command("regression", "--overwrite")) == 2
-    assert "num_labels differ" in capsys.readouterr().err
+    assert "holds noisy labels of rows with other ids" in capsys.readouterr().err
 
 
 def test_a_damaged_store_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _neighbour_smoothing
-from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
+from tf_labeldp.features._neighbour_smoothing import listed_neighbours, nearest_neighbours
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.vault._carried import carry, receipts_of
@@ -47,6 +47,80 @@ def test_equal_rows_are_no_neighbours():
     assert not np.any(found // 4 == np.arange(120)[:, np.newaxis] // 4)
     same = nearest_neighbours(rows[:1], np.repeat(rows[:1], 20, axis=0), 8)
     assert same.min() >= 0 and same.max() < 20
+
+
+def recall(found, expected):
+    return np.mean([np.isin(a, b).mean() for a, b in zip(found, expected, strict=True)])
+
+
+def test_lists_find_most_neighbours_and_never_equals(monkeypatch):
+    """Also past more equals than it asks for at first, and more than it asks for at all."""
+    pytest.importorskip("faiss")
+    rows, queries = unit(X), unit(X[:200] + 0.1)
+    for asked in (rows, queries):
+        expected = nearest_neighbours(asked, rows, 10)
+        found = listed_neighbours(asked, rows, 10, 0)
+        assert found.dtype == np.int32 and found.shape == (len(asked), 10)
+        assert all(len(set(row)) == 10 for row in found.tolist())
+        assert recall(found, expected) > 0.97
+    assert not np.any(listed_neighbours(rows, rows, 10, 0) == np.arange(1500)[:, np.newaxis])
+    several = np.repeat(rows[:100], 30, axis=0)
+    for most in (4096, 40):
+        monkeypatch.setattr(_neighbour_smoothing, "_FOUND", most)
+        found = listed_neighbours(several, several, 10, 0)
+        assert not np.any(found // 30 == np.arange(3000)[:, np.newaxis] // 30)
+        exact = nearest_neighbours(several, several, 10)
+        near, nearest = (
+            np.einsum("id,ikd->ik", several, several[which]).min(axis=1) for which in (found, exact)
+        )
+        assert np.mean(near > nearest - 1e-5) > 0.95
+    monkeypatch.setattr(_neighbour_smoothing, "_LOOKED_AT", 1)
+    assert recall(listed_neighbours(rows, rows, 10, 0), nearest_neighbours(rows, rows, 10)) < 0.9
+
+
+def test_lists_are_the_same_for_a_seed(monkeypatch):
+    """However many threads search them."""
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setattr(_neighbour_smoothing, "_EXACT_PAIRS", 0.0)
+    monkeypatch.setattr(_neighbour_smoothing, "_LOOKED_AT", 4)
+    one, other, third = (NeighbourSmoothing(seed=seed).fit_transform(X) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, other)
+    assert np.any(one != third)
+    threads = faiss.omp_get_max_threads()
+    for number in (1, 3):
+        faiss.omp_set_num_threads(number)
+        try:
+            np.testing.assert_array_equal(NeighbourSmoothing().fit_transform(X), one)
+        finally:
+            faiss.omp_set_num_threads(threads)
+
+
+def test_lists_are_for_many_pairs(monkeypatch):
+    """Few pairs, and all where faiss is not installed, are compared one by one."""
+    expected = NeighbourSmoothing().fit(X)
+    calls = []
+
+    def lists(queries, rows, num, seed):
+        calls.append((len(queries), seed))
+        return nearest_neighbours(queries, rows, num)
+
+    monkeypatch.setattr(_neighbour_smoothing, "find_spec", lambda name: name == "faiss")
+    monkeypatch.setattr(_neighbour_smoothing, "listed_neighbours", lists)
+    monkeypatch.setattr(_neighbour_smoothing, "_EXACT_PAIRS", 1500.0**2 - 1)
+    one = NeighbourSmoothing(seed=3).fit(X)
+    one.transform(X[:1400])
+    assert calls == [(1500, 3)]
+    monkeypatch.setattr(_neighbour_smoothing, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"1,500 examples .* pip install 'tf-labeldp\[neighbours"):
+        found = NeighbourSmoothing().fit(X)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(found.transform(X), expected.transform(X))
+
+
+def test_features_are_smoothed_a_few_at_a_time(monkeypatch):
+    expected = NeighbourSmoothing().fit_transform(X)
+    monkeypatch.setattr(_neighbour_smoothing, "_COLUMNS", 5)
+    np.testing.assert_array_equal(NeighbourSmoothing().fit_transform(X), expected)
 
 
 @pytest.mark.parametrize("strength", [0.5, 0.8])

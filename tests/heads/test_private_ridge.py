@@ -7,10 +7,19 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.features import RandomFourierFeatures
-from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.features._reader import FeatureSource
+from tf_labeldp.heads import (
+    PrivateLogisticRegression,
+    PrivateRidge,
+    _one_release_head,
+    _public_rows,
+    _ridge_path,
+)
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
@@ -337,6 +346,67 @@ def test_bad_input_with_a_vault_costs_nothing(kind, examples):
     with pytest.raises(BudgetExceededError):  # before the features are read
         kind(1.1, 1e-6).fit(np.full((3000, 2), np.nan), vault)
     assert vault.guarantee().epsilon == 0.0
+
+
+def test_the_features_are_read_as_often_as_needed(examples, tmp_path, monkeypatch):
+    """Twice, but for Laplace noise, whose scale has to be known before the release."""
+    readings = []
+    blocks = FeatureSource.blocks
+    monkeypatch.setattr(
+        FeatureSource, "blocks", lambda self, see=None: readings.append(1) or blocks(self, see)
+    )
+    x, y = examples.features, examples.classes
+    budget = PrivacyBudget(9.0, 1e-6)
+    vault = PrivateLabels(y, num_classes=3, budget=budget, store=tmp_path / "store")
+    for arguments, times in (
+        ({"delta": 1e-6, "key": "gaussian"}, 2),
+        ({"delta": 1e-6, "key": "gaussian"}, 2),  # from the store
+        ({"key": "laplace", "noise": "laplace"}, 3),
+    ):
+        PrivateRidge(1.0, **arguments).fit(x, vault)
+        assert len(readings) == times
+        readings.clear()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_data_set_that_changes_while_it_is_released_costs_nothing(kind, examples):
+    vault = PrivateLabels(examples.classes, num_classes=3, budget=TINY)
+    rows = tf.data.Dataset.from_tensor_slices(examples.features)
+    with pytest.raises(ValueError, match="must not be shuffled"):
+        kind(1.0, 1e-6).fit(rows.shuffle(3000).batch(500), vault)
+    assert vault.guarantee().epsilon == 0.0
+    assert kind(1.0, 1e-6).fit(rows.batch(500), vault).guarantee().epsilon == 1.0
+
+
+@pytest.mark.usefixtures("fits_apart")
+@pytest.mark.filterwarnings("ignore:delta")
+def test_single_precision_hardly_moves_a_wide_fit(monkeypatch):
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(4000, 520)).astype(np.float32) * np.geomspace(1.0, 0.1, 520)
+    y = (x[:, :3] + 0.1 * rng.normal(size=(4000, 3))).argmax(axis=1)
+    single = head(20.0).fit(x, y)
+    monkeypatch.setattr(_public_rows, "_SINGLE_WIDTH", 10**9)
+    double = head(20.0).fit(x, y)
+    moved = np.abs(single.coef_ - double.coef_) / double.coef_stddev_
+    assert 0.0 < moved.max() < 1e-3
+
+
+@pytest.mark.usefixtures("fits_apart")
+def test_small_fits_keep_to_one_thread(monkeypatch, examples):
+    found = []
+
+    def threads(*arguments):
+        blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+        found.append(max(pool["num_threads"] for pool in blas))
+        return signal_test(*arguments)
+
+    signal_test = _ridge_path.signal_test
+    monkeypatch.setattr(_ridge_path, "signal_test", threads)
+    with threadpool_limits(2, user_api="blas"):
+        head().fit(examples.features, examples.classes)
+        monkeypatch.setattr(_one_release_head, "_SMALL_ENTRIES", 3000 * 8 - 1)
+        head().fit(examples.features, examples.classes)
+    assert found == [1, 2]
 
 
 @pytest.mark.parametrize("kind", HEADS)

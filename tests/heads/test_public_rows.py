@@ -257,3 +257,61 @@ def test_nearly_any_two_rows_that_change_places_are_noticed():
         swapped[[first, second]] = x[[second, first]]
         missed += scanned(swapped).matches(digest)
     assert missed <= 3  # of 66: some weights are close to each other
+
+
+def unit_rows(n, width, spread):
+    rows = 1.0 + spread * np.random.default_rng(4).normal(size=(n, width))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def gram_error(rows, single):
+    """The largest error of an entry (i, j), over sqrt(A_ii A_jj)."""
+    gram = _public_rows.GramMatrix(rows.shape[1], single)
+    for start in range(0, len(rows), 700):
+        gram.add(rows[start : start + 700])
+    expected = rows.T @ rows
+    sizes = np.sqrt(np.diag(expected))
+    return np.abs(np.triu(gram.total() - expected) / np.outer(sizes, sizes)).max()
+
+
+def test_the_gram_matrix_in_single_precision_is_within_its_bound():
+    """Random rows are far below; rows that are all the same round the same way at each step."""
+    unit, terms = 2.0**-24, 2048 + 1
+    rounded = terms * unit / (1.0 - terms * unit)
+    assert 0.95 * _public_rows.GRAM_ERROR < (1.0 + unit) ** 2 * (1.0 + rounded) - 1.0
+    assert (1.0 + unit) ** 2 * (1.0 + rounded) - 1.0 < _public_rows.GRAM_ERROR
+    for spread, least, most in ((1e3, 1e-8, 5e-7), (0.0, 5e-7, _public_rows.GRAM_ERROR)):
+        rows = unit_rows(9000, 520, spread)
+        assert least < gram_error(rows, single=True) < most
+        assert gram_error(rows, single=False) < 1e-12
+        assert gram_error(rows[:, :511], single=True) < 1e-12  # few columns take no time
+
+
+def test_sums_in_single_precision_stay_short(monkeypatch):
+    rows = unit_rows(30_000, 520, 0.1)
+    error = gram_error(rows, single=True)
+    monkeypatch.setattr(_public_rows, "_SINGLE_ROWS", 30_000)
+    assert error < 0.5 * gram_error(rows, single=True)
+
+
+def test_the_release_scans_as_it_reads():
+    """The same matrix, sample and digest as by a scan of their own, in one reading less."""
+    x, readings = table(), []
+    source = FeatureSource(x)
+    blocks = source.blocks
+    source.blocks = lambda see: readings.append(1) or blocks(see)
+    rows = _public_rows.PublicRows(source, 8e9, sample_rows=100)
+    rows.survey()
+    rows.design(center=True, intercept=0.2, noise_to_signal=0.01)
+    next(rows.blocks())  # a release that fails has not scanned
+    found = all_rows(rows)
+    rows.scan()
+    assert len(readings) == 3
+    apart = _public_rows.PublicRows(FeatureSource(x), 8e9, sample_rows=100)
+    apart.survey()
+    apart.design(center=True, intercept=0.2, noise_to_signal=0.01)
+    digest = apart.digest()
+    np.testing.assert_array_equal(found, all_rows(apart))
+    np.testing.assert_array_equal(rows.gram, apart.gram)
+    np.testing.assert_array_equal(rows.sample, apart.sample)
+    assert len(rows.sample) == 100 and rows.digest() == digest and rows.max_l1 == apart.max_l1

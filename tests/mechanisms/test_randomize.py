@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tf_labeldp.mechanisms import (
     RRTopK,
     RRWithPrior,
     _classes,
+    _random,
 )
 
 DRAWS = 300_000
@@ -87,6 +89,34 @@ def test_random_bits_are_the_operating_systems_unless_a_generator_is_given(
     first = mechanism.randomize(labels, priors, rng=seeded())
     assert asked == []
     np.testing.assert_array_equal(first, mechanism.randomize(labels, priors, rng=seeded()))
+
+
+def test_many_bits_come_from_openssl_in_pieces(monkeypatch):
+    asked = []
+
+    def counting(size, secure=ssl.RAND_bytes):
+        asked.append(size)
+        return secure(size)
+
+    monkeypatch.setattr(ssl, "RAND_bytes", counting)
+    monkeypatch.setattr(_random, "_PIECE_BYTES", 1 << 19)
+    assert len(_random.secure_bytes(_random._MANY_BYTES - 1)) == _random._MANY_BYTES - 1
+    assert asked == []
+    drawn = _random.secure_bytes((1 << 20) + 5)
+    assert asked == [1 << 19, 1 << 19, 5] and len(drawn) == sum(asked)
+    ones = int(np.unpackbits(np.frombuffer(drawn, np.uint8)).sum())
+    assert abs(ones - 4 * len(drawn)) < 6 * np.sqrt(2 * len(drawn))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("block", [1, 7, 50, 1 << 20])
+def test_blocks_of_rows_keep_draws_with_their_labels(monkeypatch, name, block):
+    """At a huge epsilon a label inside its set comes back, wherever a block ends."""
+    monkeypatch.setattr(_random, "_BLOCK_ROWS", block)
+    labels, prior = np.arange(50) % 3, np.array([0.4, 0.3, 0.2, 0.06, 0.04])
+    mechanism = MECHANISMS[name](200.0)
+    noisy = mechanism.randomize(labels, prior if mechanism.uses_priors else None)
+    np.testing.assert_array_equal(noisy, labels)
 
 
 def test_secure_bits_decide_the_draw(monkeypatch):

@@ -20,7 +20,6 @@ from tf_labeldp.mechanisms import (  # noqa: E402
     LabelMomentMechanism,
     RandomizedResponse,
 )
-from tf_labeldp.scale._key import ReleaseKey, randomize_batch  # noqa: E402
 from tf_labeldp.scale.beam import (  # noqa: E402
     FitPrivateHead,
     PrivateHistogram,
@@ -28,6 +27,7 @@ from tf_labeldp.scale.beam import (  # noqa: E402
     RandomizeLabels,
     _randomize_labels,
 )
+from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, randomize_batch  # noqa: E402
 
 MECHANISM = RandomizedResponse(epsilon=1.0, num_classes=3)
 PAIRS = [(i, i % 3) for i in range(3000)]
@@ -66,16 +66,21 @@ def spied(monkeypatch, tmp_path):
     """
     log = tmp_path / "draws"
 
-    def spy(ids, labels, *rest):
-        noisy = randomize_batch(ids, labels, *rest)
-        with log.open("a") as file:
-            file.writelines(f"{i} {v}\n" for i, v in zip(ids.tolist(), noisy, strict=True))
-        for lose in tmp_path.glob("lose-*"):
-            lose.unlink()
-            raise OSError("this worker is lost")
-        return noisy
+    class Spy(KeyedRows):
+        def __init__(self, ids, *rest):
+            super().__init__(ids, *rest)
+            self._names = ids.tolist()
 
-    monkeypatch.setattr(_randomize_labels, "randomize_batch", spy)
+        def randomize(self):
+            noisy = super().randomize()
+            with log.open("a") as file:
+                file.writelines(f"{i} {v}\n" for i, v in zip(self._names, noisy, strict=True))
+            for lose in tmp_path.glob("lose-*"):
+                lose.unlink()
+                raise OSError("this worker is lost")
+            return noisy
+
+    monkeypatch.setattr(_randomize_labels, "KeyedRows", Spy)
     return lambda: [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
 
 
@@ -111,6 +116,24 @@ def test_splits_of_bundles_change_nothing(key, tmp_path, monkeypatch, batch_rows
     pairs = [(f"row {i}", i % 3) for i in range(600)]
     found, _ = collected(pairs, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
     assert dict(found) == expected(key, pairs)
+
+
+def test_rows_that_changed_between_two_runs_are_refused(key, tmp_path):
+    collected(PAIRS, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    found, _ = collected(PAIRS[::-1], tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    assert dict(found) == expected(key, PAIRS)
+    corrected = [(PAIRS[0][0], (PAIRS[0][1] + 1) % 3), *PAIRS[1:]]
+    for rows in (corrected, PAIRS[1:], [*PAIRS, (10**6, 0)]):
+        with pytest.raises(Exception, match=f"drawn for {len(PAIRS)} rows"):
+            collected(rows, tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
+    collected(corrected, tmp_path, transform=RandomizeLabels(MECHANISM, key, "corrected"))
+    assert key.guarantee().epsilon == 2.0
+
+
+def test_ids_of_mixed_types_in_two_shards_are_refused(key, tmp_path, monkeypatch):
+    monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 1)
+    with pytest.raises(Exception, match="some are text"):
+        collected([(1, 0), ("1", 0)], tmp_path, transform=RandomizeLabels(MECHANISM, key, "a"))
 
 
 def test_all_kinds_of_rows_have_the_same_draws(key, tmp_path):
@@ -247,7 +270,8 @@ def test_histograms_are_exact_before_their_noise(key, no_noise, repeat):
     grouped = PrivateHistogram(mechanism, key, "grouped", num_groups=6)
     summed(labels.tolist(), plain, FnApiRunner(bundle_repeat=repeat))
     pairs = list(zip(groups.tolist(), labels.tolist(), strict=True))
-    summed(pairs, grouped, FnApiRunner(bundle_repeat=repeat))
+    arrays = [(groups[i : i + 300], labels[i : i + 300]) for i in range(600, 2000, 300)]
+    summed(pairs[:600] + arrays, grouped, FnApiRunner(bundle_repeat=repeat))
     np.testing.assert_array_equal(plain.result().values, mechanism.exact_counts(labels))
     np.testing.assert_array_equal(
         grouped.result().values[:5], mechanism.exact_counts(labels, groups)

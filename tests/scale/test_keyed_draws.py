@@ -9,9 +9,14 @@ import stat
 import numpy as np
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.mechanisms import (
+    HistogramMechanism,
+    InformativeRR,
     LaplaceMechanism,
+    Priors,
     RandomizedResponse,
     RROnBins,
     RRTopK,
@@ -19,6 +24,7 @@ from tf_labeldp.mechanisms import (
     _random,
 )
 from tf_labeldp.scale import ReleaseKey, randomize_batch
+from tf_labeldp.vault import LabelStoreError, _keyed_draws
 
 KEY = bytes(range(32))
 PRIOR = np.array([0.5, 0.3, 0.15, 0.05])
@@ -27,6 +33,7 @@ CASES = [
     (RandomizedResponse(1.0, 4), None),
     (RRTopK(1.5, 4, k=2), PRIOR),
     (RRWithPrior(1.0, 4), PRIOR),
+    (InformativeRR(1.0, 4), PRIOR),
 ]
 N = 60_000
 
@@ -105,6 +112,44 @@ def test_bad_rows_are_refused(ids, labels, error, message):
         draw(ids, labels)
 
 
+def test_words_are_a_cbc_mac_of_id_label_and_place():
+    secret = bytes(range(32))
+    rows = _keyed_draws.KeyedRows([7, -1], [2, 0], CASES[0][0], secret, "a")
+
+    def aes(block):
+        return Cipher(algorithms.AES(rows._key), modes.ECB()).encryptor().update(block)
+
+    def xor(one, other):
+        return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+    words = _keyed_draws._KeyedWords(rows._state, rows._key)
+    drawn = [words.integers(0, 1 << 53, 2) for _ in range(4)]
+    for i, (name, label) in enumerate([((7, 0), 2.0), ((2**64 - 1, 1), 0.0)]):
+        chain = aes(np.array(name, "<u8").tobytes())
+        chain = aes(xor(chain, np.array([label, 0.0], "<f8").tobytes()))
+        for place in range(4):
+            block = np.frombuffer(
+                aes(xor(chain, np.array([place // 2, 1], "<u8").tobytes())), "<u8"
+            )
+            assert drawn[place][i] == int(block[place % 2]) >> 11
+
+
+@pytest.mark.parametrize("mechanism", [RRWithPrior(1.0, 4), InformativeRR(1.0, 4)])
+def test_priors_by_row_are_part_of_the_row(mechanism):
+    table = np.array([PRIOR, PRIOR[::-1], np.full(4, 0.25)])
+    groups, labels = np.arange(3000) % 3, np.arange(3000) % 4
+    whole = draw(np.arange(3000), labels, mechanism, priors=Priors(table, groups))
+    np.testing.assert_array_equal(
+        whole, draw(np.arange(3000), labels, mechanism, priors=table[groups])
+    )
+    part = draw(np.arange(1, 9), labels[1:9], mechanism, priors=Priors(table, groups[1:9]))
+    np.testing.assert_array_equal(whole[1:9], part)
+    other = draw(np.arange(3000), labels, mechanism, priors=Priors(table, (groups + 1) % 3))
+    assert np.mean(other != whole) > 0.3
+    with pytest.raises(ValueError, match="2 rows"):
+        draw(np.arange(3), labels[:3], mechanism, priors=table[:2])
+
+
 def test_other_mechanisms_are_refused():
     with pytest.raises(TypeError, match="keyed draws are made by"):
         draw([1], [0.5], LaplaceMechanism(1.0, low=0.0, high=1.0))
@@ -138,6 +183,93 @@ def test_releases_add_up_and_names_are_bound(key):
     with pytest.raises(ValueError, match="another mechanism or prior"):
         key.register("b", second, PRIOR[::-1])
     assert key.guarantee().epsilon == 1.5
+
+
+def test_rows_of_a_release_stay_the_same(key):
+    key.register("a", CASES[0][0])
+
+    def rows(labels, start=0):
+        ids = np.arange(start, start + len(labels))
+        return _keyed_draws.KeyedRows(ids, labels, CASES[0][0], key.secret, "a")
+
+    whole = rows([0, 1, 2, 3]).fingerprint()
+    key.bind_rows("a", 4, whole)
+    key.bind_rows("a", 4, rows([0, 1]).fingerprint() + rows([2, 3], 2).fingerprint())
+    for count, labels in ((4, [0, 1, 2, 2]), (3, [0, 1, 2])):
+        with pytest.raises(ValueError, match="drawn for 4 rows"):
+            key.bind_rows("a", count, rows(labels).fingerprint())
+    assert f"{whole % 2**64:016x}" not in key.statement("a")
+
+
+def vault(labels, store, **options):
+    return PrivateLabels(labels, 4, store=store, draws="keyed", **options)
+
+
+def test_a_vault_draws_by_its_key(tmp_path):
+    labels, ids = np.arange(400) % 4, [f"p{i}" for i in range(400)]
+    budget = PrivacyBudget(4.0)
+    first = vault(labels, tmp_path / "s", ids=ids, budget=budget)
+    noisy = first.randomize(CASES[0][0], key="a")
+    assert "pseudorandom" in str(noisy.guarantee())
+    path = tmp_path / "s" / "labels.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = ReleaseKey(path)
+    again = randomize_batch(ids, labels, CASES[0][0], key.secret, "vault/a")
+    np.testing.assert_array_equal(noisy.values, again)
+    some = first.randomize(CASES[0][0], indices=[9, 3], key="b").values
+    again = randomize_batch(["p9", "p3"], labels[[9, 3]], CASES[0][0], key.secret, "vault/b")
+    np.testing.assert_array_equal(some, again)
+    first.release(HistogramMechanism(0.5, num_classes=4), key="counts")
+    # A release of an engine is in the ledger of the vault, and uses up its budget.
+    key.register("engine", RandomizedResponse(1.0, 4))
+    assert first.guarantee().epsilon == 3.5
+    reopened = vault(labels, tmp_path / "s", ids=ids)
+    np.testing.assert_array_equal(reopened.randomize(CASES[0][0], key="a").values, noisy.values)
+    assert reopened.guarantee().epsilon == 3.5 and "engine" in str(reopened.history())
+    key.register("too much", RandomizedResponse(1.0, 4))
+    assert vault(labels, tmp_path / "s", ids=ids).guarantee().epsilon == 4.5
+    assert reopened.remaining() == 0.0
+    plain = PrivateLabels(labels, 4, store=tmp_path / "s")
+    key.register("later", RandomizedResponse(1.0, 4))
+    assert plain.guarantee().epsilon == 5.5
+
+
+def test_a_vault_without_a_store_has_a_key_of_its_own():
+    mechanism, labels = RandomizedResponse(0.1, 4), np.zeros(400, int)
+    one, other = (vault(labels, None, budget=PrivacyBudget(9.0)) for _ in range(2))
+    first, second = one.randomize(mechanism), one.randomize(mechanism)
+    assert np.any(first.values != second.values)
+    assert np.any(first.values != other.randomize(mechanism).values)
+
+
+def test_a_vault_refuses_what_it_cannot_key(tmp_path):
+    budget = PrivacyBudget(1.0)
+    with pytest.raises(ValueError, match="1 of 3 ids repeat"):
+        vault([0, 1, 2], None, ids=["a", "b", "a"], budget=budget)
+    with pytest.raises(ValueError, match="2 ids and 3 labels"):
+        vault([0, 1, 2], None, ids=[1, 2], budget=budget)
+    with pytest.raises(ValueError, match="insecure_seed"):
+        vault([0, 1, 2], None, budget=budget, insecure_seed=1)
+    with pytest.raises(ValueError, match="num_labels"):
+        PrivateLabels([[0, 1]], num_labels=2, budget=budget, draws="keyed")
+    with pytest.raises(ValueError, match="draws must be"):
+        PrivateLabels([0, 1], 2, budget=budget, draws="fresh")
+    numbers = PrivateLabels([0.0, 1.0], low=0, high=1, budget=budget, draws="keyed")
+    with pytest.raises(TypeError, match="keyed draws are made by"):
+        numbers.randomize(LaplaceMechanism(1.0, low=0.0, high=1.0))
+    assert numbers.guarantee().epsilon == 0.0
+
+
+def test_a_lost_or_foreign_key_of_a_vault_is_refused(tmp_path):
+    for name in ("one", "other"):
+        vault([0, 1], tmp_path / name, budget=PrivacyBudget(1.0)).randomize(CASES[0][0], key="a")
+    path = tmp_path / "one" / "labels.key"
+    path.write_bytes((tmp_path / "other" / "labels.key").read_bytes())
+    with pytest.raises(LabelStoreError, match="other labels"):
+        vault([0, 1], tmp_path / "one")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="Restore it"):
+        vault([0, 1], tmp_path / "one")
 
 
 def test_the_statement_names_what_it_rests_on(key):

@@ -43,7 +43,7 @@ def same(
         "seeing earlier noisy labels",
         "the features are public, and each person has one example",
         "the true labels reach training and tuning through the uses counted here alone",
-        "the operating system's random generator is secure",
+        "the operating system's random generator is secure, and OpenSSL's that it seeds",
     }
     numbers = (found.epsilon, found.delta, found.unit, found.relation)
     return rests_on and numbers == (

@@ -47,7 +47,7 @@ _FEATURES = {
     True: "the features are public, and so is which user each example is of",
 }
 _THROUGH_HERE = "the true labels reach training and tuning through the uses counted here alone"
-_SECURE_BITS = "the operating system's random generator is secure"
+_SECURE_BITS = "the operating system's random generator is secure, and OpenSSL's that it seeds"
 _REPORTED = (
     "nobody sees the training loss and metrics that were reported: they are made of true labels"
 )
@@ -256,7 +256,10 @@ class Histories:
         return [self._table[i] for i in self._present(slice(None) if rows is None else rows)]
 
     def _present(self, where: Any) -> np.ndarray:
-        return np.flatnonzero(np.bincount(self._of_example[where], minlength=1))
+        places = self._of_example[where]
+        if places.size and np.all(places == places[0]):  # as a rule, and faster to see
+            return places[:1]
+        return np.flatnonzero(np.bincount(places, minlength=1))
 
 
 def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) -> PrivacyGuarantee:

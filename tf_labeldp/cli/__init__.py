@@ -222,14 +222,16 @@ def _add_demo(verbs: Any) -> None:
 def _add_randomize(verbs: Any) -> None:
     parser = verbs.add_parser(
         "randomize",
-        help="draw noisy labels for a CSV or Parquet table",
+        help="draw noisy labels for CSV or Parquet tables",
         description="Draws one noisy label for each label of a CSV or Parquet table, and writes "
         "them with the row ids and without the labels. Whoever gets the output learns little "
         "about any one label: it comes with a privacy statement, OUTPUT.privacy.json, which also "
         "has the mechanism and the prior; tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both "
         "files may be published; the statement says when and by whom the labels were drawn "
         "(LABELDP_ACTOR, or the name of the login). The input, the store and what this command "
-        "says when it fails are for the label holder alone.",
+        "says when it fails are for the label holder alone. Several files are one table, with one "
+        "prior and one statement: all of them are read and checked before anything is drawn, and "
+        "the folder of the output, with a file for each and privacy.json, appears as a whole.",
         epilog="The rows keep their order, and the id columns are copied as they are: neither may "
         "depend on the labels. Range, classes and settings must be chosen without looking at the "
         "labels. Each run without --store draws, and spends, again; publishing the outputs of "
@@ -237,14 +239,21 @@ def _add_randomize(verbs: Any) -> None:
     )
     parser.set_defaults(check=_check_randomize)
     add = parser.add_argument
-    add("input", type=pathlib.Path,
-        help="table with the labels: .csv, .csv.gz or .parquet; goes first, since --classes takes "
-        "all words after it")
+    add("input", type=pathlib.Path, nargs="+",
+        help="table with the labels: .csv, .csv.gz or .parquet; several files, a folder of them or "
+        "a pattern such as 'labels/*.csv', whose rows are in the order of the files' names; or - "
+        "for CSV from stdin. Goes first, since --classes takes all words after it")
     add("--column", required=True, metavar="NAME", help="column of the labels")
     add("--task", required=True, choices=("regression", "classification"))
     add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the output")
     add("--output", required=True, type=pathlib.Path,
-        help="new table: .csv, .csv.gz or .parquet")
+        help="new table: .csv, .csv.gz or .parquet; for several inputs also a new folder, with a "
+        "table for each file; or - for CSV to stdout")
+    add("--statement", type=pathlib.Path, metavar="FILE",
+        help="where the statement goes with --output -; rows.csv.privacy.json if the rows will be "
+        "in rows.csv")
+    add("--jobs", type=_at_least(1), metavar="N",
+        help="threads that read and write (default: one for each processor)")
     add("--prior", type=pathlib.Path, metavar="FILE",
         help="public prior, made without these labels: JSON with values (regression) and "
         "probabilities, or CSV with two columns. Regression then spends nothing on a histogram, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import IO
 
 
 class CommandError(ValueError):
@@ -37,11 +38,15 @@ def say(text: str, *, error: bool = False, end: str = "\n") -> None:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + end)
         stream.flush()
     except (OSError, ValueError):  # ValueError: closed meanwhile
-        # What is left in the stream's buffer would fail once more, at the end of the process.
-        with contextlib.suppress(OSError, ValueError):
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, stream.fileno())
-            os.close(nothing)
+        drop_rest(stream)
+
+
+def drop_rest(stream: IO[str]) -> None:
+    """Forgets what is left in a stream's buffer: it would fail once more, at the process's end."""
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
 
 
 def one_line(text: str) -> str:

@@ -1,8 +1,11 @@
-"""``tf-labeldp randomize``: a table of labels in, a table of noisy labels out.
+"""``tf-labeldp randomize``: tables of labels in, tables of noisy labels out.
 
-The input is read twice, so that only its label column is ever in memory: once for the labels, once
-for the ids. Nothing that is written or printed depends on a true label but through the draw; only
-the errors that stop a run count cells, and they are for the label holder.
+All files of the input are read, and checked, before anything is drawn: one vault holds their
+labels. Nothing that is written or printed depends on a true label but through the draw; only the
+errors that stop a run count cells, and they are for the label holder.
+
+Files are read, and chunks of rows encoded, by threads: Arrow and NumPy work outside of Python's
+lock, and labels need not be sent to other processes.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 import pathlib
+import secrets
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,12 +29,13 @@ import pyarrow.compute as pc
 
 from tf_labeldp._progress import Progress
 from tf_labeldp._version import __version__
-from tf_labeldp.cli import _tables, _tasks
+from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
+from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._noisy_labels import sealed, table_arrays
 from tf_labeldp.vault._store import publish
 
-_ROWS = 1 << 18
+_ROWS = 1 << 16
 """Rows that are written, or whose ids are counted, at once."""
 _ROW_COLUMN = "row"
 """The column of row numbers, where there are no ids."""
@@ -36,45 +43,96 @@ _AUTOMATIC = ("id", "row_id", _ROW_COLUMN)
 _NAMED = 20
 """At most so many columns are listed by name."""
 _DIGEST_FILE = "ids-digest"
+_LABELS_FILE = "PRIVATE-files"
+"""Digests of the labels of each of several files, in the store; salted, like its own."""
 _PATIENCE = 2.0
 """Seconds until the first word of progress."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Randomizes the labels of a table and returns the exit code."""
-    table = _tables.open_table(args.input)
+    with _threads(args.jobs or pa.cpu_count()) as pool:
+        return _run(args, pool)
+
+
+@contextlib.contextmanager
+def _threads(jobs: int) -> Iterator[Executor]:
+    """Gives threads that begin nothing new once something has failed."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _run(args: argparse.Namespace, pool: Executor) -> int:
+    files = _tables.find_files(args.input)
+    several = not _tables.is_single(args.input)
+    tables = list(pool.map(_tables.open_table, files))
     noisy_column = args.column if args.output_column is None else args.output_column
-    ids = _id_columns(table, args, noisy_column)
+    ids = _common_ids(tables, args, noisy_column)
     task = _tasks.task_of(args)
-    columns = [(name, table.types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
+    columns = [(name, tables[0].types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
     columns.append((noisy_column, task.output_type))
-    target = _tables.Output(args.output, columns, overwrite=args.overwrite, source=args.input)
-    if args.store is not None:
-        _check_apart(args.output, args.store)
+    target = _output(args, files, columns)
+    store = None if args.store is None else args.store.expanduser()
+    if store is not None:
+        _check_apart(args.output, target.published, args.store)
     pass_over = functools.partial(_Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
         with pass_over("reading labels") as progress:
-            vault = task.vault(_read_labels(table, args.column, task, progress))
+            read = functools.partial(
+                _read_table,
+                column=args.column,
+                ids=ids,
+                task=task,
+                several=several,
+                progress=progress,
+            )
+            parts, shards = zip(*pool.map(read, tables), strict=True)
+        for table in tables:
+            table.check_unchanged()
+        labels = np.concatenate(parts)
+        del parts
+        counted = pool.submit(_most_rows, [shard.hashes for shard in shards])
         with pass_over("drawing noisy labels") as progress:
+            vault = _open_vault(task, store, shards, labels)
+            del labels
             draw = task.draw(vault)
             progress.advance(len(draw.noisy_labels))
         del vault  # the labels are not needed any more
-        size = len(draw.noisy_labels)
-        facts = IdFacts(ids, size, digested=args.store is not None)
-        with pass_over("writing", size) as progress:
-            for arrays in _output_chunks(table, ids, task, draw.noisy_labels.values):
-                output.write(arrays)
-                facts.add(arrays[:-1])
-                progress.advance(len(arrays[0]))
-        table.check_unchanged()
-        if args.store is not None:
+        if store is not None:
             with task.explained():
-                facts.check_store(args.store.expanduser())
-        most_rows = facts.most_rows()
-        output.publish(_statement([name for name, _ in columns], draw, most_rows))
+                _keep_ids(store, shards)
+        most_rows = counted.result()
+        listed = {shard.name: shard.size for shard in shards} if several else None
+        statement = _statement([name for name, _ in columns], draw, most_rows, listed)
+        with pass_over("writing", len(draw.noisy_labels)) as progress:
+            chunks = _output_chunks(shards, task, draw.noisy_labels.values, progress)
+            output.publish(statement, chunks, pool)
     if not args.quiet:
-        _report(args, table, ids, output, draw, most_rows)
+        _report(args, tables, ids, output, draw, most_rows)
     return 0
+
+
+def _output(
+    args: argparse.Namespace, files: Sequence[pathlib.Path], columns: Sequence[tuple[str, Any]]
+) -> _outputs.Output:
+    """Returns where the noisy labels go: one file, stdout, or a folder for several inputs."""
+    if args.output == _tables.STREAM:
+        if args.statement is None:
+            raise CommandError(
+                "--output - needs --statement FILE, as the statement can't go to stdout too; name "
+                "it like the file that the rows will be in, with .privacy.json at its end"
+            )
+        return _outputs.StreamOutput(args.statement, columns, overwrite=args.overwrite)
+    if args.statement is not None:
+        raise CommandError(
+            "--statement is for --output -; others have theirs beside the table or in the folder"
+        )
+    one = _tables.is_single(args.input) or _tables.is_table_name(args.output)
+    kind = _outputs.FileOutput if one else _outputs.FolderOutput
+    return kind(args.output, columns, overwrite=args.overwrite, sources=files)
 
 
 class _Progress(Progress):
@@ -89,17 +147,48 @@ class _Progress(Progress):
             super().close()
 
 
-def _read_labels(
-    table: _tables.Table, column: str, task: _tasks.Task, progress: Progress
-) -> np.ndarray:
-    """Returns the labels as the vault takes them, after checking them."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shard:
+    """What is known of the rows of one file, but for their labels.
+
+    Attributes:
+        name: of the file.
+        size: number of rows.
+        ids: the columns of ids, in chunks of rows; none for row numbers.
+        hashes: of the ids, (n,); empty if there is not one column of them.
+        digest: of the ids and their names.
+    """
+
+    name: str
+    size: int
+    ids: list[list[Any]]
+    hashes: np.ndarray
+    digest: str
+
+
+def _read_table(
+    table: _tables.Table,
+    column: str,
+    ids: Sequence[str],
+    task: _tasks.Task,
+    several: bool,
+    progress: Progress,
+) -> tuple[np.ndarray, _Shard]:
+    """Returns the labels of one file and what else is in it, after checking them."""
     parts: list[np.ndarray] = []
-    rows = missing = 0
-    for chunk in table.label_chunks(column, task.kind):
-        rows += len(chunk)
-        missing += chunk.null_count
-        parts.append(task.encoded(chunk.drop_null()))
-        progress.advance(len(chunk))
+    chunks: list[list[Any]] = []
+    facts = IdFacts(ids)
+    rows = missing = nameless = 0
+    for labels, columns in table.chunks(column, task.kind, ids):
+        rows += len(labels)
+        missing += labels.null_count
+        parts.append(task.encoded(labels.drop_null()))
+        for start in range(0, len(labels) if ids else 0, _ROWS):
+            chunks.append([one.slice(start, _ROWS) for one in columns])
+            facts.add(chunks[-1])
+        if several and len(ids) == 1:
+            nameless += _count_missing(columns[0])
+        progress.advance(len(labels))
     if not rows:
         raise _tables.no_rows(table.path)
     if missing:
@@ -107,44 +196,72 @@ def _read_labels(
             f"column {column!r} of {table.path} has no label in {missing} of {rows} rows; "
             f"{_tables.FILL}"
         )
-    labels = np.concatenate(parts)
-    problem = task.check(labels)
+    if nameless:
+        raise CommandError(
+            f"column {ids[0]!r} of {table.path} has no id in {nameless} of {rows} rows, which "
+            "could not be told apart among several files; give each row one"
+        )
+    found = np.concatenate(parts)
+    problem = task.check(found)
     if problem is not None:
         raise CommandError(f"column {column!r} of {table.path}: {problem}")
-    return labels
+    return found, _Shard(table.path.name, rows, chunks, facts.hashes(), facts.digest())
+
+
+def _open_vault(
+    task: _tasks.Task, store: pathlib.Path | None, shards: Sequence[_Shard], labels: np.ndarray
+) -> PrivateLabels:
+    """Returns the vault of all labels; raises if its store is of other files."""
+    if store is None:
+        return task.vault(labels)
+    with task.explained():
+        _check_labels(store, shards, labels)
+        _check_ids(store, shards)
+        vault = task.vault(labels)
+        _keep_labels(store, shards, labels)
+    return vault
+
+
+def _count_missing(column: Any) -> int:
+    """Returns the number of ids that are null, or an empty text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    empty = 0
+    if pa.types.is_string(column.type):
+        empty = pc.sum(pc.equal(pc.binary_length(column), 0)).as_py() or 0
+    return int(column.null_count + empty)
 
 
 def _output_chunks(
-    table: _tables.Table,
-    ids: Sequence[str],
-    task: _tasks.Task,
-    noisy_labels: np.ndarray,
-) -> Iterator[list[Any]]:
-    """Yields the columns of the output, some rows at a time."""
-    size = noisy_labels.size
-    start = 0
-    for columns in table.id_chunks(ids) if ids else _row_numbers(size):
-        end = start + len(columns[0])
-        if end > size:
-            break
-        yield [*columns, task.decoded(noisy_labels[start:end])]
-        start = end
-    else:
-        if start == size:
-            return
-    table.check_unchanged()
-    raise CommandError(
-        f"{table.path} has another number of rows at the second reading than at the first, {size}; "
-        "run again once it is complete"
-    )
+    shards: Sequence[_Shard], task: _tasks.Task, noisy_labels: np.ndarray, progress: Progress
+) -> list[_outputs.Part]:
+    """Returns the columns of the output, some rows at a time, for each file."""
+
+    def rows_of(shard: _Shard, start: int) -> Iterator[list[Any]]:
+        for columns in shard.ids or _row_numbers(start, start + shard.size):
+            end = start + len(columns[0])
+            yield [*columns, task.decoded(noisy_labels[start:end])]
+            progress.advance(end - start)
+            start = end
+
+    starts = np.cumsum([0, *(shard.size for shard in shards)]).tolist()
+    return [
+        (shard.name, rows_of(shard, start))
+        for shard, start in zip(shards, starts[:-1], strict=True)
+    ]
 
 
-def _row_numbers(size: int) -> Iterator[list[Any]]:
-    for start in range(0, size, _ROWS):
-        yield [pa.array(np.arange(start, min(start + _ROWS, size)))]
+def _row_numbers(start: int, stop: int) -> Iterator[list[Any]]:
+    for first in range(start, stop, _ROWS):
+        yield [pa.array(np.arange(first, min(first + _ROWS, stop)))]
 
 
-def _statement(names: Sequence[str], draw: _tasks.Draw, most_rows: int | None) -> str:
+def _statement(
+    names: Sequence[str],
+    draw: _tasks.Draw,
+    most_rows: int | None,
+    files: dict[str, int] | None,
+) -> str:
     """Returns the content of the statement's file: public, like the table itself."""
     noisy = draw.noisy_labels
     if most_rows is not None and most_rows > 1:
@@ -152,8 +269,9 @@ def _statement(names: Sequence[str], draw: _tasks.Draw, most_rows: int | None) -
         noisy = dataclasses.replace(noisy, assumptions=notes)
     fields = {
         **noisy.statement(),
-        "made_by": f"{_tables.MADE_BY} {__version__} randomize",
+        "made_by": f"{_outputs.MADE_BY} {__version__} randomize",
         "rows": len(noisy),
+        **({} if files is None else {"files": files}),  # with their rows, in order
         "id_columns": list(names[:-1]),
         "most_rows_of_one_id": most_rows,
         "noisy_label_column": names[-1],
@@ -171,13 +289,13 @@ def _repeated(most_rows: int) -> str:
 
 def _report(
     args: argparse.Namespace,
-    table: _tables.Table,
+    tables: Sequence[_tables.Table],
     ids: Sequence[str],
-    output: _tables.Output,
+    output: _outputs.Output,
     draw: _tasks.Draw,
     most_rows: int | None,
 ) -> None:
-    """Prints what was done; both files are complete by now."""
+    """Prints what was done; all files are complete by now."""
     if draw.stored:
         ignored = "" if args.insecure_seed is None else ", whatever --insecure-seed says"
         say(
@@ -185,18 +303,20 @@ def _report(
             f"{ignored}, and what they cost is counted once",
             error=True,
         )
-    say(one_line(_in_words(table, args.column, ids)), error=True)
+    say(one_line(_in_words(tables, args.column, ids)), error=True)
     if most_rows is not None and most_rows > 1:
         say(f"warning: {_repeated(most_rows)}", error=True)
-    say(str(draw.noisy_labels.guarantee()))
-    written = f"wrote {args.output} ({len(draw.noisy_labels):,} rows) and {output.statement.name}"
-    say(f"\n{one_line(written)}")
+    to_stdout = args.output == _tables.STREAM  # which then has nothing but rows
+    say(str(draw.noisy_labels.guarantee()), error=to_stdout)
+    written = f"wrote {output.written(len(draw.noisy_labels))}"
+    say(f"\n{one_line(written)}", error=to_stdout)
 
 
-def _check_apart(output: pathlib.Path, store: pathlib.Path) -> None:
+def _check_apart(output: pathlib.Path, published: pathlib.Path, store: pathlib.Path) -> None:
     """Raises if whoever publishes the folder of the output would publish the store with it."""
-    store = store.expanduser()
-    folder, kept = (pathlib.Path(os.path.realpath(path)) for path in (output.parent, store))
+    folder, kept = (
+        pathlib.Path(os.path.realpath(path)) for path in (published, store.expanduser())
+    )
     if folder == kept or folder in kept.parents or kept in folder.parents:
         where = "lies in" if folder in kept.parents else "has in it"
         raise CommandError(
@@ -204,6 +324,28 @@ def _check_apart(output: pathlib.Path, store: pathlib.Path) -> None:
             f"{output}, which may be published; the store stays with the labels: give folders "
             "apart from each other"
         )
+
+
+def _common_ids(
+    tables: Sequence[_tables.Table], args: argparse.Namespace, noisy_column: str
+) -> list[str]:
+    """Returns the columns to copy, after checking those of each file; may be empty."""
+    first = tables[0]
+    ids = _id_columns(first, args, noisy_column)
+    for other in tables[1:]:
+        found = _id_columns(other, args, noisy_column)
+        if found != ids:
+            raise CommandError(
+                f"{first.path} has the id columns {_listed(ids) or 'none'}, {other.path} "
+                f"{_listed(found) or 'none'}; name columns that all files have with --id"
+            )
+        for name in ids:
+            if first.types[name] != other.types[name]:
+                raise CommandError(
+                    f"column {name!r} has type {first.types[name]} in {first.path}, but "
+                    f"{other.types[name]} in {other.path}; give ids the same type in all files"
+                )
+    return ids
 
 
 def _id_columns(table: _tables.Table, args: argparse.Namespace, noisy_column: str) -> list[str]:
@@ -237,10 +379,11 @@ def _id_columns(table: _tables.Table, args: argparse.Namespace, noisy_column: st
     return ids
 
 
-def _in_words(table: _tables.Table, label: str, ids: Sequence[str]) -> str:
+def _in_words(tables: Sequence[_tables.Table], label: str, ids: Sequence[str]) -> str:
     """Returns which columns are copied and which are not."""
     kept = f"ids copied from {_listed(ids)}" if ids else f"row numbers in {_ROW_COLUMN!r}"
-    rest = [name for name in table.columns if name not in (label, *ids)]
+    names = dict.fromkeys(name for table in tables for name in table.columns)
+    rest = [name for name in names if name not in (label, *ids)]
     left = f", left out besides the labels {label!r}: {_listed(rest)}" if rest else ""
     return f"columns: {kept}{left}"
 
@@ -264,72 +407,144 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class IdFacts:
-    """Takes ids chunk by chunk, in the order of the rows.
+    """Takes the ids of a file chunk by chunk, in the order of its rows."""
 
-    Args:
-        names: of the id columns; none for row numbers.
-        size: number of rows.
-        digested: whether a digest is wanted too.
-    """
-
-    def __init__(self, names: Sequence[str], size: int, *, digested: bool) -> None:
-        # Whose rows they are is told by one id; several columns do not say which of them it is.
-        self._hashes = np.empty(size if len(names) == 1 else 0, np.int64)
-        self._hashed = 0
-        # Texts and lengths apart, so that the size of the chunks makes no difference.
-        self._digests = [(hashlib.sha256(), hashlib.sha256()) for _ in names] if digested else []
+    def __init__(self, names: Sequence[str]) -> None:
+        """Takes the names of the id columns; none for row numbers."""
         self._names = names
+        # Whose rows they are is told by one id; several columns do not say which of them it is.
+        self._hashes = [np.empty(0, np.uint64)]
+        # Texts and lengths apart, so that the size of the chunks makes no difference.
+        self._digests = [(hashlib.sha256(), hashlib.sha256()) for _ in names]
 
     def add(self, columns: Sequence[Any]) -> None:
         """Takes one Arrow array for each id column."""
-        if not self._digests and not self._hashes.size:
-            return
-        texts = [_texts(column) for column in columns]
-        for column, (of_content, of_lengths) in zip(texts, self._digests, strict=False):
-            content, lengths = _bytes_of(column)
-            of_content.update(np.ascontiguousarray(content).data)
-            of_lengths.update(np.ascontiguousarray(lengths).data)
-        for start in range(0, len(texts[0]) if self._hashes.size else 0, _ROWS):
-            part = texts[0].slice(start, _ROWS)
-            hashes = map(hash, part.to_numpy(zero_copy_only=False))
-            end = self._hashed + len(part)
-            self._hashes[self._hashed : end] = np.fromiter(hashes, np.int64, len(part))
-            self._hashed = end
+        for column, (of_content, of_lengths) in zip(columns, self._digests, strict=True):
+            content, lengths = _bytes_of(_texts(column))
+            of_content.update(content.data)
+            of_lengths.update(lengths.data)
+            if len(columns) == 1:
+                self._hashes.append(_hashes(content, lengths))
 
-    def most_rows(self) -> int | None:
-        """Returns the largest number of rows with the same id; None without a single id column.
+    def hashes(self) -> np.ndarray:
+        """Returns a hash of each id, (n,); none for several columns."""
+        return np.concatenate(self._hashes)
 
-        By hashes of 64 bits: of ten million ids two share one in one of 100,000 tables.
-        """
-        if not self._hashes.size:
-            return None
-        self._hashes.sort()
-        last = np.flatnonzero(self._hashes[1:] != self._hashes[:-1])  # of each id but the largest
-        return int(np.diff(last, prepend=-1, append=self._hashes.size - 1).max())
-
-    def check_store(self, store: pathlib.Path) -> None:
-        """Raises if the store's noisy labels went to rows of other ids; else remembers these.
-
-        Comes before anything is published, so no table is out that the store knows nothing of.
-        """
+    def digest(self) -> str:
+        """Returns a digest of all ids, in their order, and of the names of the columns."""
         whole = hashlib.sha256(repr(tuple(self._names)).encode())
         for pair in self._digests:
             for digest in pair:
                 whole.update(digest.digest())
-        path = store / _DIGEST_FILE
-        try:
-            publish(path, whole.hexdigest().encode())
-        except FileExistsError:
-            if path.read_bytes() != whole.hexdigest().encode():
-                raise CommandError(
-                    f"the store {store} holds noisy labels of rows with other ids (another name, "
-                    "value or order); give the input and --id of the first run, or a new --store "
-                    "(publishing from both costs the sum of their epsilons)"
-                ) from None
+        return whole.hexdigest()
+
+
+def _most_rows(hashes: Sequence[np.ndarray]) -> int | None:
+    """Returns the largest number of rows with the same id; None without a single id column.
+
+    By hashes of 64 bits: of ten million ids two share one in one of 100,000 tables.
+    """
+    found = np.concatenate(hashes)
+    if not found.size:
+        return None
+    found.sort()
+    last = np.flatnonzero(found[1:] != found[:-1])  # of each id but the largest
+    return int(np.diff(last, prepend=-1, append=found.size - 1).max())
+
+
+def _check_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
+    """Raises if the store's noisy labels went to rows of other ids."""
+    path = store / _DIGEST_FILE
+    known = path.read_text().split("\n") if path.exists() else []
+    if known and known != [shard.digest for shard in shards]:
+        raise CommandError(
+            f"the store {store} holds noisy labels of rows with other ids (another name, value or "
+            f"order){_changed(known, shards, [shard.digest for shard in shards])}; give the input "
+            "and --id of the first run, or a new --store (publishing from both costs the sum of "
+            "their epsilons)"
+        )
+
+
+def _keep_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
+    """Remembers the ids, or raises if the store has others.
+
+    Comes before anything is published, so no table is out that the store knows nothing of.
+    """
+    try:
+        publish(store / _DIGEST_FILE, "\n".join(shard.digest for shard in shards).encode())
+    except FileExistsError:
+        _check_ids(store, shards)
+
+
+def _check_labels(store: pathlib.Path, shards: Sequence[_Shard], labels: np.ndarray) -> None:
+    """Raises if some files have other labels than at the first run; the store tells of others."""
+    path = store / _LABELS_FILE
+    if not path.exists():
+        return
+    kept = json.loads(path.read_text())
+    found = _label_digests(kept["salt"], shards, labels)
+    if where := _changed(kept["digests"], shards, found):
+        raise CommandError(
+            f"the store {store} was made for other labels{where}; give the input of the first "
+            "run, or a new --store (publishing from both costs the sum of their epsilons)"
+        )
+
+
+def _keep_labels(store: pathlib.Path, shards: Sequence[_Shard], labels: np.ndarray) -> None:
+    """Remembers which file had which labels, where there are several."""
+    if len(shards) > 1 and not (store / _LABELS_FILE).exists():
+        salt = secrets.token_hex(32)
+        kept = {"salt": salt, "digests": _label_digests(salt, shards, labels)}
+        publish(store / _LABELS_FILE, json.dumps(kept).encode(), replace=True)
+
+
+def _label_digests(salt: str, shards: Sequence[_Shard], labels: np.ndarray) -> list[str]:
+    ends = np.cumsum([shard.size for shard in shards])
+    return [
+        hashlib.blake2b(np.ascontiguousarray(part).data, key=bytes.fromhex(salt)).hexdigest()
+        for part in np.split(labels, ends[:-1])
+    ]
+
+
+def _changed(known: Sequence[str], shards: Sequence[_Shard], found: Sequence[str]) -> str:
+    """Returns which of as many files have another digest, in words; empty if that is not known."""
+    names = [one.name for one, a, b in zip(shards, known, found, strict=False) if a != b]
+    return f" in {_listed(names)}" if len(known) == len(found) > 1 and names else ""
+
+
+_SEED = np.uint64(secrets.randbits(64))  # nobody can make up ids that share a hash
+
+
+def _hashes(content: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns a hash of each text, ``uint64`` (n,), made of eight bytes at a time."""
+    # Each place begins a word, wherever it lies.
+    padded = np.concatenate([content, np.zeros(8, np.uint8)])
+    words = np.ndarray(content.size + 1, "<u8", padded, strides=(1,))
+    left = np.maximum(lengths, 0)
+    at = np.cumsum(left) - left
+    hashes = _mixed(lengths.astype(np.uint64) ^ _SEED)
+    rows = np.flatnonzero(left)
+    while rows.size:
+        beyond = np.uint64(8) * np.maximum(8 - left[rows], 0).astype(np.uint64)
+        word = words[at[rows]] << beyond  # without the bytes of the next text
+        hashes[rows] = _mixed(hashes[rows] ^ word)
+        at[rows] += 8
+        left[rows] -= 8
+        rows = rows[left[rows] > 0]
+    return hashes
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Returns 64 bits that depend on all 64 bits given, one to one: the end of MurmurHash3."""
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(33))
 
 
 def _texts(column: Any) -> Any:
-    """Returns an Arrow array as the bytes of its texts."""
+    """Returns an Arrow array as texts, or as the bytes of texts where these may be long."""
+    if pa.types.is_string(column.type):
+        return column
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
@@ -340,10 +555,12 @@ def _texts(column: Any) -> Any:
 
 def _bytes_of(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bytes of all texts, ``uint8``, and ``int64`` lengths, -1 for a null."""
-    lengths = pc.binary_length(texts).fill_null(-1).to_numpy(zero_copy_only=False)
-    texts = texts.fill_null(b"")  # what lies under a null may be anything
+    lengths = pc.binary_length(texts).cast(pa.int64()).fill_null(-1)
+    texts = texts.fill_null("" if pa.types.is_string(texts.type) else b"")  # hides anything
     _, offsets, content = texts.buffers()
     if content is None or not len(texts):
-        return np.empty(0, np.uint8), lengths
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return np.frombuffer(content, np.uint8)[int(bounds[0]) : int(bounds[-1])], lengths
+        return np.empty(0, np.uint8), lengths.to_numpy(zero_copy_only=False)
+    wide = np.int32 if pa.types.is_string(texts.type) else np.int64
+    bounds = np.frombuffer(offsets, wide)[texts.offset : texts.offset + len(texts) + 1]
+    inside = np.frombuffer(content, np.uint8)[int(bounds[0]) : int(bounds[-1])]
+    return inside, lengths.to_numpy(zero_copy_only=False)

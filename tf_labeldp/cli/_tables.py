@@ -1,4 +1,6 @@
-"""Tables of labels in CSV and Parquet files: read chunk by chunk, written whole or not at all.
+"""Tables of labels in CSV and Parquet files, read in chunks.
+
+Several files are one table, whose rows are in the order of the files' names.
 
 Errors name columns and rows and count cells, but never show one: Arrow's own messages quote the
 text that they could not convert, so none of them is passed on.
@@ -9,32 +11,20 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import gzip
+import glob
 import itertools
-import json
 import os
 import pathlib
 import re
-import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
 from tf_labeldp.cli._console import CommandError
-from tf_labeldp.vault._store import give_name
-
-_fcntl: Any
-try:
-    import fcntl
-
-    _fcntl = fcntl
-except ImportError:  # not on Windows
-    _fcntl = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +56,7 @@ NAME = LabelKind(
     (
         types.is_string,
         types.is_large_string,
-        types.is_string_view,
+        lambda kind: str(kind) == "string_view",  # before 16, Arrow has no such type
         types.is_integer,
         types.is_boolean,
     ),
@@ -78,27 +68,59 @@ FILL = (
 )
 """What to do about labels that are missing."""
 
-MADE_BY = "tf-labeldp"
-"""How the entry ``made_by`` of a statement begins."""
-
 _MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
 """Cells of a CSV number column that hold no number on purpose."""
 
 _BLOCK_BYTES = 16 << 20
 """A CSV file is read in blocks of this size; a row must fit into one."""
+_HEADER_BYTES = 1 << 16
+"""The names of its columns are looked for in so many bytes first."""
 _BATCH_ROWS = 1 << 16
 """A Parquet file is read in batches of at most this many rows."""
-_ROW_GROUP_ROWS = 1 << 20
-"""Rows of a Parquet row group that is written, but for the last one."""
+SUFFIXES = {".csv": "csv", ".csv.gz": "csv.gz", ".parquet": "parquet"}
+STREAM = pathlib.Path("-")
+"""Stands for stdin or stdout."""
 
-_SUFFIXES = {".csv": "csv", ".csv.gz": "csv.gz", ".parquet": "parquet"}
-_LONGEST_PART = "-old-statement"
-"""Of the names of hidden files."""
+
+def is_single(inputs: Sequence[pathlib.Path]) -> bool:
+    """Returns whether the inputs are one file or stdin, rather than a folder or a pattern."""
+    return len(inputs) == 1 and not os.path.isdir(inputs[0]) and not _matches(inputs[0])
+
+
+def find_files(inputs: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Returns the files that are named, lie in a folder or match a pattern, by their names."""
+    found: list[pathlib.Path] = []
+    for path in inputs:
+        if path == STREAM and len(inputs) > 1:
+            raise CommandError("the input - is stdin, which can't be one of several files")
+        if not os.path.isdir(path):
+            found += _matches(path) or [path]
+            continue
+        try:
+            inside = [one for one in path.iterdir() if not one.name.startswith(".")]
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not any(map(is_table_name, inside)):
+            raise CommandError(
+                f"the folder {path} has no file in it whose name ends in {', '.join(SUFFIXES)}; "
+                "check the path"
+            )
+        found += filter(is_table_name, inside)
+    found.sort(key=lambda one: one.name)
+    for one, other in itertools.pairwise(found):
+        if one.name == other.name:
+            raise CommandError(
+                f"the inputs {one} and {other} have the same name, by which the files of the "
+                "output are called; give each once, under a name of its own"
+            )
+    return found
 
 
 def open_table(path: pathlib.Path) -> Table:
     """Returns the table in a file; only its columns have been read."""
-    kind = _format_of(path, "the input")
+    if path == STREAM:
+        return StdinTable()
+    kind = format_of(path, "the input")
     return ParquetTable(path) if kind == "parquet" else CsvTable(path, gzipped=kind == "csv.gz")
 
 
@@ -120,17 +142,10 @@ class Table(abc.ABC):
         self._version = self._stat()
 
     @abc.abstractmethod
-    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
-        """Yields Arrow arrays of the labels, of the kind's type."""
-
-    @abc.abstractmethod
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Yields record batches with these columns, and perhaps others."""
-
-    def id_chunks(self, columns: Sequence[str]) -> Iterator[list[Any]]:
-        """Yields lists of Arrow arrays, one per column."""
-        for batch in self._batches(columns):
-            yield [batch.column(name) for name in columns]
+    def chunks(
+        self, label: str, kind: LabelKind, ids: Sequence[str]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        """Yields Arrow arrays: the labels, of the kind's type, and each column of ids."""
 
     def check_unchanged(self) -> None:
         """Raises if the file has been written to since it was opened."""
@@ -145,7 +160,7 @@ class Table(abc.ABC):
         if not stat.S_ISREG(found.st_mode):
             raise CommandError(
                 f"the input {self.path} is not a regular file, which it must be to be read twice; "
-                "give the path of a file"
+                "give the path of a file, or - for stdin"
             )
         return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -177,24 +192,22 @@ class ParquetTable(Table):
         self.columns = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
-    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
-        found = self.types[column]
+    def chunks(
+        self, label: str, kind: LabelKind, ids: Sequence[str]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        found = self.types[label]
         plain = found.value_type if kind is NAME and types.is_dictionary(found) else found
         if not any(suits(plain) for suits in kind.suits):
             raise CommandError(
-                f"column {column!r} of {self.path} has type {found}, expected {kind.words}; "
+                f"column {label!r} of {self.path} has type {found}, expected {kind.words}; "
                 f"{kind.remedy}"
             )
-        for batch in self._batches([column]):
-            with self._explained():
-                # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
-                chunk = batch.column(column).cast(kind.arrow_type, safe=False)
-            yield chunk
-
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
         # "a" may bring "a.b" along.
         with self._explained(), parquet.ParquetFile(str(self.path)) as file:
-            yield from file.iter_batches(_BATCH_ROWS, columns=list(columns))
+            for batch in file.iter_batches(_BATCH_ROWS, columns=[label, *ids]):
+                # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
+                labels = batch.column(label).cast(kind.arrow_type, safe=False)
+                yield labels, [batch.column(name) for name in ids]
 
 
 class CsvTable(Table):
@@ -206,35 +219,49 @@ class CsvTable(Table):
         self._check_start()
         self._ignore_empty_lines = True
         self._empty_last_line = False
-        with self._explained(), self._reader() as reader:
-            self.columns = list(reader.schema.names)
+        with self._explained():
+            self.columns = self._names()
         self.types = dict.fromkeys(self.columns, pa.string())
         if len(self.columns) == 1:
             # There an empty line is an empty cell, not the absence of a row; but for the last one.
             self._ignore_empty_lines = False
             self._empty_last_line = re.search(rb"\n\r?\n\Z", self._end()) is not None
 
-    def label_chunks(self, column: str, kind: LabelKind) -> Iterator[Any]:
-        for batch in self._batches([column], kind):
-            yield batch.column(0)
-
-    def _batches(self, columns: Sequence[str], kind: LabelKind | None = None) -> Iterator[Any]:
+    def chunks(
+        self, label: str, kind: LabelKind, ids: Sequence[str]
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        columns = [label, *ids]
         with self._explained(columns, kind), self._reader(columns, kind) as reader:
             for batch, following in itertools.pairwise(itertools.chain(reader, [None])):
-                last = following is None and self._empty_last_line
-                yield batch.slice(0, max(batch.num_rows - 1, 0)) if last else batch
+                if following is None and self._empty_last_line:
+                    batch = batch.slice(0, max(batch.num_rows - 1, 0))
+                yield batch.column(0), [batch.column(name) for name in ids]
+
+    def _names(self) -> list[str]:
+        """Returns the names of the columns, most often from less than a block."""
+        if _HEADER_BYTES < _BLOCK_BYTES:
+            with contextlib.suppress(pa.ArrowException):
+                with self._reader(block_bytes=_HEADER_BYTES, use_threads=False) as reader:
+                    return list(reader.schema.names)
+        with self._reader() as reader:
+            return list(reader.schema.names)
 
     def _reader(
-        self, columns: Sequence[str] = (), kind: LabelKind | None = None, use_threads: bool = True
+        self,
+        columns: Sequence[str] = (),
+        kind: LabelKind | None = None,
+        use_threads: bool = True,
+        block_bytes: int | None = None,
     ) -> Any:
+        column_types = dict.fromkeys(columns, pa.string())
+        if kind is not None:
+            column_types[columns[0]] = kind.arrow_type
         return csv.open_csv(
             self._stream(),
-            csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
+            csv.ReadOptions(block_size=block_bytes or _BLOCK_BYTES, use_threads=use_threads),
             csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=self._ignore_empty_lines),
             csv.ConvertOptions(
-                include_columns=list(columns),
-                column_types=dict.fromkeys(columns, kind.arrow_type if kind else pa.string()),
-                null_values=_MISSING,
+                include_columns=list(columns), column_types=column_types, null_values=_MISSING
             ),
         )
 
@@ -251,7 +278,9 @@ class CsvTable(Table):
                 "as UTF-8"
             )
         if start[:2] == b"\x1f\x8b":
-            remedy = " in another; unpack one" if self._gzipped else "; name it .csv.gz"
+            remedy = (
+                " in another; unpack one" if self._gzipped else "; name it .csv.gz, or unpack it"
+            )
             raise CommandError(f"the input {self.path} is a gzip archive{remedy}")
 
     def _end(self) -> bytes:
@@ -306,289 +335,51 @@ class CsvTable(Table):
         return ""
 
 
-def statement_path(output: pathlib.Path) -> pathlib.Path:
-    """Returns where the privacy statement of an output lies."""
-    return output.with_name(f"{output.name}.privacy.json")
+class StdinTable(CsvTable):
+    """The CSV text of stdin, kept in memory: it never lies on a disk."""
 
-
-class Output:
-    """A table that gets its name once it is complete; left early, it leaves nothing behind.
-
-    It is written to a hidden file beside ``path``, under a lock that refuses a second run.
-    ``publish`` gives the statement its name first, so whoever finds the table finds its statement
-    too; a statement alone was left by a run that was killed between the two, and is replaced. An
-    old table is moved away before its statement is: a kill leaves no table under the statement of
-    another run.
-
-    Args:
-        path: of the table; its suffix decides the format.
-        columns: the names and Arrow types of its columns.
-        overwrite: whether files of these names may be replaced.
-        source: the input, which must be another file.
-
-    Raises:
-        CommandError: nothing can be written there.
-    """
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        columns: Sequence[tuple[str, Any]],
-        *,
-        overwrite: bool,
-        source: pathlib.Path,
-    ) -> None:
-        self.path = path
-        self.statement = statement_path(path)
-        self._columns = columns
-        self._format = _format_of(path, "--output")
-        self._overwrite = overwrite
+    def __init__(self) -> None:
+        if sys.stdin is None:
+            raise CommandError("the input - is stdin, which is closed; give the path of a file")
         with self._explained():
-            if path.exists() and path.samefile(source):
-                raise CommandError(f"--output {path} is the input itself; give another path")
-            if not path.parent.is_dir():
-                raise CommandError(
-                    f"the folder of --output {path} does not exist; make {path.parent} first"
-                )
-        self._temporary = self._hidden("")
+            self._text = sys.stdin.buffer.read()
+        super().__init__(pathlib.Path("stdin"), gzipped=False)
 
-    def __enter__(self) -> Output:
-        """Starts the hidden file, so that a folder or a column that it cannot hold is found out."""
-        with contextlib.ExitStack() as undo, self._explained():
-            lock = OutputLock(self.path)
-            locked = lock.acquire()
-            undo.callback(lock.release)
-            for target in (self.path, self.statement):
-                if os.path.lexists(target) and not self._may_replace(target):
-                    raise CommandError(
-                        f"{target} exists; give another --output, or --overwrite to replace it"
-                    )
-            if locked:  # else they may be those of a run that is at work
-                self._remove_leftovers()
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
-            self._file = open(self._temporary, "xb")
-            undo.callback(self._temporary.unlink, missing_ok=True)
-            undo.callback(_close, self._file)
-            self._writer: CsvWriter | ParquetWriter
-            if self._format == "parquet":
-                self._writer = ParquetWriter(self._file, self._columns)
-            else:
-                self._writer = CsvWriter(self._file, self._columns, self._format == "csv.gz")
-            undo.callback(_close, self._writer)
-            self._undo = undo.pop_all()
-        return self
+    def _stat(self) -> tuple[int, int, int]:
+        return 0, 0, 0
 
-    def __exit__(self, *error: object) -> None:
-        """Removes what has not been published."""
-        self._undo.close()
-
-    def write(self, arrays: Sequence[Any]) -> None:
-        """Appends rows: one Arrow array a column, all of the same length."""
-        with self._explained():
-            self._writer.write(arrays)
-
-    def publish(self, statement: str) -> None:
-        """Puts the table and its statement on disk, whole, under their names."""
-        hidden = self._hidden("-statement")
-        with self._explained():
-            try:
-                self._writer.close()
-                _sync(self._file)
-                with open(hidden, "xb") as file:
-                    file.write(statement.encode())
-                    _sync(file)
-                self._give_names(hidden)
-            finally:
-                hidden.unlink(missing_ok=True)
-
-    def _give_names(self, statement: pathlib.Path) -> None:
-        """Gives statement and table their names, or leaves all as it was."""
-        made = {self.path: os.stat(self._temporary), self.statement: os.stat(statement)}
-        old = {self.path: self._hidden("-old"), self.statement: self._hidden(_LONGEST_PART)}
-        try:
-            for target, aside in old.items():  # the table goes first
-                if os.path.lexists(target) and self._may_replace(target):
-                    os.replace(target, aside)
-            give_name(statement, self.statement)
-            give_name(self._temporary, self.path)
-        except BaseException:
-            for target, mine in made.items():
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.lstat(target), mine):
-                        target.unlink()
-            for target, aside in reversed(old.items()):  # the table comes last
-                with contextlib.suppress(OSError):
-                    give_name(aside, target)
-            raise
-        finally:
-            for aside in old.values():
-                aside.unlink(missing_ok=True)
-
-    def _may_replace(self, target: pathlib.Path) -> bool:
-        """Returns whether this run may put its own file in the place of one that is there."""
-        if target.is_dir():
-            raise CommandError(f"{target} is a folder; give another --output")
-        if self._overwrite:
-            return True
-        # A statement without its table is that of a killed run.
-        alone = target == self.statement and not os.path.lexists(self.path)
-        return alone and _is_statement(target)
-
-    def _hidden(self, part: str) -> pathlib.Path:
-        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}{part}.tmp")
-
-    def _remove_leftovers(self) -> None:
-        """Removes the hidden files of earlier runs for this output that were killed."""
-        name = re.escape(self.path.name)
-        leftover = re.compile(rf"\.{name}\.[0-9a-f]{{16}}(-old)?(-statement)?\.tmp")
-        for path in self.path.parent.iterdir():
-            if leftover.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except FileExistsError as error:
-            raise CommandError(
-                f"{error.filename} has come into being meanwhile; give another --output"
-            ) from None
-        except OSError as error:
-            reason = f" ({os.strerror(error.errno)})" if error.errno else ""
-            raise CommandError(
-                f"cannot write --output {self.path}{reason}; make room or give another place"
-            ) from None
-        except pa.ArrowException:
-            raise CommandError(
-                f"an id column holds something that a .{self._format} file cannot; name other "
-                "columns with --id, or give a .parquet --output"
-            ) from None
+    def _stream(self) -> Any:
+        return pa.input_stream(pa.py_buffer(self._text))
 
 
-class OutputLock:
-    """A lock on a hidden file beside the output, which the system lifts when the process dies."""
-
-    def __init__(self, output: pathlib.Path) -> None:
-        self._output = output
-        self._path = output.with_name(f".{output.name}.lock")
-        self._descriptor: int | None = None
-
-    def acquire(self) -> bool:
-        """Returns whether the lock is held now; False where the system has no such locks."""
-        while _fcntl is not None:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise CommandError(
-                    f"another run is writing --output {self._output} at this moment; wait for it, "
-                    "or give another --output"
-                ) from None
-            except OSError:  # a file system without locks
-                os.close(descriptor)
-                self._path.unlink(missing_ok=True)
-                return False
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
-                    self._descriptor = descriptor
-                    return True
-            os.close(descriptor)  # of a run that ended in between, and removed it
-        return False
-
-    def release(self) -> None:
-        """Lifts the lock, if it is held, and removes its file."""
-        if self._descriptor is not None:
-            # Removed before it is unlocked: nobody else can hold a lock on this file by then.
-            self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+def is_table_name(path: pathlib.Path) -> bool:
+    """Returns whether a path has the name of a table, rather than that of a folder."""
+    return _suffix_of(path) is not None
 
 
-class CsvWriter:
-    """Comma-separated values in UTF-8; unlike Arrow's, quotes only the cells that need it."""
-
-    def __init__(self, file: IO[bytes], columns: Sequence[tuple[str, Any]], gzipped: bool) -> None:
-        for _, kind in columns:
-            _check_text(kind)
-        # No name and no time in the header of the archive.
-        self._gzip = gzip.GzipFile("", "wb", 6, file, 0) if gzipped else None
-        self._file: Any = self._gzip or file
-        self.write([pa.array([name]) for name, _ in columns])
-
-    def write(self, arrays: Sequence[Any]) -> None:
-        lines = pc.binary_join_element_wise(*[_cells(array) for array in arrays], ",")
-        lines = pc.binary_join_element_wise(lines, "", "\n")
-        if len(lines):
-            # An Arrow array of texts holds them one after another: this is the file's content.
-            _, offsets, content = lines.buffers()
-            ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-            self._file.write(memoryview(content)[int(ends[0]) : int(ends[-1])])
-
-    def close(self) -> None:
-        if self._gzip is not None:
-            self._gzip.close()
+def _matches(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that a pattern matches; none for the path of a file."""
+    if os.path.lexists(path) or not glob.has_magic(os.fspath(path)):
+        return []
+    return [pathlib.Path(name) for name in glob.glob(os.fspath(path), recursive=True)]
 
 
-class ParquetWriter:
-    """A Parquet file without metadata of the input, in large row groups."""
-
-    def __init__(self, file: IO[bytes], columns: Sequence[tuple[str, Any]]) -> None:
-        # Names and types alone: metadata of the input's schema may say anything.
-        self._schema = pa.schema(list(columns))
-        self._writer = parquet.ParquetWriter(file, self._schema)
-        self._batches: list[Any] = []
-        self._rows = 0
-
-    def write(self, arrays: Sequence[Any]) -> None:
-        self._batches.append(pa.record_batch(list(arrays), schema=self._schema))
-        self._rows += len(arrays[0])
-        if self._rows >= _ROW_GROUP_ROWS:
-            self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if self._batches:
-            table, self._batches, self._rows = pa.Table.from_batches(self._batches), [], 0
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-
-
-def _check_text(kind: Any) -> None:
-    """Raises an Arrow error for a type without a text of its own, before anything is drawn.
-
-    Bytes may be no text, which would be found out too late; a duration would lose its unit.
-    """
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    binary = (types.is_binary, types.is_large_binary, types.is_binary_view)
-    refused = (*binary, types.is_fixed_size_binary, types.is_duration)
-    if any(is_kind(kind) for is_kind in refused):
-        raise pa.ArrowNotImplementedError(f"{kind} has no text")
-    pa.nulls(0, kind).cast(pa.string())  # raises for lists and the like
-
-
-def _cells(array: Any) -> Any:
-    """Returns an Arrow array as CSV cells: quoted where needed; null as nothing, "" as quotes."""
-    text = array.cast(pa.string())
-    special = pc.match_substring_regex(text, '^$|[",\r\n]')
-    if pc.any(special).as_py():
-        doubled = pc.replace_substring(text, '"', '""')
-        text = pc.if_else(special, pc.binary_join_element_wise('"', doubled, '"', ""), text)
-    return text.fill_null("")
-
-
-def _format_of(path: pathlib.Path, option: str) -> str:
-    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"``, by the end of the name."""
-    for suffix, name in _SUFFIXES.items():
+def _suffix_of(path: pathlib.Path) -> str | None:
+    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"``, by the end of the name; None for others."""
+    for suffix, name in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
             return name
-    raise CommandError(
-        f"the format of {option} {path} is not known by its name; name it {', '.join(_SUFFIXES)}"
-    )
+    return None
+
+
+def format_of(path: pathlib.Path, option: str) -> str:
+    """Returns the format of a file, or raises."""
+    found = _suffix_of(path)
+    if found is None:
+        raise CommandError(
+            f"the format of {option} {path} is not known by its name; name it {', '.join(SUFFIXES)}"
+        )
+    return found
 
 
 def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandError:
@@ -598,22 +389,3 @@ def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandErro
     code = error.errno if error else None
     reason = os.strerror(code) if code else "damaged, or not what its name says"
     return CommandError(f"the input {path} cannot be read ({reason}); copy or make it again")
-
-
-def _is_statement(path: pathlib.Path) -> bool:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return str(content["made_by"]).startswith(MADE_BY)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return False
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _close(file: Any) -> None:
-    """Closes a file or a writer whose content nobody will see."""
-    with contextlib.suppress(Exception):
-        file.close()

@@ -235,7 +235,7 @@ def row_digests(block: np.ndarray) -> np.ndarray:
     """
     bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
     width = bits.shape[1]
-    return _mixed((bits * _factors(np.arange(width))).sum(axis=1, dtype=np.uint64), width)
+    return _mixed(bits @ _factors(np.arange(width)), width)
 
 
 def _factors(places: np.ndarray) -> np.ndarray:

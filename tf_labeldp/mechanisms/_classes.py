@@ -306,6 +306,14 @@ def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.
     Inside the set: another rank of the set with the flip probability of randomized response over k
     values, else the rank itself. Outside: uniform over the set.
     """
+
+    def draw(start: int, stop: int) -> np.ndarray:
+        return _draw_ranks(rank[start:stop], k[start:stop], epsilon, rng)
+
+    return _random.in_blocks(draw, rank.size, rng)
+
+
+def _draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
     inside = rank < k
     flip = _random.uniform_integers(rank.size, rng) < _random.flip_threshold(epsilon, k)
     # Inside the set there are k - 1 other ranks (one stands in where k = 1, and is never used).

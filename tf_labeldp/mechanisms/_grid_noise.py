@@ -111,9 +111,9 @@ def with_noise(
 def _opendp_measurement(kind: str, scale: float, epsilon: float, l1_sensitivity: float) -> Any:
     if kind == "laplace":
         return certified_laplace(True, scale, math.ceil(l1_sensitivity), epsilon)[0]
-    dp = _opendp()
-    atoms = dp.vector_domain(dp.atom_domain(T="i64"))
-    return (atoms, dp.l2_distance(T="f64")) >> dp.m.then_gaussian(scale)
+    domains, metrics, measurements = _opendp()
+    atoms = domains.vector_domain(domains.atom_domain(T="i64"))
+    return (atoms, metrics.l2_distance(T="f64")) >> measurements.then_gaussian(scale)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,15 +124,14 @@ def certified_laplace(whole: bool, scale: float, moved: float, epsilon: float) -
     double, and so does OpenDP's bound on the loss, upwards: the scale is raised to the first at
     which OpenDP itself certifies ``epsilon`` (one step at most as a rule).
     """
-    dp = _opendp()
+    domains, metrics, measurements = _opendp()
     # Types are given in full: T=int would be 32 bits, at which counts saturate.
-    if whole:
-        atoms, distance, moved = dp.atom_domain(T="i64"), dp.l1_distance(T="i64"), int(moved)
-    else:
-        atoms, distance = dp.atom_domain(T="f64", nan=False), dp.l1_distance(T="f64")
+    kind = "i64" if whole else "f64"
+    atoms = domains.atom_domain(T="i64") if whole else domains.atom_domain(T="f64", nan=False)
+    space = domains.vector_domain(atoms), metrics.l1_distance(T=kind)
     for _ in range(64):
-        measurement = (dp.vector_domain(atoms), distance) >> dp.m.then_laplace(scale)
-        if measurement.map(moved) <= epsilon:
+        measurement = space >> measurements.then_laplace(scale)
+        if measurement.map(int(moved) if whole else moved) <= epsilon:
             return measurement, scale
         scale = math.nextafter(scale, math.inf)
     raise RuntimeError(
@@ -141,9 +140,10 @@ def certified_laplace(whole: bool, scale: float, moved: float, epsilon: float) -
     )
 
 
-def _opendp() -> Any:
-    import opendp.prelude as dp
+def _opendp() -> tuple[Any, Any, Any]:
+    """Returns OpenDP's modules; its ``prelude`` would load scikit-learn too."""
+    from opendp import domains, measurements, metrics, mod
 
     # OpenDP asks for this before any component whose written proof is not finished.
-    dp.enable_features("contrib")
-    return dp
+    mod.enable_features("contrib")
+    return domains, metrics, measurements

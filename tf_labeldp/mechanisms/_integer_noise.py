@@ -126,6 +126,9 @@ class IntegerNoise(abc.ABC):
 
     def draw(self, size: int, rng: Rng) -> np.ndarray:
         """Returns ``size`` independent draws, ``int64``."""
+        return _random.in_blocks(lambda start, stop: self._draw(stop - start, rng), size, rng)
+
+    def _draw(self, size: int, rng: Rng) -> np.ndarray:
         noise = np.empty(size, dtype=np.int64)
         waiting = np.arange(size)
         while waiting.size:

@@ -1,7 +1,7 @@
 """Uniform random integers from the operating system, or from a generator that was passed in.
 
 A seeded generator can be recovered from what it emits, so draws that protect labels use
-``os.urandom`` unless the caller asks for a repeatable run. Probabilities are compared as 53-bit
+``secure_bytes`` unless the caller asks for a repeatable run. Probabilities are compared as 53-bit
 integers, which makes the drawn channel known exactly (see ``flip_threshold``).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,46 @@ Rng = np.random.Generator | None
 
 _BITS = 53
 _RANGE = np.uint64(1 << _BITS)
+_BLOCK_ROWS = 1 << 17
+"""Rows whose arrays fit a processor's cache."""
+_MANY_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 24
+"""Bytes that are asked of OpenSSL at a time; it takes less than 2^31."""
 _MARGIN = 1.0 + 2.0**-50
 """Above the sum of the rounding errors of an exp and four float operations (3 * 2^-52)."""
+
+
+def secure_bytes(size: int) -> bytes:
+    """Returns random bytes of the operating system; many of them from a cipher that it keys.
+
+    That cipher is OpenSSL's ``RAND_bytes`` (AES-256 in counter mode, NIST SP 800-90A; safe with
+    threads and forks), which is twenty times as fast.
+    """
+    if size < _MANY_BYTES:
+        return os.urandom(size)
+    import ssl
+
+    starts = range(0, size, _PIECE_BYTES)
+    return b"".join(ssl.RAND_bytes(min(_PIECE_BYTES, size - start)) for start in starts)
 
 
 def uniform_integers(size: int, rng: Rng) -> np.ndarray:
     """Returns ``size`` independent uniform integers in [0, 2^53) as ``uint64``."""
     if rng is None:
-        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+        words = np.frombuffer(secure_bytes(8 * size), dtype=np.uint64)
         return words >> np.uint64(64 - _BITS)
     return checked_generator(rng).integers(0, int(_RANGE), size=size, dtype=np.uint64)
+
+
+def in_blocks(draw: Callable[[int, int], np.ndarray], size: int, rng: Rng) -> np.ndarray:
+    """Returns what ``draw(start, stop)`` gives for all rows, drawn some rows at a time.
+
+    A generator that was passed in draws all at once: what it gives does not depend on the blocks.
+    """
+    if rng is not None or size <= _BLOCK_ROWS:
+        return draw(0, size)
+    starts = range(0, size, _BLOCK_ROWS)
+    return np.concatenate([draw(start, min(start + _BLOCK_ROWS, size)) for start in starts])
 
 
 def checked_generator(rng: Any) -> np.random.Generator:

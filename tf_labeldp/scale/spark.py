@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from tf_labeldp.mechanisms._base import (
@@ -17,7 +16,7 @@ from tf_labeldp.mechanisms._base import (
     checked_mechanism,
 )
 from tf_labeldp.scale._engines import needs
-from tf_labeldp.scale._key import ReleaseKey, randomize_batch
+from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey
 
 needs("pyspark", "spark")
 
@@ -39,21 +38,23 @@ def randomize(
 ) -> Any:
     """Returns a data frame with noisy labels in place of the labels, through ``mapInArrow``.
 
-    The rows are read twice: here, to find repeated ids and labels out of range, and when the
-    returned frame is used.
+    The rows are read twice: here, to find repeated ids, labels out of range and rows that are not
+    those of an earlier run of the release, and when the returned frame is used.
 
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
         however often Spark computes a partition again: a draw is a function of key, release,
-        mechanism, prior, id and label. Rests on that function (BLAKE2b keyed by the secret) being
-        pseudorandom, on the key staying secret, and on ids that name one row each: they must be
-        stored in the table, and not be made on the fly (``monotonically_increasing_id``), since a
-        row that gets another id gets another draw. ``key.statement(release)`` has the statement.
+        mechanism, prior, id and label. Rests on that function (AES-256 and BLAKE2b keyed by the
+        secret) being pseudorandom, on the key staying secret, and on ids that name one row each:
+        they must be stored in the table, and not be made on the fly
+        (``monotonically_increasing_id``), since a row that gets another id gets another draw.
+        ``key.statement(release)`` has the statement.
 
     Args:
         df: a ``pyspark.sql.DataFrame``.
         mechanism: what draws; ``RandomizedResponse`` or another mechanism for single labels.
-        key: the key whose file lists the release and its charge. Workers read the file by its path.
+        key: the key whose file lists the release and its charge. Workers read the file by its path;
+            this process writes to it.
         release: the name of the release, which is bound to this mechanism and prior.
         id: the column that names a row: whole numbers or text.
         label: the column with the label.
@@ -83,22 +84,26 @@ def randomize(
     key.register(release, mechanism, priors)
     path = key.path
 
-    def noisy_column(batch: pa.RecordBatch) -> np.ndarray:
+    def keyed(batch: pa.RecordBatch) -> KeyedRows:
         labels = batch.column(label).to_numpy(zero_copy_only=False)
         secret = ReleaseKey(path).secret
-        return randomize_batch(batch.column(id), labels, mechanism, secret, release, priors)
+        return KeyedRows(batch.column(id), labels, mechanism, secret, release, priors)
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:  # raises for labels and ids that the core refuses
-            yield pa.RecordBatch.from_pydict({"rows": [len(noisy_column(batch))]})
+            rows = keyed(batch)
+            facts = {"rows": [len(rows.randomize())], "fingerprint": [str(rows.fingerprint())]}
+            yield pa.RecordBatch.from_pydict(facts)
 
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = list(batch.columns)
-            columns[batch.schema.get_field_index(label)] = pa.array(noisy_column(batch).tolist())
+            noisy = keyed(batch).randomize().tolist()
+            columns[batch.schema.get_field_index(label)] = pa.array(noisy)
             yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    rows = df.select(id, label).mapInArrow(check, "rows long").agg(sql.sum("rows")).first()[0]
+    facts = df.select(id, label).mapInArrow(check, "rows long, fingerprint string").collect()
+    rows = sum(one["rows"] for one in facts)
     ids = df.groupBy(sql.col(id)).count().where("count > 1")
     repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
     if repeated:
@@ -107,6 +112,7 @@ def randomize(
             "with one id would share their noise. Nothing came out; give each row an id of its "
             "own, or leave the copies out."
         )
+    key.bind_rows(release, rows, sum(int(one["fingerprint"]) for one in facts))
     kind = LongType() if isinstance(mechanism, ClassificationMechanism) else DoubleType()
     fields = [StructField(label, kind) if one.name == label else one for one in df.schema.fields]
     return df.mapInArrow(draw, StructType(fields))

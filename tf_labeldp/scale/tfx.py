@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deserialize, serialize
 from tf_labeldp.scale._engines import needs
-from tf_labeldp.scale._key import ReleaseKey
+from tf_labeldp.vault._keyed_draws import ReleaseKey
 
 needs("tfx", "tfx")
 

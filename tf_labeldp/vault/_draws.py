@@ -32,6 +32,7 @@ from tf_labeldp.mechanisms._base import (
     is_of_this_library,
     serialize,
 )
+from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
@@ -65,11 +66,19 @@ class Sealed:
 class Draws:
     """The draws and releases of one vault, each made once and found again by its name.
 
-    A ``seed`` makes them repeatable; None takes secure random bits.
+    A ``seed`` makes them repeatable; None takes secure random bits, or those of keyed draws.
     """
 
-    def __init__(self, sealed: Sealed, kind: LabelKind, ledger: Ledger, seed: int | None) -> None:
+    def __init__(
+        self,
+        sealed: Sealed,
+        kind: LabelKind,
+        ledger: Ledger,
+        seed: int | None,
+        keyed: KeyedDraws | None,
+    ) -> None:
         self._sealed, self._kind, self._ledger, self._seed = sealed, kind, ledger, seed
+        self._keyed = keyed
         self._unnamed = 0
 
     def next_name(self) -> str:
@@ -85,12 +94,14 @@ class Draws:
         made_of: Receipts,
     ) -> Record:
         """Returns the record of a draw or a release, a new one or the stored one of this name."""
-        digest = _public_digest(public_input)
+        digest = None if _is_read_once(public_input) else _public_digest(public_input)
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
                 f"{key!r}."
             )
+        if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+            check_keyed(mechanism)
         if not is_of_this_library(mechanism):
             self._admit(mechanism, rows, public_input)
         with self._ledger.turn():
@@ -110,6 +121,8 @@ class Draws:
         """Returns what a use costs, with what it rests on beyond the mechanism."""
         charge = self._kind.charge(mechanism)
         notes = list(charge.assumptions)
+        if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+            notes += KEYED_ASSUMPTIONS
         if not is_of_this_library(mechanism):
             event = ", and its uses compose as its dp_event says"
             notes.append(
@@ -159,7 +172,11 @@ class Draws:
         made: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
         result = None
         try:
-            result = self._apply(mechanism, self._sealed.open(rows), public_input, rng)
+            labels = self._sealed.open(rows)
+            if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+                result = self._keyed.randomize(mechanism, labels, rows, public_input, name)
+            else:
+                result = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 raise
@@ -184,7 +201,7 @@ class Draws:
         return ledger.keep(
             receipt=ledger.receipt(charge, repr(mechanism), kind, **made),
             mechanism=serialize(mechanism),
-            public_digest=digest,
+            public_digest=public_input.digest() if _is_read_once(public_input) else digest,
             made_of=made_of,
             indices=rows,
             values=values,
@@ -280,10 +297,15 @@ def _public_digest(public_input: Any) -> str | None:
     return array_digest(np.asarray(public_input))
 
 
+def _is_read_once(public_input: Any) -> bool:
+    """Returns whether the mechanism is to read this before it is asked for its digest."""
+    return hasattr(public_input, "matches")
+
+
 def _same_input(known: str | None, public_input: Any, digest: str | None) -> bool:
     """Returns whether a stored draw was made with this public input."""
-    if known is not None and hasattr(public_input, "matches"):
-        return bool(public_input.matches(known))
+    if _is_read_once(public_input):
+        return known is not None and bool(public_input.matches(known))
     return known == digest
 
 

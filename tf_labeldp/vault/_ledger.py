@@ -7,7 +7,7 @@ import datetime
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +107,7 @@ class Ledger:
         self._unit, self._store, self._actor = kind.unit, store, actor or actor_name()
         self._histories = Histories(len(labels))
         self._others: list[Receipt] = []
+        self.made_elsewhere: Callable[[], Receipts] = tuple  # of these labels, by engines
         self._lock, self._process = threading.RLock(), os.getpid()
         if store is None and budget is not None:
             self.label_set, self.budget = LabelSet.new(len(labels), people), budget
@@ -142,6 +143,8 @@ class Ledger:
             self._lock, self._process = threading.RLock(), os.getpid()
         with self._lock, self._store.locked():
             self._read_new_records()
+            for one in self.not_adopted(self.made_elsewhere()):
+                self.keep(receipt=one)
             yield
 
     def keep(self, **content: Any) -> Record:
@@ -351,6 +354,8 @@ class Ledger:
                 "out to open it, and raise it with labels.raise_budget(budget, reason=...) if need "
                 "be."
             )
+        if given is None:  # what engines have released may have passed it, and is in the statement
+            return
         for history in histories_with(self._histories.distinct(), self._others):
             spent = self._composed(history)
             if not self.budget.allows(spent):

@@ -25,6 +25,8 @@ from tf_labeldp.vault._store import content_digest, npz, publish
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
 """Of the statement beside a table of noisy labels."""
+IN_FOLDER = "privacy.json"
+"""The statement in a folder of such tables."""
 _CSV_BLOCK = 1 << 26
 """Bytes of a table that are parsed at a time; a cell may be as long."""
 _TARGETS = ("values", "posterior", "debiased")
@@ -315,21 +317,25 @@ class NoisyLabels:
         """Returns noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
 
         Args:
-            path: the folder of ``save``; or the table of ``tf-labeldp randomize`` (``.csv``,
-                ``.csv.gz`` or ``.parquet``), with its ``.privacy.json`` beside it.
+            path: the folder of ``save``; or what ``tf-labeldp randomize`` wrote: a table (``.csv``,
+                ``.csv.gz`` or ``.parquet``) with its ``.privacy.json`` beside it, or a folder of
+                tables, whose rows are joined in the order of the statement.
 
         Raises:
             FileNotFoundError: there are none.
             ValueError: damaged, edited, or written by a newer version.
         """
         path = pathlib.Path(path).expanduser()
-        is_folder = path.is_dir()
-        statement = path / _JSON if is_folder else path.with_name(path.name + STATEMENT_SUFFIX)
-        for needed in (path, statement, path / _ARRAYS if is_folder else path):
+        if not path.is_dir():
+            statement = path.with_name(path.name + STATEMENT_SUFFIX)
+        else:
+            statement = path / IN_FOLDER if (path / IN_FOLDER).exists() else path / _JSON
+        for needed in (path, statement, path / _ARRAYS if statement.name == _JSON else path):
             if not needed.exists():
                 raise FileNotFoundError(
                     f"there is no {needed}: noisy labels are a table and its statement, "
-                    f"{path.name}{STATEMENT_SUFFIX}, or a folder that NoisyLabels.save wrote."
+                    f"{path.name}{STATEMENT_SUFFIX}, or a folder that NoisyLabels.save or "
+                    "tf-labeldp randomize wrote."
                 )
         try:
             fields = json.loads(statement.read_text(encoding="utf-8"))
@@ -339,11 +345,13 @@ class NoisyLabels:
                     f"this is tf-labeldp {__version__}, which reads format {FORMAT}. Install the "
                     "version that made it."
                 )
-            if is_folder:
+            if statement.name == _JSON:
                 with np.load(path / _ARRAYS, allow_pickle=False) as content:
                     arrays = dict(content)
             else:
-                arrays = _read_table(path, fields)
+                names = fields["files"] if path.is_dir() else [""]
+                values = [_read_table(path / name, fields) for name in names]
+                arrays = table_arrays(np.concatenate(values), fields["prior"])
             if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
                 raise ValueError("the digest is of other content")
             return cls._of(fields, arrays)
@@ -403,8 +411,8 @@ def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, 
     return arrays
 
 
-def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a table of noisy labels, by what its statement says of it."""
+def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
+    """Returns the values of a table of noisy labels, by what its statement says of it."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -423,7 +431,5 @@ def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> dict[str, np.ndar
             ).column(0)
     if classes:
         codes = {name: code for code, name in enumerate(classes)}
-        values = np.array([codes[name] for name in found.to_pylist()], dtype=np.int64)
-    else:
-        values = found.to_numpy()
-    return table_arrays(values, fields["prior"])
+        return np.array([codes[name] for name in found.to_pylist()], dtype=np.int64)
+    return found.to_numpy()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
+import pathlib
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -20,10 +21,11 @@ from tf_labeldp.mechanisms import AggregateMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism, deserialize
 from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
+from tf_labeldp.vault._keyed_draws import KeyedDraws, ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 from tf_labeldp.vault._ledger import History, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault._store import LabelStore
+from tf_labeldp.vault._store import KEY_FILE, LabelStore
 
 
 class Randomizer(abc.ABC):
@@ -102,6 +104,13 @@ class PrivateLabels:
             adds up, since they may hold labels of the same people, unless these names differ.
         store: folder in which every use is kept. Opened again with the same labels it returns the
             same draws and charges nothing for them. Without one, a second run spends again.
+        draws: where the random bits of noisy labels come from. ``"stored"``: the operating system,
+            once; ``"keyed"``: a secret key and the row, by ``scale.randomize_batch``, so that the
+            same draw can be made again elsewhere. The key is ``labels.key`` in the store, a
+            ``scale.ReleaseKey``, and engines may draw with it: their releases count here. Takes the
+            mechanisms of ``randomize_batch``; statistics are drawn as ever.
+        ids: for keyed draws, what names each row (n,): whole numbers or texts, each once. None for
+            the row numbers.
         actor: who runs this, for the receipts, which go into what is published; None for the
             environment variable ``LABELDP_ACTOR``, or the name of the login.
         insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
@@ -140,6 +149,8 @@ class PrivateLabels:
         num_labels: int | None = None,
         people: str | None = None,
         store: str | os.PathLike[str] | None = None,
+        draws: str = "stored",
+        ids: Any = None,
         actor: str | None = None,
         insecure_seed: int | None = None,
     ) -> None:
@@ -153,11 +164,22 @@ class PrivateLabels:
                 raise TypeError(f"{name} must be a name, a str, got {text!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
+        if draws not in ("stored", "keyed"):
+            raise ValueError(f'draws must be "stored" or "keyed", got {draws!r}.')
+        if draws == "keyed" and num_labels is not None:
+            raise ValueError('draws="keyed" takes one label an example, and num_labels was given.')
+        if (insecure_seed if draws == "keyed" else ids) is not None:
+            raise ValueError('ids are for draws="keyed", and insecure_seed for draws="stored".')
         self._kind: LabelKind = label_kind(num_classes, classes, low, high, clip, num_labels)
         self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store)
+        keyed = KeyedDraws(ids, len(self._sealed)) if draws == "keyed" else None
         self._ledger = Ledger(self._sealed.open(), self._kind, people, budget, self._store, actor)
-        self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed)
+        if keyed is not None:
+            keyed.open(self._ledger, self.store_path)
+        elif self.store_path is not None and (path := self.store_path / KEY_FILE).exists():
+            self._ledger.made_elsewhere = ReleaseKey(path).receipts  # counts, whoever draws here
+        self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
 
     @property
     def num_classes(self) -> int:
@@ -201,7 +223,7 @@ class PrivateLabels:
         return self._ledger.receipts()
 
     @property
-    def store_path(self) -> os.PathLike[str] | None:
+    def store_path(self) -> pathlib.Path | None:
         """The folder of the store, or None."""
         return None if self._store is None else self._store.path
 

@@ -41,6 +41,8 @@ from tf_labeldp.mechanisms._base import deserialize
 FORMAT = 2
 _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
+KEY_FILE = "labels.key"
+"""Of keyed draws."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the files that ``publish`` writes first; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
@@ -345,7 +347,7 @@ class LabelStore:
                     self.path.chmod(0o700)
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
         # An interrupted creation leaves these and temporary files: the header comes last.
-        leftovers = {"draws", "charges", _FINGERPRINT, _LOCK}
+        leftovers = {"draws", "charges", _FINGERPRINT, _LOCK, KEY_FILE, f"{KEY_FILE}.lock"}
         names = {name for name in names if not _TEMPORARY.fullmatch(name)}
         if not names <= leftovers or any((self.path / "draws").glob("*.npz")):
             raise LabelStoreError(

@@ -25,8 +25,8 @@ from apache_beam.transforms.window import GlobalWindows
 from tf_labeldp import _validate
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.mechanisms._base import checked_mechanism
-from tf_labeldp.scale._key import ReleaseKey
 from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
 
 Sums = dict[str, Any]
@@ -122,6 +122,8 @@ class PrivateHistogram(ExactSums):
             write and this process reads, of any file system that Beam knows. None for the key's.
         num_groups: G, for elements (group, label) with public groups 0..G-1; None for labels.
 
+    The elements are labels, or arrays (m,) of labels, which is faster; with groups, pairs of these.
+
     Example:
         >>> import os, tempfile
         >>> from tf_labeldp.mechanisms import HistogramMechanism
@@ -150,8 +152,9 @@ class PrivateHistogram(ExactSums):
     def _summed(self, rows: list[Any]) -> Sums:
         count = self.mechanism.exact_counts
         if self._num_groups is None:
-            return {"counts": count(rows), "rows": np.int64(len(rows))}
-        groups, labels = (list(column) for column in zip(*rows, strict=True))
+            labels = _joined(rows)
+            return {"counts": count(labels), "rows": np.int64(len(labels))}
+        groups, labels = (_joined(column) for column in zip(*rows, strict=True))
         found = count(labels, groups)
         if len(found) > self._num_groups:
             raise ValueError(
@@ -160,7 +163,7 @@ class PrivateHistogram(ExactSums):
             )
         counts = np.zeros((self._num_groups, found.shape[1]), np.int64)
         counts[: len(found)] = found
-        return {"counts": counts, "rows": np.int64(len(rows))}
+        return {"counts": counts, "rows": np.int64(len(labels))}
 
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
         return self.mechanism.add_noise(sums["counts"]), {}
@@ -262,7 +265,8 @@ class _Sum(beam.DoFn):
 
     def process(self, element: Any) -> Iterable[Any]:
         self._waiting.append(element)
-        if len(self._waiting) >= _BATCH_ROWS or np.ndim(_first(element)) == 2:
+        labels = element[-1] if isinstance(element, tuple) else element
+        if len(self._waiting) >= _BATCH_ROWS or np.ndim(labels) == 1:
             self._add_up()
         return ()
 
@@ -339,5 +343,6 @@ def _added(total: Sums, more: Sums) -> Sums:
     return {name: total[name] + more[name] for name in total}
 
 
-def _first(element: Any) -> Any:
-    return element[0] if isinstance(element, tuple) else element
+def _joined(parts: Any) -> np.ndarray:
+    """Returns single values, or arrays of them, as one array."""
+    return np.concatenate([np.atleast_1d(part) for part in parts])

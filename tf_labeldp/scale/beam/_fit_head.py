@@ -18,9 +18,9 @@ from tf_labeldp.heads._label_source import TOLD, code_variance, kind_told
 from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
-from tf_labeldp.scale._key import ReleaseKey
 from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 
 Survey = tuple[int, np.ndarray, np.ndarray]
@@ -104,13 +104,13 @@ class FitPrivateHead:
                     | "Merge" >> beam.CombineGlobally(_merged)
                     | "Keep" >> beam.Map(_keep, path, design)
                 )
-        rows, num_rows = _surveyed(path, design, head.max_bytes)
+        rows, num_rows = _surveyed(path, design, head)
         rows.design(
             center=bool(head.center),
             intercept=head._constant(),
             noise_to_signal=head._noise_to_signal(source, *rows.shape),
         )
-        rows.scan(head._sample_rows)  # of the sample; the Gram matrix of all rows comes below
+        rows.scan()  # of the sample; the Gram matrix of all rows comes below
         mechanism = with_max_l1(source.mechanism, float(rows.gram.shape[0]) ** 0.5)
         moments = PrivateMoments(mechanism, self._key, self._release, num_rows, folder=self._folder)
         if not moments.is_released:
@@ -206,7 +206,7 @@ def _keep(survey: Survey, path: str, design: str) -> None:
     write_whole(path, content.getvalue())
 
 
-def _surveyed(path: str, design: str, max_bytes: float) -> tuple[PublicRows, int]:
+def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows, int]:
     """Returns the sampled rows, surveyed, and the number of all rows."""
     with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as survey:
         num_rows, sample, known = int(survey["num_rows"]), survey["sample"], str(survey["design"])
@@ -214,7 +214,7 @@ def _surveyed(path: str, design: str, max_bytes: float) -> tuple[PublicRows, int
         raise ValueError(
             f"{path} is of a head with {known}, and this one has {design}. Name another release."
         )
-    rows = PublicRows(FeatureSource(sample), max_bytes)
+    rows = PublicRows(FeatureSource(sample), head.max_bytes, head._sample_rows)
     rows.survey()
     rows.num_rows = num_rows
     return rows, num_rows

@@ -12,12 +12,15 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.scale._key import ReleaseKey, id_digests, randomize_batch
 from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64
 """Parts of the digests of ids, each of which is searched for repeats by itself."""
+_NOTHING = (0, False, False)
+_Facts = tuple[int, int, int, int, bool, bool]
+"""Rows, ids that repeat, rows too many, fingerprint; whether there are text ids, and numbers."""
 
 
 class RandomizeLabels(beam.PTransform):
@@ -32,13 +35,15 @@ class RandomizeLabels(beam.PTransform):
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
         however often the engine runs a step, and however it splits and orders the rows: a draw is a
         function of key, release, mechanism, prior, id and label, so that the same row has the same
-        draw. Rests on that function (BLAKE2b keyed by the secret) being pseudorandom, on the key
-        staying secret, and on ids that are unique: repeats, in one PCollection or across several,
-        are refused with their number before any row comes out, and so are labels out of range.
+        draw. Rests on that function (AES-256 and BLAKE2b keyed by the secret) being pseudorandom,
+        on the key staying secret, and on ids that are unique. Refused before any row comes out:
+        ids that repeat, in one PCollection or across several, with their number; labels out of
+        range; rows that are not those of an earlier run of the release, which the key's file knows.
 
     Args:
         mechanism: what draws; ``RandomizedResponse`` or another mechanism for single labels.
-        key: the key whose file lists the release and its charge. Workers read the file by its path.
+        key: the key whose file lists the release and its charge. Workers read the file by its path,
+            and one of them writes to it.
         release: the name of the release, which is bound to this mechanism and prior.
         id: the field that names a row: whole numbers or text, of dicts, Arrow and Examples.
         label: the field with the label, in the same.
@@ -93,7 +98,7 @@ class RandomizeLabels(beam.PTransform):
             | "AllIds" >> beam.Flatten()
             | "ByDigest" >> beam.GroupByKey()
             | "CountRepeats" >> beam.MapTuple(_count_repeats)
-            | "AddUp" >> beam.CombineGlobally(_sum_of_counts)
+            | "AddUp" >> beam.CombineGlobally(_added_up)
             | "Check" >> beam.ParDo(_Check(self._key, self._release, self._statement))
         )
         # The side input holds the rows back until all ids and labels have been checked.
@@ -148,35 +153,41 @@ class _Draw(beam.DoFn):
     def _drawn(self, rows: Any) -> Iterator[Any]:
         """Yields rows with noisy labels, and the digests of their ids by shard."""
         ids, labels = _columns(rows, *self._fields)
-        noisy = randomize_batch(
-            ids, labels, self._mechanism, self._secret, self._release, self._priors
-        )
-        digests = id_digests(ids, self._secret)
+        batch = KeyedRows(ids, labels, self._mechanism, self._secret, self._release, self._priors)
+        noisy, digests = batch.randomize(), batch.id_digests
+        facts = (batch.fingerprint(), batch.of_text, not batch.of_text)  # once, with some shard
         shards = digests[:, 0] % np.uint64(_SHARDS)
         order = np.argsort(shards, kind="stable")
         ends = np.cumsum(np.bincount(shards.astype(np.int64), minlength=_SHARDS))
         for shard, part in enumerate(np.split(digests[order], ends[:-1])):
             if len(part):
-                yield beam.pvalue.TaggedOutput("ids", (shard, part.tobytes()))
+                yield beam.pvalue.TaggedOutput("ids", (shard, (part.tobytes(), *facts)))
+                facts = _NOTHING
         self._rows.inc(len(noisy))
         self._batches.update(len(noisy))
         yield _with_labels(rows, self._fields[1], noisy)
 
 
 class _Check(beam.DoFn):
-    """Refuses repeated ids, and writes the statement."""
+    """Refuses rows that may not come out together, and writes the statement."""
 
     def __init__(self, key: ReleaseKey, release: str, statement: str | None) -> None:
         self._key, self._release, self._statement = key, release, statement
 
-    def process(self, found: tuple[int, int, int]) -> Iterator[int]:
-        rows, repeated, too_many = found
+    def process(self, found: _Facts) -> Iterator[int]:
+        rows, repeated, too_many, fingerprint, texts, numbers = found
         if repeated:
             raise ValueError(
                 f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two "
                 "rows with one id would share their noise. Nothing came out; give each row an id "
                 "of its own, or leave the copies out."
             )
+        if texts and numbers:
+            raise TypeError(
+                "some ids are whole numbers and some are text, so one id may come in both forms. "
+                "Nothing came out; turn all of them into text."
+            )
+        self._key.bind_rows(self._release, rows, fingerprint)
         if self._statement is not None:
             write_whole(self._statement, self._key.statement(self._release, rows).encode())
         yield rows
@@ -196,23 +207,21 @@ class _Publish(beam.DoFn):
             yield rows
 
 
-def _count_repeats(shard: int, parts: Iterable[bytes]) -> tuple[int, int, int]:
-    """Returns the number of ids, of those that are there again, and of the rows beyond one each."""
-    digests = np.frombuffer(b"".join(parts), dtype=[("a", "<u8"), ("b", "<u8")])
-    if not digests.size:
-        return 0, 0, 0
-    order = np.lexsort((digests["b"], digests["a"]))
-    ordered = digests[order]
+def _count_repeats(shard: int, parts: Iterable[tuple[bytes, int, bool, bool]]) -> _Facts:
+    content, fingerprints, texts, numbers = zip(*parts, strict=True)
+    digests = np.frombuffer(b"".join(content), dtype=[("a", "<u8"), ("b", "<u8")])
+    ordered = digests[np.lexsort((digests["b"], digests["a"]))]
     is_copy = ordered[1:] == ordered[:-1]
     starts = is_copy & ~np.concatenate([[False], is_copy[:-1]])
-    return digests.size, int(starts.sum()), int(is_copy.sum())
+    repeats = int(starts.sum()), int(is_copy.sum())
+    return digests.size, *repeats, sum(fingerprints), any(texts), any(numbers)
 
 
-def _sum_of_counts(counts: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
-    rows = repeated = too_many = 0
-    for one in counts:
-        rows, repeated, too_many = rows + one[0], repeated + one[1], too_many + one[2]
-    return rows, repeated, too_many
+def _added_up(several: Iterable[_Facts]) -> _Facts:
+    total = (0, 0, 0, 0, False, False)
+    for one in several:
+        total = tuple(a + b for a, b in zip(total, one, strict=True))  # type: ignore[assignment]
+    return total
 
 
 def _columns(rows: Any, id: str, label: str) -> tuple[Any, Any]:

@@ -1,0 +1,472 @@
+"""Keyed draws: noisy labels as a function of their rows, and the key file that lists what it costs.
+
+An engine that runs a step again must get the same draw, on any machine. So the random bits of a row
+are a pseudorandom function of a secret key and of all that the draw depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+from typing import Any
+
+import filelock
+import numpy as np
+import pyarrow as pa
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from tf_labeldp.accounting import Charge, PrivacyGuarantee
+from tf_labeldp.accounting._receipts import (
+    LabelSet,
+    Receipt,
+    Receipts,
+    compose_receipts,
+    merge_receipts,
+)
+from tf_labeldp.mechanisms import (
+    InformativeRR,
+    Priors,
+    RandomizedResponse,
+    RROnBins,
+    RRTopK,
+    RRWithPrior,
+)
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, serialize
+from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError
+
+_FORMAT = 1
+_KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
+KEYED_ASSUMPTIONS = (
+    "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
+    "secret",
+    "each id names one row, whose label is the same in all runs of a release",
+)
+
+
+class ReleaseKey:
+    """A secret key for draws, in a file that lists its releases and what they cost.
+
+    Guarantee:
+        All that left under this key is ``guarantee()``-label-DP together: its releases add up. A
+        name is bound to one mechanism and one prior, so that the same bits never meet two of them.
+        The file has mode 600 and holds the secret: keep it with the labels, and never beside what
+        is published. Who has it can undo the noise; without it nothing is drawn again.
+
+    Args:
+        path: of a key file; ``ReleaseKey.create`` makes one.
+
+    Example:
+        >>> import os, tempfile
+        >>> key = ReleaseKey.create(os.path.join(tempfile.mkdtemp(), "labels.key"))
+        >>> key.register("first", RandomizedResponse(epsilon=1.0, num_classes=3))
+        >>> key.register("second", RandomizedResponse(epsilon=0.5, num_classes=3))
+        >>> key.guarantee().epsilon
+        1.5
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path).expanduser().absolute()
+        self.secret: bytes = bytes.fromhex(self._read()["secret"])
+
+    def __reduce__(self) -> Any:
+        """Pickles the path alone: workers read the file."""
+        return ReleaseKey, (os.fspath(self.path),)
+
+    def __repr__(self) -> str:
+        return f"ReleaseKey({os.fspath(self.path)!r})"
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], *, people: str | None = None, labels: Any = None
+    ) -> ReleaseKey:
+        """Makes a key from the operating system's random bits, and its file.
+
+        Args:
+            path: of the new file; its folder must be there.
+            people: the population that the labels are of, as for ``PrivateLabels``.
+            labels: a vault's ``label_set``, where the key is of the labels of a vault.
+
+        Raises:
+            FileExistsError: there is a file. A new key would draw, and charge, everything anew.
+        """
+        path = pathlib.Path(path).expanduser()
+        labels = labels or LabelSet.new(0, people, stored=True)
+        content = {
+            "format": _FORMAT,
+            "secret": secrets.token_hex(32),
+            "labels": dataclasses.asdict(labels),
+            "releases": {},
+        }
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file)
+        return cls(path)
+
+    def check(self, release: str, mechanism: Mechanism, priors: Any = None) -> None:
+        """Raises if the name is taken by another mechanism or prior."""
+        if not isinstance(release, str) or not release or "/" in release:
+            raise ValueError(f"release must be a name without '/', got {release!r}.")
+        known = self._read()["releases"].get(release)
+        if known is not None and known["binding"] != _binding(mechanism, priors):
+            raise ValueError(
+                f"release {release!r} was made with another mechanism or prior than "
+                f"{type(mechanism).__name__}; the same bits would reveal labels. Name a new release"
+                ", which is charged on top."
+            )
+
+    def register(
+        self, release: str, mechanism: Mechanism, priors: Any = None, *, num_rows: int = 0
+    ) -> None:
+        """Lists a release and its charge, before anything of it is drawn; once for each name."""
+        with filelock.FileLock(f"{self.path}.lock"):
+            self.check(release, mechanism, priors)
+            content = self._read()
+            if release in content["releases"]:
+                return
+            charge = Charge.of(mechanism)
+            is_draw = isinstance(mechanism, LabelMechanism)
+            made_of = receipts_of([priors])
+            notes = charge.assumptions + (KEYED_ASSUMPTIONS if is_draw else ())
+            notes += (PUBLIC_INPUT,) if priors is not None and not made_of else ()
+            receipt = Receipt(
+                LabelSet(**{**content["labels"], "size": num_rows}),
+                dataclasses.replace(charge, assumptions=notes),
+                what=f"{type(mechanism).__name__}, {'keyed draws' if is_draw else 'a release'}",
+                kind="draw" if is_draw else "release",
+                key=release,
+                delta=mechanism.delta,
+            )
+            content["releases"][release] = {
+                "binding": _binding(mechanism, priors),
+                "receipts": [one.to_json() for one in (*made_of, receipt)],
+            }
+            self._write(content)
+
+    def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
+        """Ties a release to the rows that it is of, at its first run; raises for other rows later.
+
+        Args:
+            release: a registered name.
+            count: number of rows in all batches.
+            fingerprint: the sum of ``KeyedRows.fingerprint`` over all batches.
+
+        Raises:
+            ValueError: a row was added or left out, or has another label: it would be drawn again
+                at no charge.
+        """
+        rows = [int(count), f"{int(fingerprint) % 2**64:016x}"]
+        with filelock.FileLock(f"{self.path}.lock"):
+            content = self._read()
+            known = content["releases"][release].setdefault("rows", rows)
+            if known != rows:
+                raise ValueError(
+                    f"release {release!r} was drawn for {known[0]} rows, and now there are "
+                    f"{rows[0]}, or some have another label or prior. Give the rows of the first "
+                    "run, or name a new release, which is charged on top."
+                )
+            self._write(content)
+
+    @property
+    def label_set(self) -> LabelSet:
+        """What receipts call these labels."""
+        return LabelSet(**self._read()["labels"])
+
+    def receipts(self, release: str | None = None) -> Receipts:
+        """Returns the receipts of a release, or of all."""
+        releases = self._read()["releases"]
+        if release is not None and release not in releases:
+            raise KeyError(f"there is no release {release!r}; there are {sorted(releases)}.")
+        chosen = releases.values() if release is None else [releases[release]]
+        return merge_receipts(
+            [Receipt.from_json(one) for each in chosen for one in each["receipts"]]
+        )
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement of all releases together."""
+        return compose_receipts(self.receipts(), delta)
+
+    def statement(self, release: str, num_rows: int | None = None) -> str:
+        """Returns the statement of one release with its receipts, as JSON; it may be published."""
+        receipts = self.receipts(release)
+        if num_rows is not None:
+            labels = dataclasses.replace(receipts[-1].labels, size=num_rows)
+            receipts = (*receipts[:-1], dataclasses.replace(receipts[-1], labels=labels))
+        stated = compose_receipts(receipts)
+        content = {
+            "release": release,
+            "num_rows": num_rows,
+            "statement": str(stated).splitlines(),
+            "guarantee": json.loads(stated.to_json()),
+            "receipts": [one.to_json() for one in receipts],
+        }
+        return json.dumps(content, indent=1)
+
+    def _write(self, content: dict[str, Any]) -> None:
+        hidden = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
+        with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, self.path)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.path.read_text())
+            if content["format"] != _FORMAT or len(content["secret"]) != 64:
+                raise ValueError("not of this format")
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"there is no key file {self.path}. Restore it: a new key, ReleaseKey.create(path),"
+                " draws every label anew and is charged again."
+            ) from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} is no key file, or it is damaged: {type(error).__name__}. Restore a "
+                "copy of it as it was written."
+            ) from None
+        return dict(content)
+
+
+def randomize_batch(
+    ids: Any, labels: Any, mechanism: LabelMechanism, key: bytes, release: str, priors: Any = None
+) -> np.ndarray:
+    """Returns noisy labels of some rows: the same for a row in whatever batch it comes.
+
+    Guarantee:
+        As ``mechanism.randomize``, for draws of a pseudorandom function: AES-256 in a CBC-MAC over
+        id, label and the row's own prior, under a key that BLAKE2b makes of ``key``, release,
+        mechanism and common prior. Ids must be unique in all batches of a release, and a name must
+        stand for one mechanism and prior; ``ReleaseKey`` and the engines see to it.
+
+    Args:
+        ids: (n,) whole numbers or texts, an Arrow or NumPy array or a list, none missing.
+        labels: (n,) as the mechanism takes them.
+        mechanism: ``RandomizedResponse``, ``RRTopK``, ``RRWithPrior``, ``InformativeRR`` or
+            ``RROnBins``.
+        key: the secret, 32 bytes; of ``ReleaseKey.secret``.
+        release: the name of the release.
+        priors: public probabilities for mechanisms that take them: (K,) for all rows, (n, K), or
+            ``mechanisms.Priors``.
+
+    Example:
+        >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=3)
+        >>> key = bytes(32)  # for this example: a key is secret and random
+        >>> randomize_batch([5, 8, 2], [0, 1, 2], mechanism, key, "first").tolist()
+        [0, 1, 0]
+        >>> randomize_batch([2, 5], [2, 0], mechanism, key, "first").tolist()
+        [0, 0]
+    """
+    return KeyedRows(ids, labels, mechanism, key, release, priors).randomize()
+
+
+class KeyedRows:
+    """Rows of a release: what ``randomize_batch`` draws, and what engines hold against each other.
+
+    Attributes:
+        id_digests: keyed digests of the ids, ``uint64`` (n, 2), to find those that are there twice.
+        of_text: whether the ids are texts.
+    """
+
+    def __init__(
+        self,
+        ids: Any,
+        labels: Any,
+        mechanism: LabelMechanism,
+        key: bytes,
+        release: str,
+        priors: Any = None,
+    ) -> None:
+        check_keyed(mechanism)
+        if not isinstance(key, bytes) or len(key) != 32:
+            raise TypeError("key must be 32 secret bytes. Use ReleaseKey(path).secret.")
+        names, self.of_text = _id_blocks(ids, key)
+        values = np.asarray(labels)
+        if values.shape != (len(names),):
+            raise ValueError(f"there are {len(names)} ids and labels of shape {values.shape}.")
+        if len(values) and values.dtype.kind not in "iuf":
+            raise TypeError(
+                f"labels must be numbers, got dtype {values.dtype}. Give classes as 0..K-1."
+            )
+        self.id_digests = _encrypted(_subkey(key, b"labeldp-id", b"text" * self.of_text), names)
+        self._labels = values if len(values) else values.astype(np.int64)
+        self._mechanism = mechanism
+        self._priors = None if priors is None else Priors.of(priors)
+        bound = json.dumps([release, _binding(mechanism, priors), self.of_text]).encode()
+        self._key = _subkey(key, b"labeldp-draw", hashlib.sha256(bound).digest())
+        codes = np.zeros((len(values), 2), "<u8")  # 0.0 for -0.0; 1 and 1.0 are one label
+        codes[:, 0] = (self._labels.astype("<f8") + 0.0).view("<u8")
+        state = _encrypted(self._key, _encrypted(self._key, names) ^ codes)
+        if _is_by_row(self._priors):
+            state = _encrypted(self._key, state ^ _prior_blocks(self._priors, len(values)))
+        self._state = state
+
+    def randomize(self) -> np.ndarray:
+        """Returns the noisy labels (n,)."""
+        try:
+            return self._drawn(slice(None))
+        except _Uneven:  # some rows need more words than others: each by itself
+            return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
+
+    def fingerprint(self) -> int:
+        """Returns a number of 64 bits, whose sum over batches tells these rows from others.
+
+        It says nothing without the key; with it, as any draw, whether a guess is right.
+        """
+        last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")  # a place that no word is drawn at
+        return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
+
+    def _drawn(self, part: slice) -> np.ndarray:
+        priors = self._priors
+        if priors is not None and _is_by_row(priors):
+            groups = None if priors.groups is None else np.asarray(priors.groups)[part]
+            table = priors.probabilities if groups is not None else priors.probabilities[part]
+            priors = Priors(np.asarray(table), groups)
+        words = _KeyedWords(self._state[part], self._key)
+        return self._mechanism.randomize(self._labels[part], priors, rng=words)
+
+
+class KeyedDraws:
+    """The keyed draws of one vault: the names of its rows, and its key."""
+
+    def __init__(self, ids: Any, size: int) -> None:
+        self._ids = pa.array(np.arange(size)) if ids is None else pa.array(ids)
+        blocks, _ = _id_blocks(self._ids, bytes(32))
+        if len(blocks) != size:
+            raise ValueError(f"there are {len(blocks)} ids and {size} labels. Give each row one.")
+        repeated = size - len(np.unique(blocks, axis=0))
+        if repeated:
+            raise ValueError(
+                f"{repeated} of {size} ids repeat another: two rows with one id would share their "
+                "noise. Give each row an id of its own."
+            )
+
+    def open(self, ledger: Any, store: pathlib.Path | None) -> None:
+        """Reads the key of a store, or makes one; without a store it is this process's."""
+        if store is None:
+            self._secret = secrets.token_bytes(32)
+            return
+        with ledger.turn():
+            path = store / KEY_FILE
+            if not path.exists() and not ledger.records:  # else a lost key is an error
+                ReleaseKey.create(path, labels=ledger.label_set)
+            key = ReleaseKey(path)
+        if key.label_set.name != ledger.label_set.name:
+            raise LabelStoreError(
+                f"{path} is the key of other labels than those of the store. Restore the file that "
+                "was there; a draw by another key would be a second one."
+            )
+        self._secret, ledger.made_elsewhere = key.secret, key.receipts
+
+    def randomize(
+        self, mechanism: LabelMechanism, labels: Any, rows: np.ndarray, priors: Any, name: str
+    ) -> np.ndarray:
+        """Returns the noisy labels of some rows, for a draw of this name."""
+        # Names of engines' releases have no "/": no bits are shared with them.
+        ids, release = self._ids.take(pa.array(rows)), f"vault/{name}"
+        return randomize_batch(ids, labels, mechanism, self._secret, release, priors)
+
+
+class _Uneven(Exception):
+    """A mechanism asked for the words of some rows of several."""
+
+
+def check_keyed(mechanism: Mechanism) -> None:
+    """Raises if draws of a mechanism can't be keyed."""
+    if type(mechanism) not in _KEYED:
+        raise TypeError(
+            f"keyed draws are made by {', '.join(one.__name__ for one in _KEYED)}, got "
+            f"{type(mechanism).__name__}. Use PrivateLabels with stored draws for others."
+        )
+
+
+class _KeyedWords(np.random.Generator):
+    """Gives mechanisms the words of their rows in place of random ones; does nothing else."""
+
+    def __init__(self, state: np.ndarray, key: bytes) -> None:
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._state, self._key, self._used = state, key, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "integers":
+            raise TypeError(f"keyed draws have words, no {name}; this mechanism can't be keyed.")
+        return super().__getattribute__(name)
+
+    def integers(  # type: ignore[override]
+        self, low: Any, high: Any = None, size: Any = None, **kind: Any
+    ) -> Any:
+        """Returns the next word of each row, uniform below a power of two."""
+        bits = int(high).bit_length() - 1
+        if low != 0 or high != 1 << bits or size not in (0, len(self._state)):
+            raise _Uneven
+        if size == 0:
+            return np.zeros(0, np.uint64)
+        block, place = divmod(self._used, 2)
+        if place == 0:
+            self._block = _encrypted(self._key, self._state ^ np.array([block, 1], "<u8"))
+        self._used += 1
+        return self._block[:, place] >> np.uint64(64 - bits)
+
+
+def _encrypted(key: bytes, blocks: np.ndarray) -> np.ndarray:
+    """Returns AES-256 of each block of 16 bytes, ``uint64`` (n, 2)."""
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    content: Any = np.ascontiguousarray(blocks, "<u8").reshape(-1).view(np.uint8)
+    return np.frombuffer(cipher.update(content), "<u8").reshape(-1, 2)
+
+
+def _subkey(key: bytes, purpose: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(content, key=key, digest_size=32, person=purpose).digest()
+
+
+def _is_by_row(priors: Priors | None) -> bool:
+    return priors is not None and np.ndim(priors.probabilities) > 1
+
+
+def _prior_blocks(priors: Any, size: int) -> np.ndarray:
+    """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
+    table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
+    groups = priors.checked_groups(size)
+    if groups is None and len(table) != size:
+        raise ValueError(f"priors have {len(table)} rows, and there are {size} labels.")
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
+    blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    return blocks if groups is None else blocks[groups]
+
+
+def _binding(mechanism: Mechanism, priors: Any) -> str:
+    """Returns a digest of a mechanism and of what is public and common to all rows."""
+    given: Any = None if priors is None else Priors.of(priors)
+    if given is not None:  # priors by row come in with the row, as its label does
+        given = "by row" if _is_by_row(given) else given.probabilities.tolist()
+    content = json.dumps([serialize(mechanism), given], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _id_blocks(ids: Any, key: bytes) -> tuple[np.ndarray, bool]:
+    """Returns ids as blocks, ``uint64`` (n, 2), and whether they are texts; raises for others."""
+    try:
+        array = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        raise TypeError(
+            "ids must be all whole numbers or all text, got a mix. Turn them all into text."
+        ) from None
+    if array.null_count:
+        raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each row one.")
+    if pa.types.is_integer(array.type):
+        numbers = array.to_numpy(zero_copy_only=False)
+        blocks = np.zeros((len(numbers), 2), "<u8")
+        blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
+        blocks[:, 1] = numbers < 0  # the same for a number of any width
+        return blocks, False
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        made = functools.partial(hashlib.blake2b, key=key, digest_size=16, person=b"labeldp-text")
+        digests = b"".join([made(text.encode()).digest() for text in array.to_pylist()])
+        return np.frombuffer(digests, "<u8").reshape(-1, 2), True
+    if len(array) == 0:
+        return np.zeros((0, 2), "<u8"), False
+    raise TypeError(f"ids must be whole numbers or text, got {array.type}. Turn them into text.")
