@@ -246,6 +246,8 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
     budget = PrivacyBudget(1.0)
     with pytest.raises(ValueError, match="1 of 3 ids repeat"):
         vault([0, 1, 2], None, ids=["a", "b", "a"], budget=budget)
+    with pytest.raises(TypeError, match="a mix"):
+        vault([0, 1], None, ids=[1, "b"], budget=budget)
     with pytest.raises(ValueError, match="2 ids and 3 labels"):
         vault([0, 1, 2], None, ids=[1, 2], budget=budget)
     with pytest.raises(ValueError, match="insecure_seed"):

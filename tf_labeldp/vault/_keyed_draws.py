@@ -38,7 +38,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, serialize
 from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError
+from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError, publish
 
 _FORMAT = 1
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
@@ -103,8 +103,7 @@ class ReleaseKey:
             "labels": dataclasses.asdict(labels),
             "releases": {},
         }
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file)
+        publish(path, json.dumps(content).encode())
         return cls(path)
 
     def check(self, release: str, mechanism: Mechanism, priors: Any = None) -> None:
@@ -207,12 +206,7 @@ class ReleaseKey:
         return json.dumps(content, indent=1)
 
     def _write(self, content: dict[str, Any]) -> None:
-        hidden = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
-        with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, self.path)
+        publish(self.path, json.dumps(content).encode(), replace=True)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -268,7 +262,6 @@ class KeyedRows:
     """Rows of a release: what ``randomize_batch`` draws, and what engines hold against each other.
 
     Attributes:
-        id_digests: keyed digests of the ids, ``uint64`` (n, 2), to find those that are there twice.
         of_text: whether the ids are texts.
     """
 
@@ -284,15 +277,17 @@ class KeyedRows:
         check_keyed(mechanism)
         if not isinstance(key, bytes) or len(key) != 32:
             raise TypeError("key must be 32 secret bytes. Use ReleaseKey(path).secret.")
-        names, self.of_text = _id_blocks(ids, key)
+        self._names, self.of_text = _id_blocks(checked_ids(ids), key)
         values = np.asarray(labels)
-        if values.shape != (len(names),):
-            raise ValueError(f"there are {len(names)} ids and labels of shape {values.shape}.")
+        if values.shape != (len(self._names),):
+            raise ValueError(
+                f"there are {len(self._names)} ids and labels of shape {values.shape}."
+            )
         if len(values) and values.dtype.kind not in "iuf":
             raise TypeError(
                 f"labels must be numbers, got dtype {values.dtype}. Give classes as 0..K-1."
             )
-        self.id_digests = _encrypted(_subkey(key, b"labeldp-id", b"text" * self.of_text), names)
+        self._id_key = _subkey(key, b"labeldp-id", b"text" * self.of_text)
         self._labels = values if len(values) else values.astype(np.int64)
         self._mechanism = mechanism
         self._priors = None if priors is None else Priors.of(priors)
@@ -300,7 +295,7 @@ class KeyedRows:
         self._key = _subkey(key, b"labeldp-draw", hashlib.sha256(bound).digest())
         codes = np.zeros((len(values), 2), "<u8")  # 0.0 for -0.0; 1 and 1.0 are one label
         codes[:, 0] = (self._labels.astype("<f8") + 0.0).view("<u8")
-        state = _encrypted(self._key, _encrypted(self._key, names) ^ codes)
+        state = _encrypted(self._key, _encrypted(self._key, self._names) ^ codes)
         if _is_by_row(self._priors):
             state = _encrypted(self._key, state ^ _prior_blocks(self._priors, len(values)))
         self._state = state
@@ -311,6 +306,10 @@ class KeyedRows:
             return self._drawn(slice(None))
         except _Uneven:  # some rows need more words than others: each by itself
             return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
+
+    def id_digests(self) -> np.ndarray:
+        """Returns keyed digests of the ids, ``uint64`` (n, 2), to find those that repeat."""
+        return _encrypted(self._id_key, self._names)
 
     def fingerprint(self) -> int:
         """Returns a number of 64 bits, whose sum over batches tells these rows from others.
@@ -334,11 +333,12 @@ class KeyedDraws:
     """The keyed draws of one vault: the names of its rows, and its key."""
 
     def __init__(self, ids: Any, size: int) -> None:
-        self._ids = pa.array(np.arange(size)) if ids is None else pa.array(ids)
-        blocks, _ = _id_blocks(self._ids, bytes(32))
-        if len(blocks) != size:
-            raise ValueError(f"there are {len(blocks)} ids and {size} labels. Give each row one.")
-        repeated = size - len(np.unique(blocks, axis=0))
+        self._ids = checked_ids(np.arange(size) if ids is None else ids)
+        if len(self._ids) != size:
+            raise ValueError(
+                f"there are {len(self._ids)} ids and {size} labels. Give each row one."
+            )
+        repeated = size - len(self._ids.unique())
         if repeated:
             raise ValueError(
                 f"{repeated} of {size} ids repeat another: two rows with one id would share their "
@@ -363,7 +363,7 @@ class KeyedDraws:
         self._secret, ledger.made_elsewhere = key.secret, key.receipts
 
     def randomize(
-        self, mechanism: LabelMechanism, labels: Any, rows: np.ndarray, priors: Any, name: str
+        self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str
     ) -> np.ndarray:
         """Returns the noisy labels of some rows, for a draw of this name."""
         # Names of engines' releases have no "/": no bits are shared with them.
@@ -447,8 +447,18 @@ def _binding(mechanism: Mechanism, priors: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _id_blocks(ids: Any, key: bytes) -> tuple[np.ndarray, bool]:
-    """Returns ids as blocks, ``uint64`` (n, 2), and whether they are texts; raises for others."""
+def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
+    """Raises if some ids name several rows, of all that an engine has found together."""
+    if repeated:
+        raise ValueError(
+            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two rows "
+            "with one id would share their noise. Nothing came out; give each row an id of its "
+            "own, or leave the copies out."
+        )
+
+
+def checked_ids(ids: Any) -> Any:
+    """Returns ids as an Arrow array of whole numbers or texts, or raises for others."""
     try:
         array = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -457,16 +467,27 @@ def _id_blocks(ids: Any, key: bytes) -> tuple[np.ndarray, bool]:
         ) from None
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each row one.")
+    if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
+        raise TypeError(
+            f"ids must be whole numbers or text, got {array.type}. Turn them into text."
+        )
+    return array
+
+
+def _are_texts(ids: Any) -> bool:
+    return bool(pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type))
+
+
+def _id_blocks(array: Any, key: bytes) -> tuple[np.ndarray, bool]:
+    """Returns checked ids as blocks, ``uint64`` (n, 2), and whether they are texts."""
     if pa.types.is_integer(array.type):
         numbers = array.to_numpy(zero_copy_only=False)
         blocks = np.zeros((len(numbers), 2), "<u8")
         blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
         blocks[:, 1] = numbers < 0  # the same for a number of any width
         return blocks, False
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+    if _are_texts(array):
         made = functools.partial(hashlib.blake2b, key=key, digest_size=16, person=b"labeldp-text")
         digests = b"".join([made(text.encode()).digest() for text in array.to_pylist()])
         return np.frombuffer(digests, "<u8").reshape(-1, 2), True
-    if len(array) == 0:
-        return np.zeros((0, 2), "<u8"), False
-    raise TypeError(f"ids must be whole numbers or text, got {array.type}. Turn them into text.")
+    return np.zeros((0, 2), "<u8"), False
