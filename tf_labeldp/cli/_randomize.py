@@ -215,11 +215,13 @@ def _open_vault(
 ) -> PrivateLabels:
     """Returns the vault of all labels; raises if its store is of other files."""
     if store is None:
-        return task.vault(labels)
+        return task.vault(labels, None)
+    chunks = [columns[0] for shard in shards for columns in shard.ids]
+    ids = pa.chunked_array(chunks) if chunks and task.draws == "keyed" else None
     with task.explained():
         _check_labels(store, shards, labels)
         _check_ids(store, shards)
-        vault = task.vault(labels)
+        vault = task.vault(labels, ids)
         _keep_labels(store, shards, labels)
     return vault
 

@@ -13,11 +13,12 @@ import json
 import os
 import pathlib
 import secrets
-from typing import Any
+from typing import Any, TypeGuard
 
 import filelock
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tf_labeldp.accounting import Charge, PrivacyGuarantee
@@ -41,6 +42,7 @@ from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError, publish
 
 _FORMAT = 1
+_ROWS = 1 << 18
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
 KEYED_ASSUMPTIONS = (
     "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
@@ -320,12 +322,8 @@ class KeyedRows:
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
 
     def _drawn(self, part: slice) -> np.ndarray:
-        priors = self._priors
-        if priors is not None and _is_by_row(priors):
-            groups = None if priors.groups is None else np.asarray(priors.groups)[part]
-            table = priors.probabilities if groups is not None else priors.probabilities[part]
-            priors = Priors(np.asarray(table), groups)
         words = _KeyedWords(self._state[part], self._key)
+        priors = _of_rows(self._priors, part)
         return self._mechanism.randomize(self._labels[part], priors, rng=words)
 
 
@@ -338,8 +336,12 @@ class KeyedDraws:
             raise ValueError(
                 f"there are {len(self._ids)} ids and {size} labels. Give each row one."
             )
-        repeated = size - len(self._ids.unique())
-        if repeated:
+        key = secrets.token_bytes(32)
+        blocks = [_id_blocks(self._ids[part], key)[0] for part in _parts(size)]
+        hashes = np.sort(np.concatenate([_encrypted(key, one)[:, 0] for one in blocks]))
+        if not (hashes[1:] == hashes[:-1]).any():  # a tenth of the memory of an exact search
+            return
+        if repeated := size - len(self._ids.unique()):
             raise ValueError(
                 f"{repeated} of {size} ids repeat another: two rows with one id would share their "
                 "noise. Give each row an id of its own."
@@ -367,8 +369,21 @@ class KeyedDraws:
     ) -> np.ndarray:
         """Returns the noisy labels of some rows, for a draw of this name."""
         # Names of engines' releases have no "/": no bits are shared with them.
-        ids, release = self._ids.take(pa.array(rows)), f"vault/{name}"
-        return randomize_batch(ids, labels, mechanism, self._secret, release, priors)
+        release, given = f"vault/{name}", None if priors is None else Priors.of(priors)
+        if _is_by_row(given):
+            _groups(given, len(rows))
+        drawn = [
+            randomize_batch(
+                self._ids.take(pa.array(rows[part])),
+                labels[part],
+                mechanism,
+                self._secret,
+                release,
+                _of_rows(given, part),
+            )
+            for part in _parts(len(rows))
+        ]
+        return np.concatenate(drawn)
 
 
 class _Uneven(Exception):
@@ -423,16 +438,36 @@ def _subkey(key: bytes, purpose: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(content, key=key, digest_size=32, person=purpose).digest()
 
 
-def _is_by_row(priors: Priors | None) -> bool:
+def _parts(size: int) -> list[slice]:
+    """Returns rows in blocks that need little memory; one block at least."""
+    return [slice(i, min(i + _ROWS, size)) for i in range(0, max(size, 1), _ROWS)]
+
+
+def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
+    """Returns priors for a part of the rows."""
+    if priors is None or not _is_by_row(priors):
+        return priors
+    if priors.groups is None:
+        return Priors(np.asarray(priors.probabilities)[part])
+    return Priors(priors.probabilities, np.asarray(priors.groups)[part])
+
+
+def _groups(priors: Priors, size: int) -> np.ndarray | None:
+    """Returns the groups of priors by row, or raises if these are not for so many labels."""
+    if priors.groups is None and len(priors.probabilities) != size:
+        rows = len(priors.probabilities)
+        raise ValueError(f"priors have {rows} rows, and there are {size} labels.")
+    return priors.checked_groups(size)
+
+
+def _is_by_row(priors: Priors | None) -> TypeGuard[Priors]:
     return priors is not None and np.ndim(priors.probabilities) > 1
 
 
 def _prior_blocks(priors: Any, size: int) -> np.ndarray:
     """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
     table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
-    groups = priors.checked_groups(size)
-    if groups is None and len(table) != size:
-        raise ValueError(f"priors have {len(table)} rows, and there are {size} labels.")
+    groups = _groups(priors, size)
     digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
     blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
     return blocks if groups is None else blocks[groups]
@@ -465,6 +500,8 @@ def checked_ids(ids: Any) -> Any:
         raise TypeError(
             "ids must be all whole numbers or all text, got a mix. Turn them all into text."
         ) from None
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each row one.")
     if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
@@ -486,8 +523,29 @@ def _id_blocks(array: Any, key: bytes) -> tuple[np.ndarray, bool]:
         blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
         blocks[:, 1] = numbers < 0  # the same for a number of any width
         return blocks, False
-    if _are_texts(array):
-        made = functools.partial(hashlib.blake2b, key=key, digest_size=16, person=b"labeldp-text")
-        digests = b"".join([made(text.encode()).digest() for text in array.to_pylist()])
-        return np.frombuffer(digests, "<u8").reshape(-1, 2), True
-    return np.zeros((0, 2), "<u8"), False
+    return (
+        (_text_blocks(array, key), True) if _are_texts(array) else (np.zeros((0, 2), "<u8"), False)
+    )
+
+
+def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
+    """Returns texts of up to 15 bytes as they are, and longer ones by a digest.
+
+    The last byte is the length, so that no two texts share a block; or 16 for a digest.
+    """
+    texts = texts.cast(pa.large_binary())
+    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    _, offsets, content = texts.buffers()
+    starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
+    padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
+    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # from each byte on
+    first = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # bytes of a word
+    blocks = np.stack([words[starts], words[starts + 8]], 1)
+    blocks[:, 0] &= first[np.minimum(lengths, 8)]
+    blocks[:, 1] &= first[np.clip(lengths - 8, 0, 7)]
+    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
+    digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
+    for row in np.flatnonzero(lengths > 15):
+        blocks[row] = np.frombuffer(digest(texts[int(row)].as_py()).digest() + b"\x10", "<u8")
+    return blocks
