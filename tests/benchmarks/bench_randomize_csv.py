@@ -24,6 +24,7 @@ REGRESSION = ("--column", "amount", "--task", "regression", "--low", "0", "--hig
 RUNS = {
     "regression, RR-on-Bins": REGRESSION,
     "regression, RR-on-Bins, store": (*REGRESSION, "--store"),
+    "regression, RR-on-Bins, store, keyed": (*REGRESSION, "--draws", "keyed", "--store"),
     "regression, RR-on-Bins, 8 files": REGRESSION,
     "regression, Laplace": (*REGRESSION, "--mechanism", "laplace"),
     "classification, RR": ("--column", "bought", "--task", "classification", "--num-classes", "2"),
@@ -116,7 +117,9 @@ def main() -> None:
                     source, output = table.with_suffix(""), output.with_suffix("")
                 command = [sys.executable, "-m", "tf_labeldp.cli", "randomize", str(source)]
                 command += options
-                command += [str(Path(folder) / "store")] if options[-1] == "--store" else []
+                command += (
+                    [str(Path(folder) / f"store-{number}")] if options[-1] == "--store" else []
+                )
                 command += ["--epsilon", "1", "--output", str(output)]
                 wall, processor, peak, errors = measured(command)
                 print(

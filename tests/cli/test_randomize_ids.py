@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tf_labeldp.cli import _randomize, main
+from tf_labeldp.mechanisms import RandomizedResponse
+from tf_labeldp.scale import ReleaseKey, randomize_batch
+from tf_labeldp.vault import NoisyLabels
 
 OPTIONS = ["--column", "y", "--task", "classification", "--num-classes", "2", "--epsilon", "1"]
 
@@ -230,3 +233,50 @@ def test_the_statement_says_what_it_rests_on() -> None:
     assert main(["randomize", "t.csv", *options, *more]) == 0
     told = statement("public/r.csv")["guarantee"]["assumptions"]
     assert any("the table itself shows that all of them lie there" in text for text in told)
+
+
+@pytest.mark.parametrize("ids", [[7, 5, 9, -1, 2] * 8, list("abcde") * 8], ids=["numbers", "texts"])
+def test_keyed_draws_are_those_of_the_key_in_the_store(ids: list) -> None:
+    ids = [f"{one}{i}" if isinstance(one, str) else one + 100 * i for i, one in enumerate(ids)]
+    y = np.arange(len(ids)) % 2
+    for start in (0, 20):  # two files
+        rows = "".join(f"{ids[i]},{y[i]}\n" for i in range(start, start + 20))
+        Path(f"t{start}.csv").write_text("id,y\n" + rows)
+    keyed = ["--draws", "keyed", "--store", "store"]
+    assert randomize("t*.csv", *keyed) == 0
+    first = Path("public/n.csv").read_text()
+    assert randomize("t*.csv", *keyed) == 0
+    assert Path("public/n.csv").read_text() == first
+    key = ReleaseKey("store/labels.key").secret
+    noisy = NoisyLabels.load("public/n.csv")
+    release = f"vault/{noisy.receipts[0].key}"
+    texts = [str(one) for one in ids]  # as all ids of CSV files
+    made = randomize_batch(texts, y, RandomizedResponse(1.0, 2), key, release)
+    assert [int(line.split(",")[1]) for line in first.splitlines()[1:]] == made.tolist()
+    assert "pseudorandom" in str(noisy.guarantee())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "needs --store DIR"),
+        (["--store", "s", "--insecure-seed", "1"], "--insecure-seed is for --draws stored"),
+        (["--store", "s", "--id", "id", "--id", "x"], "takes one --id, got 2"),
+        (["--store", "s", "--id", "x"], "1 of 2 ids repeat"),
+    ],
+)
+def test_keyed_draws_need_a_store_and_one_id_a_row(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("t.csv").write_text("id,x,y\n1,3,0\n2,3,1\n")
+    assert randomize("t.csv", "--draws", "keyed", *options) == 2
+    assert told in capsys.readouterr().err
+    assert not Path("public/n.csv").exists()
+
+
+def test_keyed_draws_take_no_noise_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("t.csv").write_text("id,y\n1,3\n")
+    numbers = ["--task", "regression", "--low", "0", "--high", "9", "--mechanism", "laplace"]
+    told = ["--epsilon", "1", "--output", "n.csv", "--store", "s", "--draws", "keyed"]
+    assert main(["randomize", "t.csv", "--column", "y", *numbers, *told]) == 2
+    assert "takes --mechanism rr_on_bins, got laplace" in capsys.readouterr().err

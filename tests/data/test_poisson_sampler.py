@@ -138,8 +138,8 @@ def test_rounding_to_nearest_would_pass_q() -> None:
 def test_the_default_buffer_is_just_large_enough(n: int, q: float) -> None:
     sampler = PoissonSampler(n, q)
     assert sampler.buffer_size % 8 == 0
-    assert stats.binom.sf(sampler.buffer_size, n, q) <= 1e-9
-    assert sampler.buffer_size == 8 or stats.binom.sf(sampler.buffer_size - 8, n, q) > 1e-9
+    assert stats.binom.sf(sampler.buffer_size, n, q) <= 1e-3
+    assert sampler.buffer_size == 8 or stats.binom.sf(sampler.buffer_size - 8, n, q) > 1e-3
 
 
 @pytest.mark.parametrize("buffer_size", [4, 25, 30, 40])
@@ -173,5 +173,5 @@ def test_draws_cost_what_they_draw_and_not_what_they_draw_from(
     monkeypatch.setattr(os, "urandom", urandom)
     sampler = PoissonSampler(10**8, 1e-6)
     drawn = sampler.draw(None)
-    assert 0 < drawn.size <= sampler.buffer_size == 168
+    assert 0 < drawn.size <= sampler.buffer_size == 136
     assert sum(asked) < 20 * sampler.buffer_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import stat
@@ -10,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tf_labeldp import PrivacyBudget, PrivateLabels
 from tf_labeldp.mechanisms import (
@@ -70,6 +73,22 @@ def test_order_batches_and_types_change_nothing(texts):
     np.testing.assert_array_equal(whole[order], draw(np.array(ids)[order], labels[order]))
     parts = [draw(pa.array(ids[i : i + 7]), labels[i : i + 7]) for i in range(0, 999, 7)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
+@given(st.lists(st.text(max_size=24), max_size=9), st.integers(0, 3))
+def test_texts_have_blocks_of_their_own(texts, skipped):
+    def block(text):
+        name = text.encode()
+        if len(name) < 16:
+            return name.ljust(15, b"\0") + bytes([len(name)])
+        made = hashlib.blake2b(name, key=bytes(32), digest_size=15, person=b"labeldp-text")
+        return made.digest() + b"\x10"
+
+    whole = pa.array(texts, pa.string())
+    for ids in (whole, whole[skipped:], pa.chunked_array([whole[:2], whole[2:]])):
+        blocks = _keyed_draws._text_blocks(ids, bytes(32))
+        assert [one.tobytes() for one in blocks] == [block(text) for text in ids.to_pylist()]
+    assert len(set(map(block, texts))) == len(set(texts))
 
 
 def test_rows_that_need_more_words_are_the_same_in_any_batch(monkeypatch):
@@ -246,6 +265,8 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
     budget = PrivacyBudget(1.0)
     with pytest.raises(ValueError, match="1 of 3 ids repeat"):
         vault([0, 1, 2], None, ids=["a", "b", "a"], budget=budget)
+    with pytest.raises(TypeError, match="a mix"):
+        vault([0, 1], None, ids=[1, "b"], budget=budget)
     with pytest.raises(ValueError, match="2 ids and 3 labels"):
         vault([0, 1, 2], None, ids=[1, 2], budget=budget)
     with pytest.raises(ValueError, match="insecure_seed"):
@@ -258,6 +279,31 @@ def test_a_vault_refuses_what_it_cannot_key(tmp_path):
     with pytest.raises(TypeError, match="keyed draws are made by"):
         numbers.randomize(LaplaceMechanism(1.0, low=0.0, high=1.0))
     assert numbers.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_a_vault_draws_rows_in_blocks(tmp_path, monkeypatch, by_group):
+    table = np.random.default_rng(0).dirichlet(np.ones(4), 5)
+    priors = Priors(table, np.array([4, 0, 1, 3, 3])) if by_group else table
+    mechanism, y = RRWithPrior(1.0, 4), [0, 1, 2, 3, 3]
+    budget = PrivacyBudget(2.0)
+    made = vault(y, tmp_path / "store", budget=budget)
+    whole = made.randomize(mechanism, priors=priors, key="a").values
+    monkeypatch.setattr(_keyed_draws, "_ROWS", 2)
+    secret = ReleaseKey(tmp_path / "store" / "labels.key").secret
+    np.testing.assert_array_equal(
+        whole, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)
+    )
+    one = vault(y, tmp_path / "one", budget=budget)
+    drawn = one.randomize(mechanism, priors=priors, key="a").values
+    secret = ReleaseKey(tmp_path / "one" / "labels.key").secret
+    np.testing.assert_array_equal(
+        drawn, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)
+    )
+    with pytest.raises(ValueError, match="priors must have shape"):
+        one.randomize(mechanism, priors=np.full((7, 4), 0.25), key="b")
+    with pytest.raises(ValueError, match="1 of 5 ids repeat"):
+        vault(y, None, ids=[3, 1, 2, 4, 3], budget=budget)
 
 
 def test_a_lost_or_foreign_key_of_a_vault_is_refused(tmp_path):

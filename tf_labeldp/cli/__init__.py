@@ -266,6 +266,10 @@ def _add_randomize(verbs: Any) -> None:
         help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
         "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
         "in the folder of the output, nor the other way round")
+    add("--draws", choices=("stored", "keyed"), default="stored",
+        help="keyed: by a secret key, labels.key in the --store, and the id of the row, so that "
+        "Beam or Spark can make the same draws; stored: by the operating system's generator "
+        "(default)")
     add("--insecure-seed", type=_at_least(0), metavar="N",
         help="repeatable draws; the statement then says 'NOT PRIVATE: seeded' (default: the "
         "operating system's secure generator)")
@@ -300,6 +304,19 @@ def _add_randomize(verbs: Any) -> None:
 
 def _check_randomize(args: argparse.Namespace) -> None:
     """Raises for options that are missing, or do not go together."""
+    if args.draws == "keyed":
+        _refuse(args, ("insecure_seed",), "is for --draws stored")
+        if args.store is None:
+            raise _console.CommandError("--draws keyed needs --store DIR, where its key is kept")
+        if args.mechanism not in (None, _RR_ON_BINS):
+            raise _console.CommandError(
+                f"--draws keyed takes --mechanism {_RR_ON_BINS}, got {args.mechanism}"
+            )
+        if len(args.id or ()) > 1:
+            raise _console.CommandError(
+                f"--draws keyed takes one --id, got {len(args.id)}; name the column that tells "
+                "the rows apart"
+            )
     (_check_regression if args.task == "regression" else _check_classification)(args)
 
 

@@ -33,7 +33,7 @@ from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._noisy_labels import sealed, table_arrays
-from tf_labeldp.vault._store import publish
+from tf_labeldp.vault._store import fingerprint_of, publish
 
 _ROWS = 1 << 16
 """Rows that are written, or whose ids are counted, at once."""
@@ -87,6 +87,7 @@ def _run(args: argparse.Namespace, pool: Executor) -> int:
                 ids=ids,
                 task=task,
                 several=several,
+                digested=store is not None,
                 progress=progress,
             )
             parts, shards = zip(*pool.map(read, tables), strict=True)
@@ -156,7 +157,7 @@ class _Shard:
         size: number of rows.
         ids: the columns of ids, in chunks of rows; none for row numbers.
         hashes: of the ids, (n,); empty if there is not one column of them.
-        digest: of the ids and their names.
+        digest: of the ids and their names; of the names alone unless there is a store.
     """
 
     name: str
@@ -172,12 +173,13 @@ def _read_table(
     ids: Sequence[str],
     task: _tasks.Task,
     several: bool,
+    digested: bool,
     progress: Progress,
 ) -> tuple[np.ndarray, _Shard]:
     """Returns the labels of one file and what else is in it, after checking them."""
     parts: list[np.ndarray] = []
     chunks: list[list[Any]] = []
-    facts = IdFacts(ids)
+    facts = IdFacts(ids, digested=digested)
     rows = missing = nameless = 0
     for labels, columns in table.chunks(column, task.kind, ids):
         rows += len(labels)
@@ -213,11 +215,13 @@ def _open_vault(
 ) -> PrivateLabels:
     """Returns the vault of all labels; raises if its store is of other files."""
     if store is None:
-        return task.vault(labels)
+        return task.vault(labels, None)
+    chunks = [columns[0] for shard in shards for columns in shard.ids]
+    ids = pa.chunked_array(chunks) if chunks and task.draws == "keyed" else None
     with task.explained():
         _check_labels(store, shards, labels)
         _check_ids(store, shards)
-        vault = task.vault(labels)
+        vault = task.vault(labels, ids)
         _keep_labels(store, shards, labels)
     return vault
 
@@ -409,20 +413,24 @@ def _listed(names: Sequence[str]) -> str:
 class IdFacts:
     """Takes the ids of a file chunk by chunk, in the order of its rows."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Takes the names of the id columns; none for row numbers."""
+    def __init__(self, names: Sequence[str], *, digested: bool = True) -> None:
+        """Takes the names of the id columns, none for row numbers; and if a digest is wanted."""
         self._names = names
         # Whose rows they are is told by one id; several columns do not say which of them it is.
         self._hashes = [np.empty(0, np.uint64)]
         # Texts and lengths apart, so that the size of the chunks makes no difference.
-        self._digests = [(hashlib.sha256(), hashlib.sha256()) for _ in names]
+        self._digests = [(hashlib.sha256(), hashlib.sha256()) for _ in names] if digested else []
 
     def add(self, columns: Sequence[Any]) -> None:
         """Takes one Arrow array for each id column."""
-        for column, (of_content, of_lengths) in zip(columns, self._digests, strict=True):
+        if not self._digests and len(columns) != 1:
+            return
+        for place, column in enumerate(columns):
             content, lengths = _bytes_of(_texts(column))
-            of_content.update(content.data)
-            of_lengths.update(lengths.data)
+            if self._digests:
+                of_content, of_lengths = self._digests[place]
+                of_content.update(content.data)
+                of_lengths.update(lengths.data)
             if len(columns) == 1:
                 self._hashes.append(_hashes(content, lengths))
 
@@ -500,10 +508,7 @@ def _keep_labels(store: pathlib.Path, shards: Sequence[_Shard], labels: np.ndarr
 
 def _label_digests(salt: str, shards: Sequence[_Shard], labels: np.ndarray) -> list[str]:
     ends = np.cumsum([shard.size for shard in shards])
-    return [
-        hashlib.blake2b(np.ascontiguousarray(part).data, key=bytes.fromhex(salt)).hexdigest()
-        for part in np.split(labels, ends[:-1])
-    ]
+    return [fingerprint_of(part, salt) for part in np.split(labels, ends[:-1])]
 
 
 def _changed(known: Sequence[str], shards: Sequence[_Shard], found: Sequence[str]) -> str:

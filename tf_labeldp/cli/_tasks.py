@@ -53,7 +53,8 @@ _CLASS_PRIOR = 'JSON {"probabilities": [...]}, or CSV with the columns class and
 
 def task_of(args: argparse.Namespace) -> Task:
     """Returns the task that the checked options of the command ask for."""
-    common = {"epsilon": args.epsilon, "store": args.store, "insecure_seed": args.insecure_seed}
+    shared = ("epsilon", "store", "draws", "insecure_seed")
+    common = {name: getattr(args, name) for name in shared}
     if args.task == "classification":
         names = args.classes or [str(code) for code in range(args.num_classes)]
         prior = None if args.prior is None else _read_class_prior(args.prior, names)
@@ -102,6 +103,7 @@ class Task(abc.ABC):
 
     epsilon: float  # of all that is handed out together
     store: pathlib.Path | None  # folder of the vault's store
+    draws: str  # where the vault's random bits come from
     insecure_seed: int | None  # for repeatable draws that protect nobody
 
     @abc.abstractmethod
@@ -116,14 +118,16 @@ class Task(abc.ABC):
         """Returns noisy labels as an Arrow array of the output's column."""
         return pa.array(noisy)
 
-    def vault(self, labels: np.ndarray) -> PrivateLabels:
-        """Returns the vault of the labels, which it copies."""
+    def vault(self, labels: np.ndarray, ids: Any) -> PrivateLabels:
+        """Returns the vault of the labels, which it copies; ids as ``PrivateLabels`` takes them."""
         with self.explained():
             return PrivateLabels(
                 labels,
                 **self._label_set(),
                 budget=budget_for_store(self.store, PrivacyBudget(self.epsilon)),
                 store=self.store,
+                draws=self.draws,
+                ids=ids,
                 insecure_seed=self.insecure_seed,
             )
 
@@ -185,7 +189,11 @@ class Task(abc.ABC):
             ) from None
         except CommandError:
             raise
-        except (LabelStoreError, ValueError) as error:  # these say how many labels, never which
+        except (
+            LabelStoreError,
+            ValueError,
+            TypeError,
+        ) as error:  # these say how many labels, never which
             raise CommandError(" ".join(str(error).split())) from None
         except OSError as error:
             raise CommandError(

@@ -74,7 +74,8 @@ def poisson_batches(
             batch.
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
         buffer_size: the most examples (users) of a batch. None takes the smallest multiple of 8
-            that a batch exceeds with probability at most 1e-9.
+            that a batch exceeds with probability at most 1e-3: one step in a thousand is noise alone,
+            and the others have less padding to compute.
         users: for user-level privacy, the user of each example (n,): integers, texts or other
             hashable values. Public knowledge.
         max_examples_per_user: k; each user contributes exactly k rows to each of its batches. Of
@@ -101,7 +102,7 @@ def poisson_batches(
         >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(epsilon=1.0))
         >>> features = np.zeros((100, 3), np.float32)
         >>> poisson_batches(features, labels, sampling_probability=0.2, steps=10)
-        PoissonBatches(num_examples=100, sampling_probability=0.2, steps=10, buffer_size=48,
+        PoissonBatches(num_examples=100, sampling_probability=0.2, steps=10, buffer_size=40,
                        privacy_unit='label', group_size=1, seeded=False)
     """
     source = RowSource(features)

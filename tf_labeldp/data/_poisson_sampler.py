@@ -13,7 +13,7 @@ from tf_labeldp.mechanisms import _random
 
 _MODE_BITS = 192
 """Bits of the most likely count's weight; counts that are 2^-192 as likely get the smallest one."""
-_OVERFLOW = 10**9
+_OVERFLOW = 10**3
 """The default buffer is too small in at most one batch of so many."""
 _MULTIPLE = 8
 """Default buffers are multiples of this, so that replicas can share them evenly."""
@@ -36,7 +36,7 @@ class PoissonSampler:
         num_units: n.
         probability: q in (0, 1]; the float is taken as the rational number that it is.
         buffer_size: the most units of a batch; None for the smallest multiple of 8 that is
-            exceeded with probability at most 1e-9.
+            exceeded with probability at most 1e-3.
     """
 
     def __init__(self, num_units: int, probability: float, buffer_size: int | None = None) -> None:

@@ -315,13 +315,17 @@ class OneReleaseHead(Head):
         elif rows.labels is not None:
             raise ValueError("the data set has labels, and labels were given too; give one.")
         source.check_length(rows.num_rows)
+        self._design(rows, source)
+        return rows, source
+
+    def _design(self, rows: PublicRows, source: Any) -> None:
+        """Chooses the scaling of rows that were surveyed."""
         with _threads_that_pay(*rows.shape):
             rows.design(
                 center=bool(self.center),
                 intercept=self._constant(),
                 noise_to_signal=self._noise_to_signal(source, *rows.shape),
             )
-        return rows, source
 
     def _constant(self) -> float:
         return _INTERCEPT if self.intercept else 0.0

@@ -16,7 +16,7 @@ from tf_labeldp.mechanisms._base import (
     checked_mechanism,
 )
 from tf_labeldp.scale._engines import needs
-from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey
+from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
 
 needs("pyspark", "spark")
 
@@ -98,20 +98,14 @@ def randomize(
     def draw(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = list(batch.columns)
-            noisy = keyed(batch).randomize().tolist()
-            columns[batch.schema.get_field_index(label)] = pa.array(noisy)
+            columns[batch.schema.get_field_index(label)] = pa.array(keyed(batch).randomize())
             yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     facts = df.select(id, label).mapInArrow(check, "rows long, fingerprint string").collect()
     rows = sum(one["rows"] for one in facts)
     ids = df.groupBy(sql.col(id)).count().where("count > 1")
     repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
-    if repeated:
-        raise ValueError(
-            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two rows "
-            "with one id would share their noise. Nothing came out; give each row an id of its "
-            "own, or leave the copies out."
-        )
+    refuse_repeats(repeated, too_many, rows)
     key.bind_rows(release, rows, sum(int(one["fingerprint"]) for one in facts))
     kind = LongType() if isinstance(mechanism, ClassificationMechanism) else DoubleType()
     fields = [StructField(label, kind) if one.name == label else one for one in df.schema.fields]

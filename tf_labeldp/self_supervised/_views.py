@@ -35,7 +35,8 @@ def strong_views(
 
     The paper's strong view, two operations of RandAugment and a square that is cut out, is
     ``keras.Sequential([weak_views(flip=True), keras.layers.RandAugment((0, 1)),
-    keras.layers.RandomErasing(value_range=(0, 1))])``; it costs many times more on a CPU.
+    keras.layers.RandomErasing(value_range=(0, 1))])``, from Keras 3.9 on; it costs many times more
+    on a CPU. Before 3.9 nothing is covered.
 
     Args:
         shift: as for ``weak_views``.

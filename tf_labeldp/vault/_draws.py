@@ -100,7 +100,7 @@ class Draws:
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
                 f"{key!r}."
             )
-        if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+        if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)
         if not is_of_this_library(mechanism):
             self._admit(mechanism, rows, public_input)
@@ -121,7 +121,7 @@ class Draws:
         """Returns what a use costs, with what it rests on beyond the mechanism."""
         charge = self._kind.charge(mechanism)
         notes = list(charge.assumptions)
-        if self._keyed is not None and isinstance(mechanism, LabelMechanism):
+        if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS
         if not is_of_this_library(mechanism):
             event = ", and its uses compose as its dp_event says"
@@ -134,6 +134,10 @@ class Draws:
         if public_input is not None and not known:
             notes.append(PUBLIC_INPUT)
         return dataclasses.replace(charge, assumptions=tuple(notes))
+
+    def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
+        """Returns what draws noisy labels by a key, if that is wanted; statistics never are."""
+        return self._keyed if isinstance(mechanism, LabelMechanism) else None
 
     def _admit(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
         """Holds a mechanism of another library against what it says, on made-up labels."""
@@ -173,8 +177,8 @@ class Draws:
         result = None
         try:
             labels = self._sealed.open(rows)
-            if self._keyed is not None and isinstance(mechanism, LabelMechanism):
-                result = self._keyed.randomize(mechanism, labels, rows, public_input, name)
+            if (keyed := self._keyed_for(mechanism)) is not None:
+                result = keyed.randomize(mechanism, labels, rows, public_input, name)
             else:
                 result = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:

@@ -13,11 +13,12 @@ import json
 import os
 import pathlib
 import secrets
-from typing import Any
+from typing import Any, TypeGuard
 
 import filelock
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tf_labeldp.accounting import Charge, PrivacyGuarantee
@@ -38,9 +39,10 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, serialize
 from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError
+from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError, publish
 
 _FORMAT = 1
+_ROWS = 1 << 18
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
 KEYED_ASSUMPTIONS = (
     "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
@@ -103,8 +105,7 @@ class ReleaseKey:
             "labels": dataclasses.asdict(labels),
             "releases": {},
         }
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file)
+        publish(path, json.dumps(content).encode())
         return cls(path)
 
     def check(self, release: str, mechanism: Mechanism, priors: Any = None) -> None:
@@ -207,12 +208,7 @@ class ReleaseKey:
         return json.dumps(content, indent=1)
 
     def _write(self, content: dict[str, Any]) -> None:
-        hidden = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
-        with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, self.path)
+        publish(self.path, json.dumps(content).encode(), replace=True)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -268,7 +264,6 @@ class KeyedRows:
     """Rows of a release: what ``randomize_batch`` draws, and what engines hold against each other.
 
     Attributes:
-        id_digests: keyed digests of the ids, ``uint64`` (n, 2), to find those that are there twice.
         of_text: whether the ids are texts.
     """
 
@@ -284,15 +279,17 @@ class KeyedRows:
         check_keyed(mechanism)
         if not isinstance(key, bytes) or len(key) != 32:
             raise TypeError("key must be 32 secret bytes. Use ReleaseKey(path).secret.")
-        names, self.of_text = _id_blocks(ids, key)
+        self._names, self.of_text = _id_blocks(checked_ids(ids), key)
         values = np.asarray(labels)
-        if values.shape != (len(names),):
-            raise ValueError(f"there are {len(names)} ids and labels of shape {values.shape}.")
+        if values.shape != (len(self._names),):
+            raise ValueError(
+                f"there are {len(self._names)} ids and labels of shape {values.shape}."
+            )
         if len(values) and values.dtype.kind not in "iuf":
             raise TypeError(
                 f"labels must be numbers, got dtype {values.dtype}. Give classes as 0..K-1."
             )
-        self.id_digests = _encrypted(_subkey(key, b"labeldp-id", b"text" * self.of_text), names)
+        self._id_key = _subkey(key, b"labeldp-id", b"text" * self.of_text)
         self._labels = values if len(values) else values.astype(np.int64)
         self._mechanism = mechanism
         self._priors = None if priors is None else Priors.of(priors)
@@ -300,7 +297,7 @@ class KeyedRows:
         self._key = _subkey(key, b"labeldp-draw", hashlib.sha256(bound).digest())
         codes = np.zeros((len(values), 2), "<u8")  # 0.0 for -0.0; 1 and 1.0 are one label
         codes[:, 0] = (self._labels.astype("<f8") + 0.0).view("<u8")
-        state = _encrypted(self._key, _encrypted(self._key, names) ^ codes)
+        state = _encrypted(self._key, _encrypted(self._key, self._names) ^ codes)
         if _is_by_row(self._priors):
             state = _encrypted(self._key, state ^ _prior_blocks(self._priors, len(values)))
         self._state = state
@@ -312,6 +309,10 @@ class KeyedRows:
         except _Uneven:  # some rows need more words than others: each by itself
             return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
 
+    def id_digests(self) -> np.ndarray:
+        """Returns keyed digests of the ids, ``uint64`` (n, 2), to find those that repeat."""
+        return _encrypted(self._id_key, self._names)
+
     def fingerprint(self) -> int:
         """Returns a number of 64 bits, whose sum over batches tells these rows from others.
 
@@ -321,12 +322,8 @@ class KeyedRows:
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
 
     def _drawn(self, part: slice) -> np.ndarray:
-        priors = self._priors
-        if priors is not None and _is_by_row(priors):
-            groups = None if priors.groups is None else np.asarray(priors.groups)[part]
-            table = priors.probabilities if groups is not None else priors.probabilities[part]
-            priors = Priors(np.asarray(table), groups)
         words = _KeyedWords(self._state[part], self._key)
+        priors = _of_rows(self._priors, part)
         return self._mechanism.randomize(self._labels[part], priors, rng=words)
 
 
@@ -334,12 +331,17 @@ class KeyedDraws:
     """The keyed draws of one vault: the names of its rows, and its key."""
 
     def __init__(self, ids: Any, size: int) -> None:
-        self._ids = pa.array(np.arange(size)) if ids is None else pa.array(ids)
-        blocks, _ = _id_blocks(self._ids, bytes(32))
-        if len(blocks) != size:
-            raise ValueError(f"there are {len(blocks)} ids and {size} labels. Give each row one.")
-        repeated = size - len(np.unique(blocks, axis=0))
-        if repeated:
+        self._ids = checked_ids(np.arange(size) if ids is None else ids)
+        if len(self._ids) != size:
+            raise ValueError(
+                f"there are {len(self._ids)} ids and {size} labels. Give each row one."
+            )
+        key = secrets.token_bytes(32)
+        blocks = [_id_blocks(self._ids[part], key)[0] for part in _parts(size)]
+        hashes = np.sort(np.concatenate([_encrypted(key, one)[:, 0] for one in blocks]))
+        if not (hashes[1:] == hashes[:-1]).any():  # a tenth of the memory of an exact search
+            return
+        if repeated := size - len(self._ids.unique()):
             raise ValueError(
                 f"{repeated} of {size} ids repeat another: two rows with one id would share their "
                 "noise. Give each row an id of its own."
@@ -363,12 +365,25 @@ class KeyedDraws:
         self._secret, ledger.made_elsewhere = key.secret, key.receipts
 
     def randomize(
-        self, mechanism: LabelMechanism, labels: Any, rows: np.ndarray, priors: Any, name: str
+        self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str
     ) -> np.ndarray:
         """Returns the noisy labels of some rows, for a draw of this name."""
         # Names of engines' releases have no "/": no bits are shared with them.
-        ids, release = self._ids.take(pa.array(rows)), f"vault/{name}"
-        return randomize_batch(ids, labels, mechanism, self._secret, release, priors)
+        release, given = f"vault/{name}", None if priors is None else Priors.of(priors)
+        if _is_by_row(given):
+            _groups(given, len(rows))
+        drawn = [
+            randomize_batch(
+                self._ids.take(pa.array(rows[part])),
+                labels[part],
+                mechanism,
+                self._secret,
+                release,
+                _of_rows(given, part),
+            )
+            for part in _parts(len(rows))
+        ]
+        return np.concatenate(drawn)
 
 
 class _Uneven(Exception):
@@ -423,16 +438,36 @@ def _subkey(key: bytes, purpose: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(content, key=key, digest_size=32, person=purpose).digest()
 
 
-def _is_by_row(priors: Priors | None) -> bool:
+def _parts(size: int) -> list[slice]:
+    """Returns rows in blocks that need little memory; one block at least."""
+    return [slice(i, min(i + _ROWS, size)) for i in range(0, max(size, 1), _ROWS)]
+
+
+def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
+    """Returns priors for a part of the rows."""
+    if priors is None or not _is_by_row(priors):
+        return priors
+    if priors.groups is None:
+        return Priors(np.asarray(priors.probabilities)[part])
+    return Priors(priors.probabilities, np.asarray(priors.groups)[part])
+
+
+def _groups(priors: Priors, size: int) -> np.ndarray | None:
+    """Returns the groups of priors by row, or raises if these are not for so many labels."""
+    if priors.groups is None and len(priors.probabilities) != size:
+        rows = len(priors.probabilities)
+        raise ValueError(f"priors have {rows} rows, and there are {size} labels.")
+    return priors.checked_groups(size)
+
+
+def _is_by_row(priors: Priors | None) -> TypeGuard[Priors]:
     return priors is not None and np.ndim(priors.probabilities) > 1
 
 
 def _prior_blocks(priors: Any, size: int) -> np.ndarray:
     """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
     table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
-    groups = priors.checked_groups(size)
-    if groups is None and len(table) != size:
-        raise ValueError(f"priors have {len(table)} rows, and there are {size} labels.")
+    groups = _groups(priors, size)
     digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
     blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
     return blocks if groups is None else blocks[groups]
@@ -447,26 +482,70 @@ def _binding(mechanism: Mechanism, priors: Any) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _id_blocks(ids: Any, key: bytes) -> tuple[np.ndarray, bool]:
-    """Returns ids as blocks, ``uint64`` (n, 2), and whether they are texts; raises for others."""
+def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
+    """Raises if some ids name several rows, of all that an engine has found together."""
+    if repeated:
+        raise ValueError(
+            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two rows "
+            "with one id would share their noise. Nothing came out; give each row an id of its "
+            "own, or leave the copies out."
+        )
+
+
+def checked_ids(ids: Any) -> Any:
+    """Returns ids as an Arrow array of whole numbers or texts, or raises for others."""
     try:
         array = ids if isinstance(ids, (pa.Array, pa.ChunkedArray)) else pa.array(ids)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         raise TypeError(
             "ids must be all whole numbers or all text, got a mix. Turn them all into text."
         ) from None
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} ids are missing. Give each row one.")
+    if not (_are_texts(array) or pa.types.is_integer(array.type) or not len(array)):
+        raise TypeError(
+            f"ids must be whole numbers or text, got {array.type}. Turn them into text."
+        )
+    return array
+
+
+def _are_texts(ids: Any) -> bool:
+    return bool(pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type))
+
+
+def _id_blocks(array: Any, key: bytes) -> tuple[np.ndarray, bool]:
+    """Returns checked ids as blocks, ``uint64`` (n, 2), and whether they are texts."""
     if pa.types.is_integer(array.type):
         numbers = array.to_numpy(zero_copy_only=False)
         blocks = np.zeros((len(numbers), 2), "<u8")
         blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
         blocks[:, 1] = numbers < 0  # the same for a number of any width
         return blocks, False
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        made = functools.partial(hashlib.blake2b, key=key, digest_size=16, person=b"labeldp-text")
-        digests = b"".join([made(text.encode()).digest() for text in array.to_pylist()])
-        return np.frombuffer(digests, "<u8").reshape(-1, 2), True
-    if len(array) == 0:
-        return np.zeros((0, 2), "<u8"), False
-    raise TypeError(f"ids must be whole numbers or text, got {array.type}. Turn them into text.")
+    return (
+        (_text_blocks(array, key), True) if _are_texts(array) else (np.zeros((0, 2), "<u8"), False)
+    )
+
+
+def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
+    """Returns texts of up to 15 bytes as they are, and longer ones by a digest.
+
+    The last byte is the length, so that no two texts share a block; or 16 for a digest.
+    """
+    texts = texts.cast(pa.large_binary())
+    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    _, offsets, content = texts.buffers()
+    starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
+    padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
+    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # from each byte on
+    first = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # bytes of a word
+    blocks = np.stack([words[starts], words[starts + 8]], 1)
+    blocks[:, 0] &= first[np.minimum(lengths, 8)]
+    blocks[:, 1] &= first[np.clip(lengths - 8, 0, 7)]
+    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
+    digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
+    for row in np.flatnonzero(lengths > 15):
+        blocks[row] = np.frombuffer(digest(texts[int(row)].as_py()).digest() + b"\x10", "<u8")
+    return blocks

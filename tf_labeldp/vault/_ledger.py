@@ -143,8 +143,9 @@ class Ledger:
             self._lock, self._process = threading.RLock(), os.getpid()
         with self._lock, self._store.locked():
             self._read_new_records()
-            for one in self.not_adopted(self.made_elsewhere()):
-                self.keep(receipt=one)
+            if elsewhere := self.made_elsewhere():
+                for one in self.not_adopted(elsewhere):
+                    self.keep(receipt=one)
             yield
 
     def keep(self, **content: Any) -> Record:

@@ -359,7 +359,7 @@ class LabelStore:
         for folder in ("draws", "charges"):
             (self.path / folder).mkdir(exist_ok=True)
         salt = secrets.token_hex(32)
-        fingerprint = {"salt": salt, "digest": _fingerprint(labels, salt)}
+        fingerprint = {"salt": salt, "digest": fingerprint_of(labels, salt)}
         header = _new_header(kind, people, budget)
         try:
             publish(self.path / _FINGERPRINT, _as_json(fingerprint), replace=True)
@@ -407,7 +407,7 @@ class LabelStore:
         salt, digest = str(stored.get("salt")), str(stored.get("digest"))
         if not re.fullmatch("[0-9a-f]{64}", salt) or not re.fullmatch("[0-9a-f]{128}", digest):
             raise _damaged(path)
-        if digest != _fingerprint(labels, salt):
+        if digest != fingerprint_of(labels, salt):
             raise LabelStoreError(
                 f"The store {self.path} was made for other labels (same number, different values "
                 "or order). Its draws would be charged to the wrong examples. Give the labels it "
@@ -534,10 +534,12 @@ def _record_of_0_1(
     )
 
 
-def publish(target: pathlib.Path, content: bytes, *, replace: bool = False) -> None:
+def publish(
+    target: pathlib.Path, content: bytes, *, replace: bool = False, mode: int = 0o600
+) -> None:
     """Writes a file atomically and durably; replaces one only if it is asked to."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -570,7 +572,7 @@ def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
         os.replace(temporary, target)
 
 
-def _fingerprint(labels: np.ndarray, salt: str) -> str:
+def fingerprint_of(labels: np.ndarray, salt: str) -> str:
     """Returns a keyed digest of the true labels; see ``PrivateLabels`` on who may hold it."""
     data = np.ascontiguousarray(labels)  # int64 codes or rows, or float64 numbers
     return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()

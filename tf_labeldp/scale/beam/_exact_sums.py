@@ -11,8 +11,6 @@ import abc
 import contextlib
 import io
 import os
-import pathlib
-import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,6 +26,7 @@ from tf_labeldp.mechanisms._base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
+from tf_labeldp.vault._store import npz, publish
 
 Sums = dict[str, Any]
 """Exact sums by name: arrays, and the number of rows."""
@@ -94,7 +93,8 @@ class ExactSums(beam.PTransform, abc.ABC):
             sums = _read(self._sums)
             self._key.register(self._release, self.mechanism, num_rows=int(sums["rows"]))
             values, public = self._with_noise(sums)
-            _keep_first(self._noisy, {**public, "values": values, "rows": sums["rows"]})
+            with contextlib.suppress(FileExistsError):  # the noise of the first process counts
+                publish(self._noisy, npz({**public, "values": values, "rows": sums["rows"]}))
             FileSystems.delete([self._sums])
         with np.load(self._noisy) as kept:
             return dict(kept)
@@ -308,9 +308,7 @@ class _Keep(beam.DoFn):
 
     def process(self, sums: Sums) -> Iterable[Any]:
         if sums:
-            content = io.BytesIO()
-            np.savez(content, **sums)
-            write_whole(self._path, content.getvalue(), private=True)
+            write_whole(self._path, npz(sums), private=True)
         return ()
 
 
@@ -322,19 +320,6 @@ def _read(path: str) -> Sums:
         )
     with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as sums:
         return dict(sums)
-
-
-def _keep_first(path: pathlib.Path, arrays: Sums) -> None:
-    """Keeps a release under its name, unless another process was first: then that one counts."""
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    hidden = f"{path}.{secrets.token_hex(8)}.tmp"
-    write_whole(hidden, content.getvalue(), private=True)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(hidden, path)
-    finally:
-        os.unlink(hidden)
 
 
 def _added(total: Sums, more: Sums) -> Sums:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import secrets
+import pathlib
 
 from apache_beam.io.filesystems import FileSystems
+
+from tf_labeldp.vault._store import publish
 
 
 def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
@@ -18,10 +19,4 @@ def write_whole(path: str, content: bytes, *, private: bool = False) -> None:
         with FileSystems.create(path, mime_type="application/octet-stream") as file:
             file.write(content)
         return
-    hidden = f"{path}.{secrets.token_hex(8)}.tmp"
-    mode = 0o600 if private else 0o666
-    with open(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(hidden, path)
+    publish(pathlib.Path(path), content, replace=True, mode=0o600 if private else 0o666)

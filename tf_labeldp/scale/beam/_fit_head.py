@@ -22,6 +22,7 @@ from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
+from tf_labeldp.vault._store import npz
 
 Survey = tuple[int, np.ndarray, np.ndarray]
 """A number of rows, and hashes and features of a sample of them."""
@@ -105,11 +106,7 @@ class FitPrivateHead:
                     | "Keep" >> beam.Map(_keep, path, design)
                 )
         rows, num_rows = _surveyed(path, design, head)
-        rows.design(
-            center=bool(head.center),
-            intercept=head._constant(),
-            noise_to_signal=head._noise_to_signal(source, *rows.shape),
-        )
+        head._design(rows, source)
         rows.scan()  # of the sample; the Gram matrix of all rows comes below
         mechanism = with_max_l1(source.mechanism, float(rows.gram.shape[0]) ** 0.5)
         moments = PrivateMoments(mechanism, self._key, self._release, num_rows, folder=self._folder)
@@ -201,9 +198,8 @@ def _hashes(rows: np.ndarray) -> np.ndarray:
 def _keep(survey: Survey, path: str, design: str) -> None:
     if not survey[0]:
         raise ValueError("the pipeline has no rows of features. Check what `read` reads.")
-    content = io.BytesIO()
-    np.savez(content, num_rows=survey[0], sample=survey[2], design=design)
-    write_whole(path, content.getvalue())
+    arrays = {"num_rows": np.array(survey[0]), "sample": survey[2], "design": np.array(design)}
+    write_whole(path, npz(arrays))
 
 
 def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows, int]:

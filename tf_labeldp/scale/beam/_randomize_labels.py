@@ -13,7 +13,7 @@ from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey
+from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64
@@ -154,7 +154,7 @@ class _Draw(beam.DoFn):
         """Yields rows with noisy labels, and the digests of their ids by shard."""
         ids, labels = _columns(rows, *self._fields)
         batch = KeyedRows(ids, labels, self._mechanism, self._secret, self._release, self._priors)
-        noisy, digests = batch.randomize(), batch.id_digests
+        noisy, digests = batch.randomize(), batch.id_digests()
         facts = (batch.fingerprint(), batch.of_text, not batch.of_text)  # once, with some shard
         shards = digests[:, 0] % np.uint64(_SHARDS)
         order = np.argsort(shards, kind="stable")
@@ -176,12 +176,7 @@ class _Check(beam.DoFn):
 
     def process(self, found: _Facts) -> Iterator[int]:
         rows, repeated, too_many, fingerprint, texts, numbers = found
-        if repeated:
-            raise ValueError(
-                f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two "
-                "rows with one id would share their noise. Nothing came out; give each row an id "
-                "of its own, or leave the copies out."
-            )
+        refuse_repeats(repeated, too_many, rows)
         if texts and numbers:
             raise TypeError(
                 "some ids are whole numbers and some are text, so one id may come in both forms. "
