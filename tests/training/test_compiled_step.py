@@ -346,8 +346,13 @@ def test_a_failed_check_is_raised_also_where_the_data_end() -> None:
         guard._stopped.assign(0)
         raise tf.errors.OutOfRangeError(None, None, "the data end")
 
-    with pytest.raises(FloatingPointError, match="step 0: not finite"):
+    with pytest.raises(FloatingPointError, match="step 0: not finite") as caught:
         guard.taking_turns(run, model.optimizer)(None)
+    assert caught.value.__context__ is None  # whose text is not ours
+    guard._stopped.assign(-1)
+    ended = guard.taking_turns(lambda _: next(iter([])), model.optimizer)
+    with pytest.raises(StopIteration):
+        ended(None)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

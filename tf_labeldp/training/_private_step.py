@@ -166,13 +166,18 @@ class StepGuard:
 
     def _run_and_raise(self, run: Any, iterator: Any, optimizer: LabelDPOptimizer) -> Any:
         self._check_noise(optimizer.noise, optimizer.noise_multiplier)
+        report, ended = None, None
         try:
-            return run(iterator)
-        finally:  # also where the data end among the steps of an execution
-            number = int(self._stopped)
-            if number >= 0:
-                kind, say = self._errors[number]
-                self._stop(kind(f"step {int(optimizer.iterations)}: {say}"))
+            report = run(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError) as error:
+            ended = error  # of the data, perhaps among the steps of an execution
+        number = int(self._stopped)
+        if number >= 0:
+            kind, say = self._errors[number]
+            self._stop(kind(f"step {int(optimizer.iterations)}: {say}"))
+        if ended is not None:
+            raise ended
+        return report
 
     def _check_noise(self, noise: Any, compiled: float) -> None:
         if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
@@ -324,7 +329,7 @@ def _gathered(values: Any, replicas: int) -> Any:
     whole = tf.distribute.get_replica_context().all_gather(values, axis=0)
     return tf.nest.map_structure(
         lambda all_rows, rows: tf.ensure_shape(
-            all_rows, [replicas * rows.shape[0], *rows.shape[1:]]
+            all_rows, [rows.shape[0] and replicas * rows.shape[0], *rows.shape[1:]]
         ),
         whole,
         values,
