@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.data import poisson_batches
+from tf_labeldp.data._poisson_batches import _Turns
 
 N = 50
 
@@ -57,6 +58,15 @@ def test_what_is_accounted_for_is_reached() -> None:
     counts = np.bincount(list(itertools.chain(*rows(batches(0.2, 12), 12))), minlength=N)
     assert counts.max() == 3
     assert counts.min() == 2
+
+
+def test_passes_are_the_same_in_whatever_order_steps_are_asked_for() -> None:
+    turns = _Turns(batches(0.2, 10), 0)
+    drawn = {step: turns.take(step).tolist() for step in (0, 5, 1, 6, 2, 7, 3, 8, 4, 9)}
+    for begin in (0, 5):
+        together = itertools.chain(*(drawn[begin + place] for place in range(5)))
+        assert sorted(together) == list(range(N))
+    assert drawn[0] == turns.take(0).tolist() != drawn[5]
 
 
 def test_passes_and_epochs_are_in_new_orders() -> None:

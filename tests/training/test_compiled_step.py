@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_every_step_of_a_program_has_its_own_noise_of_the_stated_size(together: 
         moves.append(np.concatenate([(a - b).ravel() for a, b in zip(now, last[0], strict=True)]))
         last[0] = now
         keys.append(tuple(noise._device._key.numpy()))
-        counts.append(int(noise._device._drawn))
+        counts.append(int(noise._device._drawn[0]) // 256)
 
     watch = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
     for _ in range(2):  # no example has weight: of a step there is the noise alone
@@ -319,6 +320,57 @@ def test_an_example_whose_gradient_is_nan_counts_for_nothing() -> None:
         model.fit(features(), codes(), sample_weight=weights, batch_size=N, verbose=0)
         found.append(model.get_weights()[0])
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_step_that_is_stopped_leaves_weight_decay_undone(jit: bool) -> None:
+    x = features()
+    x[55] = np.nan  # in the sixth batch of ten
+    model, kept = private_model(jit=jit, inner=keras.optimizers.AdamW(0.1, weight_decay=0.5)), []
+    data = tf.data.Dataset.from_tensor_slices((x, codes())).batch(10, drop_remainder=True)
+    keep = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: kept.append(values(model))
+    )
+    with pytest.raises(FloatingPointError, match="step 5: "):
+        model.fit(data, verbose=0, callbacks=[keep])
+    assert len(kept) == 5 and same(model, kept[-1])
+
+
+def test_a_failed_check_is_raised_also_where_the_data_end() -> None:
+    model = private_model()
+    guard = model._guard
+    guard.price(model.optimizer.noise)
+    guard._errors.append((FloatingPointError, "not finite"))
+
+    def run(_: Any) -> None:
+        guard._stopped.assign(0)
+        raise tf.errors.OutOfRangeError(None, None, "the data end")
+
+    with pytest.raises(FloatingPointError, match="step 0: not finite") as caught:
+        guard.taking_turns(run, model.optimizer)(None)
+    assert caught.value.__context__ is None  # whose text is not ours
+    guard._stopped.assign(-1)
+    ended = guard.taking_turns(lambda _: next(iter([])), model.optimizer)
+    with pytest.raises(StopIteration):
+        ended(None)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_two_threads_can_not_take_steps_at_once(compiled: bool) -> None:
+    model = private_model(jit=compiled)
+    guard, inside = model._guard, []
+    guard.price(model.optimizer.noise)
+
+    def run(data: Any) -> Any:
+        if data == "first":  # while it is under way, another thread comes
+            with ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match="two threads"):
+                pool.submit(take, "second").result()
+        inside.append(data)
+
+    take = guard.taking_turns(run, model.optimizer)
+    take("first")
+    take("third")
+    assert inside == ["first", "third"]
 
 
 class Changing(GaussianNoise):

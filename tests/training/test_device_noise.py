@@ -163,10 +163,19 @@ def test_count_goes_on_past_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     used = nonces(monkeypatch)
     noise = GaussianNoise(1.0, source="device", insecure_seed=0)
     noise.begin()
-    noise._device._drawn.assign(2**32 - 2)
+    noise._device._drawn.assign([2**32 - 512, 0, 0])  # a draw is 256
     for _ in range(3):
         noise_of(noise, size=3)
-    assert [one[8:] for one in used] == [(0, 2**32 - 1, 0), (0, 0, 1), (0, 1, 1)]
+    assert [one[8:] for one in used] == [(0, 2**32 - 512, 0), (0, 2**32 - 256, 0), (0, 0, 1)]
+
+
+def test_the_count_is_read_and_moved_on_in_one_operation() -> None:
+    """Between an assignment and the reading after it, another thread's could come."""
+    noise = GaussianNoise(1.0, source="device")
+    draw = tf.function(lambda: noise.add_noise([tf.zeros([3])], 1.0, ())[0][0])
+    kinds = [op.type for op in draw.get_concrete_function().graph.get_operations()]
+    assert kinds.count("RngReadAndSkip") == 1
+    assert not any(kind.startswith("Assign") for kind in kinds)
 
 
 def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits() -> None:
@@ -203,10 +212,20 @@ def test_statements_name_the_cipher() -> None:
     assert GaussianNoise(1.0, source="device", insecure_seed=1).assumptions() == ()
 
 
-def test_a_tpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpu_is_refused_also_one_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = GaussianNoise(1.0, source="device")
+    used.begin()
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
-    with pytest.raises(ValueError, match="TPU, which has no double precision"):
-        noise_of(GaussianNoise(1.0, source="device"), size=3)
+    for begin in (used.begin, GaussianNoise(1.0, source="device").begin):
+        with pytest.raises(ValueError, match="TPU, which has no double precision"):
+            begin()
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "source", "insecure_seed", "seeded"])
+def test_what_a_statement_rests_on_can_not_be_set(name: str) -> None:
+    # A seed that came later would make the noise repeatable, and the statement not say so.
+    with pytest.raises(AttributeError):
+        setattr(GaussianNoise(1.0, source="device"), name, 1)
 
 
 def test_more_than_a_nonce_has_blocks_for_is_refused() -> None:

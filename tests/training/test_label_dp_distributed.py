@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-RUN = textwrap.dedent(
+SETUP = textwrap.dedent(
     """
     import json, sys
     import keras, numpy as np, tensorflow as tf
@@ -21,8 +21,10 @@ RUN = textwrap.dedent(
     workers = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else runs
     import tf_labeldp as ldp
     from tf_labeldp.data import poisson_batches
-    from tf_labeldp.training import (AltConv, GaussianNoise, LabelDPModel, LabelDPOptimizer,
-                                     SelfConv)
+    from tf_labeldp.training import (AltConv, Denoiser, GaussianNoise, GaussNewton, LabelDPModel,
+                                     LabelDPOptimizer, SelfConv, SelfSpan)
+    from tf_labeldp.training._private_step import PrivateStep
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
     from tf_labeldp.vault._carried import _OF_WEIGHTS, receipts_of
 
     x = np.random.default_rng(0).normal(size=(44, 3)).astype("float32")
@@ -33,17 +35,20 @@ RUN = textwrap.dedent(
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # TensorFlow confuses several
     assert two.num_replicas_in_sync == 2
 
-    def train(strategy, on, noise_multiplier=1e-9, inner=None, loss=sparse, **settings):
+    def train(strategy, on, noise_multiplier=1e-9, inner=None, loss=sparse, q=1.0, dropout=0.0,
+              metrics=None, labels=y, **settings):
         keras.utils.set_random_seed(0)
         _OF_WEIGHTS.clear()  # both may end in the same weights, which bring receipts along
         with strategy.scope():
             inputs = keras.Input((3,))
             hidden = keras.layers.Dense(5, "tanh", kernel_regularizer="l2")(inputs)
+            hidden = keras.layers.Dropout(dropout, seed=1)(hidden)
             model = LabelDPModel(inputs, keras.layers.Dense(4)(hidden))
             optimizer = LabelDPOptimizer(inner or keras.optimizers.SGD(0.7, momentum=0.5), 0.4,
                                          noise_multiplier, **settings)
-            model.compile(optimizer, loss=loss)
+            model.compile(optimizer, loss=loss, metrics=metrics)
         before = model.get_weights()
+        model.report_training_metrics = metrics is not None
         if on == "arrays":
             model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
         elif on == "users":
@@ -51,11 +56,19 @@ RUN = textwrap.dedent(
                                       users=np.arange(44) // 2, max_examples_per_user=2)
             model.fit(batches, epochs=2, verbose=0)
         else:
-            batches = poisson_batches(x, y, sampling_probability=1.0, steps=4, insecure_seed=3)
+            batches = poisson_batches(x, labels, sampling_probability=q, steps=4, insecure_seed=3)
             model.fit(batches, epochs=2, verbose=0)
         return model, before
 
+    def difference(first, second):
+        return float(max(np.max(np.abs(a - b)) for a, b in
+                         zip(first.get_weights(), second.get_weights())))
+
     result = {}
+    """
+)
+RUN = textwrap.dedent(
+    """
     with workers.scope():
         inputs = keras.Input((3,))
         model = LabelDPModel(inputs, keras.layers.Dense(4)(inputs))
@@ -72,8 +85,7 @@ RUN = textwrap.dedent(
                                ("poisson", "poisson", {"noise_multiplier": 2.0,
                                                        "insecure_seed": 5})):
         (first, before), (second, _) = [train(where, on, **settings) for where in (one, two)]
-        result[name] = float(max(np.max(np.abs(a - b)) for a, b in
-                                 zip(first.get_weights(), second.get_weights())))
+        result[name] = difference(first, second)
         result[name + " moved"] = float(np.max(np.abs(first.get_weights()[0] - before[0])))
         result[name + " receipts"] = [one.charge.event.count for one in receipts_of(second)]
         same = first.guarantee(1e-3).epsilon == second.guarantee(1e-3).epsilon
@@ -103,7 +115,7 @@ RUN = textwrap.dedent(
         result["noise of " + source] = [int(sample.size),
                                         float(np.sum(sample ** 2) / (0.7 * 1.5 * 0.4 / 22) ** 2),
                                         len(set(part.tobytes() for part in steps))]
-    result["draws"] = int(noise._device._drawn)  # of the first replica alone
+    result["draws"] = int(noise._device._drawn[0]) // 256  # of the first replica alone
     with two.scope():
         model = made(jit=True, noise=noise)
     try:
@@ -118,21 +130,101 @@ RUN = textwrap.dedent(
     model.fit(x, y, batch_size=22, epochs=1, verbose=0)
     moved = all(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
     result["compiled on one device"] = [len(receipts_of(model)), moved]
-    for name, strategy, denoiser in (("alt", two, AltConv(8)), ("self", alone, SelfConv())):
+    for name, on, settings in (("alt", "poisson", {"denoiser": AltConv(7)}),
+                               ("newton", "poisson", {"preconditioner": GaussNewton(7)}),
+                               ("buffer", "poisson", {"buffer_size": 45}),
+                               ("array", "arrays", {"batch_size": 15})):
+        with two.scope():
+            model = made(noise_multiplier=1.0, **{name: value for name, value in settings.items()
+                                                  if not name.endswith("size")})
         try:
-            train(strategy, "poisson", denoiser=denoiser)
+            if on == "arrays":
+                model.fit(x, y, batch_size=15, verbose=0)
+            else:
+                vault = ldp.PrivateLabels(y, 4, budget=ldp.PrivacyBudget(9.0, 1e-3))
+                model.fit(poisson_batches(x, vault, sampling_probability=1.0, steps=4,
+                                          buffer_size=settings.get("buffer_size")), verbose=0)
             result[name] = "trained"
         except ValueError as error:
-            result[name] = str(error)
+            result[name] = [str(error), model.guarantee().epsilon]
     print("RESULT" + json.dumps(result))
+    """
+)
+DENOISED = textwrap.dedent(
+    """
+    # Both draw the labels that the model predicts, as their random numbers differ.
+    tf.random.categorical = lambda logits, _: tf.argmax(logits, 1)[:, tf.newaxis]
+    noisy = {"noise_multiplier": 2.0, "insecure_seed": 5, "q": 0.5}
+    plain, before = train(two, "poisson", **noisy)
+    settings = {"AltConv": {"denoiser": AltConv(8)}, "SelfConv": {"denoiser": SelfConv()},
+                "SelfSpan": {"denoiser": SelfSpan(max_products=6)},
+                "GaussNewton": {"preconditioner": GaussNewton(8)}}
+    for name, given in settings.items():
+        (first, _), (second, _) = [train(where, "poisson", **given, **noisy)
+                                   for where in (one, two)]
+        result[name] = [difference(first, second), difference(second, plain)]
+        same = first.guarantee(1e-3) == second.guarantee(1e-3)
+        result[name + " stated"] = [same, first.guarantee(1e-3).epsilon]
+
+    alone = tf.distribute.OneDeviceStrategy("CPU:0")
+    (first, _), (second, _) = [train(where, "poisson", denoiser=SelfConv(), **noisy)
+                               for where in (one, alone)]
+    result["one device"] = difference(first, second)
+
+    # Of a clean gradient, the span takes nothing away: the replicas' masks are those of its own.
+    for method in ("ghost", "vectorized"):
+        clean = {"q": 4 / 44, "dropout": 0.5, "method": method}
+        (first, _), (second, before) = [
+            train(two, "poisson", denoiser=denoiser, **clean)
+            for denoiser in (Seen(), SelfSpan(1e-6, 200))]
+        result["dropout " + method] = [difference(first, second),
+                                       float(np.max(np.abs(second.get_weights()[0] - before[0])))]
+    """
+)
+SEEN = textwrap.dedent(
+    """
+    class Seen(Denoiser):
+        # Changes nothing, but has disjoint batches.
+        reveals_batch = True
+        def denoise(self, gradients, vertices, state):
+            return gradients, state, {}
+    """
+)
+PASSES = textwrap.dedent(
+    """
+    # Labels are the numbers of examples from 1, and 0 for padding; a pass is 4 steps of 11.
+    # Keras 3.6 goes on behind a batch that it took for building; later ones begin anew.
+    TFEpochIterator.reset = lambda self: None
+    used, take = [], PrivateStep.take
+    def noting(self, x, y, *others):
+        note = lambda labels: used.extend(labels[labels > 0].astype(int).tolist())
+        with tf.control_dependencies([tf.numpy_function(note, [y], [])]):
+            y = tf.identity(y)
+        return take(self, x, y, *others)
+    PrivateStep.take = noting
+    squares = lambda y_true, y_pred: tf.reduce_sum(tf.square(y_pred), axis=1)
+    train(two, "poisson", loss=squares, labels=np.arange(44.0) + 1.0, q=0.25, denoiser=Seen())
+    result["passes"] = [sorted(used[:44]), sorted(used[44:])]
+    PrivateStep.take = take
+    model, _ = train(two, "poisson", denoiser=AltConv(8), metrics=["accuracy"])
+    result["reported"] = sorted(model.history.history)
     """
 )
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
+    return result_of(SETUP + RUN)
+
+
+@pytest.fixture(scope="module")
+def denoised() -> dict[str, Any]:
+    return result_of(SETUP + SEEN + DENOISED + PASSES + 'print("RESULT" + json.dumps(result))')
+
+
+def result_of(script: str) -> dict[str, Any]:
     result = subprocess.run(
-        [sys.executable, "-c", RUN],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -183,6 +275,48 @@ def test_strategies_of_several_machines_are_refused(found: dict[str, Any]) -> No
     assert message.startswith("MultiWorkerMirroredStrategy is not supported")
 
 
-def test_denoisers_are_refused_with_a_strategy_also_of_one_replica(found: dict[str, Any]) -> None:
-    assert "AltConv does not work with a distribution strategy" in found["alt"]
-    assert "SelfConv does not work with a distribution strategy" in found["self"]
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("alt", "num_examples=7 must"),
+        ("newton", "num_examples=7 must"),
+        ("buffer", "buffer_size=45 must"),
+        ("array", "batch_size=15 must"),
+    ],
+)
+def test_what_replicas_can_not_share_is_refused_before_a_charge(
+    found: dict[str, Any], what: str, said: str
+) -> None:
+    message, epsilon = found[what]
+    assert said in message and "be a multiple of 2" in message
+    assert epsilon == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["AltConv", "SelfConv", "SelfSpan", "GaussNewton"])
+def test_two_replicas_denoise_as_one(denoised: dict[str, Any], what: str) -> None:
+    apart, from_plain = denoised[what]
+    assert apart < 1e-3 and from_plain > 0.05
+    same, epsilon = denoised[f"{what} stated"]
+    assert same and epsilon > 0.0
+
+
+@pytest.mark.slow
+def test_a_strategy_of_one_device_denoises_as_none(denoised: dict[str, Any]) -> None:
+    assert denoised["one device"] < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+def test_replicas_project_onto_what_each_of_them_drew(
+    denoised: dict[str, Any], method: str
+) -> None:
+    apart, moved = denoised[f"dropout {method}"]
+    assert apart < 1e-4 and moved > 1e-2
+
+
+@pytest.mark.slow
+def test_passes_begin_with_the_epochs_on_replicas_too(denoised: dict[str, Any]) -> None:
+    """As they are charged: in each epoch every example once."""
+    assert denoised["passes"] == [list(range(1, 45))] * 2
+    assert "accuracy" in denoised["reported"]

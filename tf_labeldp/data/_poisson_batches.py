@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -251,11 +252,14 @@ class PoissonBatches:
 class _Turns:
     """Batches of all units in turn, in a random order; each epoch begins a new pass.
 
-    So in an epoch each unit is used ``ceil(steps / (num_units // size))`` times at most.
+    So in an epoch each unit is used ``ceil(steps / (num_units // size))`` times at most, in
+    whatever order, and however often, steps are asked for. The order is no secret, as the batches
+    are none.
     """
 
     def __init__(self, batches: PoissonBatches, opening: int) -> None:
         self._batches, self._opening = batches, opening
+        self._seed = secrets.randbits(128) if batches._seed is None else batches._seed
         self._size = batches.disjoint_size
         self._a_pass = batches.num_units // self._size
         self._current = (-1, -1)
@@ -267,7 +271,7 @@ class _Turns:
         number, place = divmod(place, self._a_pass)
         if self._current != (epoch, number):
             self._current = (epoch, number)
-            rng = _generator(self._batches._seed, _BATCH, self._opening, epoch, number)
+            rng = _generator(self._seed, _BATCH, self._opening, epoch, number)
             self._order = np.argsort(uniform_integers(self._order.size, rng), kind="stable")
         return np.sort(self._order[place * self._size : (place + 1) * self._size])
 

@@ -23,32 +23,34 @@ class DeviceNormal:
         The bits are those of ChaCha20 (RFC 8439) under a key of 256 bits, which ``new_key`` takes
         from the operating system. Each draw has a nonce of its own: the number of the traced call
         that makes it, and a count of draws, which lives beside the key, in no checkpoint, and only
-        goes up. From 53 bits each they become normal numbers by the transform of Box and Muller
-        (1958), in double precision; they reach 8.6 at most.
+        goes up; it is read and moved on at once, so that draws of several threads differ too. From
+        53 bits each they become normal numbers by the transform of Box and Muller (1958), in double
+        precision; they reach 8.6 at most.
 
     Args:
         seed: makes the draws repeatable, whatever traces them; not private. None otherwise.
 
     Raises:
-        ValueError: on a TPU, which has no double precision.
+        ValueError: on a TPU, which has no double precision; also from ``new_key``.
     """
 
     def __init__(self, seed: int | None) -> None:
-        if tf.config.list_logical_devices("TPU"):
-            raise ValueError(
-                "noise can't be drawn on a TPU, which has no double precision. Train on GPUs, or "
-                "with source='host' where no TPU is used."
-            )
         self._seed, self._calls = seed, itertools.count()
         with tf.init_scope():
             # Of a type that all devices keep in their own memory, unlike 32-bit integers.
             once = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             self._key = tf.Variable(tf.zeros([8], tf.int64), **once)
-            self._drawn = tf.Variable(0, dtype=tf.int64, **once)
+            # What TensorFlow counts random numbers by, 256 a draw: 64 bits of it are used.
+            self._drawn = tf.Variable(tf.zeros([3], tf.int64), **once)
         self.new_key()
 
     def new_key(self) -> None:
         """Takes a fresh key; a seed keeps its own, and the count goes on."""
+        if tf.config.list_logical_devices("TPU"):
+            raise ValueError(
+                "noise can't be drawn on a TPU, which has no double precision. Train on GPUs, or "
+                "with source='host' where no TPU is used."
+            )
         secret = np.frombuffer(os.urandom(32), np.uint32).astype(np.int64)
         if self._seed is not None:
             secret = np.random.SeedSequence(self._seed).generate_state(8).astype(np.int64)
@@ -62,7 +64,10 @@ class DeviceNormal:
             raise ValueError(f"{size} numbers are more than one nonce of ChaCha20 has blocks for.")
         # Two traces never share a nonce, whatever order their runs come in.
         call = next(self._calls) if self._seed is None else 0
-        count = self._drawn.assign_add(1, read_value=True)
+        # One operation, unlike `assign_add`, which another thread may come between.
+        philox, one = tf.constant(1), tf.constant(1, tf.uint64)
+        moved = tf.raw_ops.RngReadAndSkip(resource=self._drawn.handle, alg=philox, delta=one)
+        count = moved[0]
         nonce = tf.stack([tf.constant(call, tf.int64), count % 2**32, count // 2**32])
         return _compiled(blocks)(self._key.read_value(), nonce)[:size]
 

@@ -37,6 +37,8 @@ class Denoiser(abc.ABC):
         revealed batches get no amplification by sampling (``ghazi2024``, section 3.4). It sets
         ``reveals_batch``; ``LabelDPModel`` then draws and accounts for batches accordingly.
 
+    With several replicas, each of them denoises the same gradient with the public examples of all.
+
     Attributes:
         reveals_batch: whether it uses the features of the sampled batch.
         num_examples: number of other public examples that it needs in each step; 0 for none.

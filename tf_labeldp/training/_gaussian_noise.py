@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import operator
 from typing import Any
 
 import keras
@@ -20,6 +21,11 @@ _CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
 _KEY_STREAM = (
     "nobody tells the key stream of {} from random bits, which the noise of steps is made of"
 )
+
+
+def fixed(name: str, doc: str) -> Any:
+    """Returns a property that can't be set: steps are charged for it."""
+    return property(operator.attrgetter(name), doc=doc)
 
 
 class NoiseMechanism(abc.ABC):
@@ -130,13 +136,20 @@ class GaussianNoise(NoiseMechanism):
         insecure_seed: int | None = None,
     ) -> None:
         self._noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
-        self.source = _validate.one_of("source", source, tuple(_CIPHERS))
-        self.insecure_seed, self._rng = insecure_seed, None
-        self.seeded, self.compiles = insecure_seed is not None, source == "device"
+        self._source = _validate.one_of("source", source, tuple(_CIPHERS))
+        self._insecure_seed, self._rng = insecure_seed, None
+        self._seeded, self.compiles = insecure_seed is not None, source == "device"
         self._device: DeviceNormal | None = None
         if insecure_seed is not None:
-            self.insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
+            self._insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
             self._rng = np.random.default_rng(self.insecure_seed)
+
+    noise_multiplier: float = fixed(
+        "_noise_multiplier", "Standard deviation over ``l2_norm_clip``."
+    )
+    source: str = fixed("_source", 'Where the noise is drawn: ``"host"`` or ``"device"``.')
+    insecure_seed: int | None = fixed("_insecure_seed", "What makes the noise repeatable, or None.")
+    seeded: bool = fixed("_seeded", "Whether the noise can be repeated.")
 
     def begin(self) -> None:
         """Takes a new key for the noise of the device."""
@@ -144,11 +157,6 @@ class GaussianNoise(NoiseMechanism):
             self._device.new_key()
         elif self.source == "device":
             self._device = DeviceNormal(self.insecure_seed)
-
-    @property
-    def noise_multiplier(self) -> float:  # type: ignore[override]
-        """Standard deviation over ``l2_norm_clip``; it can't be changed."""
-        return self._noise_multiplier
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
         """Returns the event of DP-SGD with this noise."""

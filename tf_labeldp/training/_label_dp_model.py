@@ -111,6 +111,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     """
 
     train_function: Any
+    _batch_spec: Any = None
 
     @classmethod
     def from_model(cls, model: keras.Model, inputs: Any = None) -> LabelDPModel:
@@ -266,6 +267,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         if opened is not None:
             x, y = opened[0], None
             settings |= opened[1]
+            self._batch_spec = x.element_spec[:3]
         if isinstance(x, tf.data.Dataset):
             settings["shuffle"] = False  # as Keras would do, with a warning
         withheld = ""
@@ -295,26 +297,23 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 f"steps={plan.batches.steps} of poisson_batches must be a multiple of "
                 f"steps_per_execution={together}: Keras would take steps that are not charged."
             )
-        with self.distribute_strategy.scope():
-            distributed = tf.distribute.has_strategy()
+        replicas = self.distribute_strategy.num_replicas_in_sync
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(
                 "MultiWorkerMirroredStrategy is not supported: each worker would sample and draw "
                 "noise of its own. Train on one machine, with MirroredStrategy for several GPUs."
             )
-        if self._guard.compiled and self.distribute_strategy.num_replicas_in_sync > 1:
+        if self._guard.compiled and replicas > 1:
             raise ValueError(
                 "jit_compile=True works on one replica only. Leave it out, or train without a "
                 "strategy."
             )
-        if distributed and (self.optimizer.num_examples or self.optimizer.denoiser.reveals_batch):
-            # With a strategy Keras also takes a batch that it does not train on, which would move
-            # the passes against the epochs that are charged.
-            needs = self.optimizer.preconditioner or self.optimizer.denoiser
-            raise ValueError(
-                f"{type(needs).__name__} does not work with a distribution strategy. Leave it out, "
-                "or train without a strategy."
-            )
+        for name, size in plan.shared().items():
+            if size % replicas:
+                raise ValueError(
+                    f"{name}={size} must be a multiple of {replicas}: the replicas of the strategy "
+                    "share each batch evenly."
+                )
         check_codes(self, self.loss, plan)
 
     def _begin(self, plan: TrainingPlan) -> None:
@@ -329,6 +328,16 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def _is_training(self) -> bool:
         spending = getattr(self, "_spending", None)
         return spending is not None and spending.plan is not None
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds by the shapes of batches: Keras would take one of them, and not train on it.
+
+        That would move the passes over the data against the epochs that are charged.
+        """
+        spec, self._batch_spec = self._batch_spec, None
+        if iterator is not None and spec is not None:
+            iterator, data_batch = None, spec
+        super()._maybe_symbolic_build(iterator, data_batch)
 
     def train_on_batch(self, *unused: Any, **also_unused: Any) -> NoReturn:
         """Raises: a batch by itself is not charged, and says nothing of how it was sampled."""
@@ -365,7 +374,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """Makes the function that takes steps; see ``keras.Model``."""
         if self.train_function is None or force:
             super().make_train_function(force=True)
-            self.train_function = self._guard.raising_after(self.train_function, self.optimizer)
+            self.train_function = self._guard.taking_turns(self.train_function, self.optimizer)
         return self.train_function
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NoReturn
 
 import keras
@@ -11,7 +10,12 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.gradients._clip import Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, renamed_seed
+from tf_labeldp.training._gaussian_noise import (
+    GaussianNoise,
+    NoiseMechanism,
+    fixed,
+    renamed_seed,
+)
 from tf_labeldp.training._preconditioner import GaussNewton
 
 _LEAST_CLIP = 1e-10
@@ -19,11 +23,6 @@ _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_ste
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
 _NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "insecure_seed")
 _SPEED = ("method", "max_bytes")
-
-
-def _fixed(name: str, doc: str) -> Any:
-    """Returns a property that can't be set: steps are charged for it."""
-    return property(operator.attrgetter(name), doc=doc)
 
 
 class NoisyGradients(list):
@@ -121,13 +120,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self._denoiser_state: Any = ()
         self._curvature: Any = ()
 
-    l2_norm_clip: float = _fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
-    noise: NoiseMechanism = _fixed("_noise", "Where the noise comes from.")
-    denoiser: Denoiser = _fixed("_denoiser", "What makes a better gradient of a noisy one.")
-    preconditioner: GaussNewton | None = _fixed(
+    l2_norm_clip: float = fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
+    noise: NoiseMechanism = fixed("_noise", "Where the noise comes from.")
+    denoiser: Denoiser = fixed("_denoiser", "What makes a better gradient of a noisy one.")
+    preconditioner: GaussNewton | None = fixed(
         "_preconditioner", "What decides the coordinates of clipping and noise, or None."
     )
-    num_microbatches: int | None = _fixed(
+    num_microbatches: int | None = fixed(
         "_num_microbatches", "Number of means of neighbouring examples that are clipped, or None."
     )
 

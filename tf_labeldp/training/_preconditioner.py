@@ -65,7 +65,7 @@ class GaussNewton:
         """Returns a positive factor for each weight, of mean one, and the next state.
 
         Args:
-            vertices: the public examples of this step.
+            vertices: the public examples of this step, on each replica those that it has.
             state: from ``initial_state`` or the last step.
         """
         average = [
@@ -90,11 +90,13 @@ class GaussNewton:
         with tf.GradientTape() as tape:
             mean = tf.reduce_mean(tf.gather(vertices.losses(), drawn, batch_dims=1))
         gradients = tape.gradient(mean, variables, unconnected_gradients="zero")
+        gradients = [tf.cast(tf.convert_to_tensor(part), tf.float32) for part in gradients]
         examples = tf.cast(tf.shape(drawn)[0], tf.float32)
-        return [
-            examples * tf.square(tf.cast(tf.convert_to_tensor(part), tf.float32))
-            for part in gradients
-        ]
+        replicas = tf.distribute.get_replica_context()
+        if replicas.num_replicas_in_sync > 1:  # each has a part of the examples
+            gradients = replicas.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
+            examples *= replicas.num_replicas_in_sync
+        return [examples * tf.square(part) for part in gradients]
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,10 @@ _GRADIENT_NOT_FINITE = (
     "go on from the last checkpoint."
 )
 
+_AT_ONCE = (
+    "two training steps were to be taken at once, by two threads. Steps are charged epoch by epoch "
+    "in LabelDPModel.fit, which takes one after the other."
+)
 _ANY_NUMBER = 2**62
 
 
@@ -47,8 +52,9 @@ class StepGuard:
         noisy gradients alone, so that stopping says nothing of a label.
         In a compiled program nothing can stop halfway. There a step that was not charged gets zeros
         in place of labels; one that does not pass, and each after it, leaves every variable of
-        model and optimizer as it was and reports zeros; and the function that ``raising_after``
-        returns raises the same error as elsewhere when the program has run.
+        model and optimizer as it was (but not metrics, where those are reported) and reports zeros;
+        and the function that ``taking_turns`` returns raises the same error as elsewhere when the
+        program has run.
 
     Args:
         compiled: whether checks are values in the program of a step, instead of calls of Python.
@@ -63,6 +69,7 @@ class StepGuard:
         self._noise: Any = None
         self._priced: float = 0.0
         self._steps_left: float = 0
+        self._running = threading.Lock()
         if compiled:
             once = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             self._left = tf.Variable(0, dtype=tf.int64, **once)
@@ -139,21 +146,38 @@ class StepGuard:
             variable.assign(tf.where(good, tf.convert_to_tensor(variable.value), old))
         return {name: tf.where(good, part, tf.zeros_like(part)) for name, part in report.items()}
 
-    def raising_after(self, run: Callable[[Any], Any], optimizer: LabelDPOptimizer) -> Any:
-        """Returns a function that runs compiled steps, and raises if one of them did not pass."""
-        if not self.compiled:
-            return run
+    def taking_turns(self, run: Callable[[Any], Any], optimizer: LabelDPOptimizer) -> Any:
+        """Returns a function that runs steps alone, and raises if a compiled one did not pass."""
 
-        def run_and_raise(iterator: Any) -> Any:
-            self._check_noise(optimizer.noise, optimizer.noise_multiplier)
+        def run_alone(iterator: Any) -> Any:
+            # Steps of two threads could both be the last one that was charged.
+            if not self._running.acquire(blocking=False):
+                raise RuntimeError(_AT_ONCE)
+            try:
+                return (
+                    self._run_and_raise(run, iterator, optimizer)
+                    if self.compiled
+                    else run(iterator)
+                )
+            finally:
+                self._running.release()
+
+        return run_alone
+
+    def _run_and_raise(self, run: Any, iterator: Any, optimizer: LabelDPOptimizer) -> Any:
+        self._check_noise(optimizer.noise, optimizer.noise_multiplier)
+        report, ended = None, None
+        try:
             report = run(iterator)
-            number = int(self._stopped)
-            if number >= 0:
-                kind, say = self._errors[number]
-                self._stop(kind(f"step {int(optimizer.iterations)}: {say}"))
-            return report
-
-        return run_and_raise
+        except (StopIteration, tf.errors.OutOfRangeError) as error:
+            ended = error  # of the data, perhaps among the steps of an execution
+        number = int(self._stopped)
+        if number >= 0:
+            kind, say = self._errors[number]
+            self._stop(kind(f"step {int(optimizer.iterations)}: {say}"))
+        if ended is not None:
+            raise ended
+        return report
 
     def _check_noise(self, noise: Any, compiled: float) -> None:
         if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
@@ -221,16 +245,19 @@ class PrivateStep:
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
         variables = self._model.trainable_variables
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
+        # Every replica projects onto what all of them have; a preconditioner averages over them.
+        pieces = 1 if optimizer.preconditioner is not None else replicas.num_replicas_in_sync
+        alone = self._clipping.method == "vectorized"
         # Before the gradient pass, whose random masks it has.
-        forward = TrainingPass(self._model, alone=self._clipping.method == "vectorized")
+        forward = TrainingPass(self._model, alone=alone, pieces=pieces)
 
         def vertices(public: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
             return vertex_losses(
                 forward,
                 self._model.loss,
                 self.per_example_loss,
-                public,
-                mask,
+                _gathered(public, pieces),
+                None if mask is None else _gathered(mask, pieces),
                 labels,
                 plan.label_range,
                 stddev,
@@ -268,10 +295,11 @@ class PrivateStep:
         # The inner optimizer adds up the gradients of all replicas, which are the same here.
         share = 1.0 / replicas.num_replicas_in_sync
         finite = self._guard.check_gradients(mean, variables, step)
-        with tf.control_dependencies([finite]):
+        with tf.control_dependencies([finite]):  # weight decay waits too, and so do metrics
             ready = NoisyGradients(part * share for part in mean)
-        optimizer.apply(ready, variables)
-        return result.outputs, report
+            optimizer.apply(ready, variables)
+            outputs = tf.nest.map_structure(tf.identity, result.outputs)
+        return outputs, report
 
     def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
         def noisy() -> list[tf.Tensor]:
@@ -291,6 +319,21 @@ class PrivateStep:
         first = tf.equal(replicas.replica_id_in_sync_group, 0)
         share = tf.cond(first, noisy, lambda: list(clipped))
         return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
+
+
+def _gathered(values: Any, replicas: int) -> Any:
+    """Returns the rows of so many replicas, in the order of the batch that they share."""
+    if replicas == 1:
+        return values
+    values = tf.nest.map_structure(tf.convert_to_tensor, values)
+    whole = tf.distribute.get_replica_context().all_gather(values, axis=0)
+    return tf.nest.map_structure(
+        lambda all_rows, rows: tf.ensure_shape(
+            all_rows, [rows.shape[0] and replicas * rows.shape[0], *rows.shape[1:]]
+        ),
+        whole,
+        values,
+    )
 
 
 def _with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any]) -> list[tf.Tensor]:

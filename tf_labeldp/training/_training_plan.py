@@ -71,6 +71,10 @@ class TrainingPlan:
         """Returns the dataset and the settings that ``fit`` needs; None to leave it as it is."""
         return None
 
+    def shared(self) -> dict[str, int]:
+        """Returns the sizes that replicas share evenly, by the argument that sets each."""
+        return {}
+
     def rows_a_group(self, first: tf.Tensor, num_replicas: int) -> int:
         """Returns how many neighbouring rows are clipped together."""
         if self.num_microbatches is None:
@@ -143,6 +147,9 @@ class PoissonPlan(TrainingPlan):
 
     def known_labels(self) -> np.ndarray | None:
         return None if self.vault is not None else self.batches._label_rows.open()
+
+    def shared(self) -> dict[str, int]:
+        return {"buffer_size": self.batches.buffer_size, "num_examples": self.num_examples}
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         dataset = self.batches._open(alt_examples=self.num_examples, disjoint=self.disjoint)
@@ -250,6 +257,9 @@ class ArrayPlan(TrainingPlan):
     def known_labels(self) -> np.ndarray | None:
         labels = self.arrays[1]
         return labels if isinstance(labels, np.ndarray) else None
+
+    def shared(self) -> dict[str, int]:
+        return {"batch_size": self.batch_size}
 
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]]:
         return padded_batches(self.arrays, self.batch_size, self.shuffle), {}

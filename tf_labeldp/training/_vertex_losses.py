@@ -62,11 +62,12 @@ class TrainingPass:
     """The model in training mode, with the random numbers of the next gradient pass.
 
     It changes no state. ``alone`` says whether that pass has one example at a time, each with
-    random numbers of its own (``PerExampleClipping.method`` is "vectorized").
+    random numbers of its own (``PerExampleClipping.method`` is "vectorized"); ``pieces`` how many
+    replicas share its rows, who all draw the same.
     """
 
-    def __init__(self, model: keras.Model, *, alone: bool) -> None:
-        self._model = model
+    def __init__(self, model: keras.Model, *, alone: bool, pieces: int = 1) -> None:
+        self._model, self._pieces = model, pieces
         self._states = [part.state for part in parts_of(model, keras.random.SeedGenerator)]
         self._now = [tf.identity(state.value) for state in self._states]
         self._alone = alone and bool(self._states)
@@ -74,6 +75,13 @@ class TrainingPass:
 
     def __call__(self, x: Any) -> Any:
         """Returns the model's outputs for a batch of features."""
+        if self._pieces == 1:
+            return self._outputs(x)
+        parts = zip(*(tf.split(part, self._pieces) for part in tf.nest.flatten(x)), strict=True)
+        outputs = [self._outputs(tf.nest.pack_sequence_as(x, part)) for part in parts]
+        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *outputs)
+
+    def _outputs(self, x: Any) -> Any:
         if not self._alone:
             with self._drawing(self._now):
                 return self._model(x, training=True)

@@ -1,0 +1,79 @@
+"""Time of one step's noise: on the host, inside the program, and as version 0.1 drew it.
+
+``GaussianNoise.add_noise`` on one tensor, on one core. Version 0.1 made numbers of the operating
+system's bits by the transform of Box and Muller. The ways take turns; ratios are medians over
+rounds of the ratio within a round, and seconds are those of the processor.
+
+    python tests/benchmarks/bench_noise.py
+    python tests/benchmarks/bench_noise.py --weights 1000000 --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+
+import _results
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # before threads are made
+
+    import numpy as np
+    import tensorflow as tf
+
+    from tf_labeldp.training import GaussianNoise
+    from tf_labeldp.training._normal_draws import standard_normal
+
+    def box_muller(size: int) -> np.ndarray:
+        pairs = (size + 1) // 2
+        bits = np.frombuffer(os.urandom(16 * pairs), np.uint64) >> np.uint64(11)
+        uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
+        radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
+        angle = 2.0 * np.pi * uniform[pairs:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+    class Before(GaussianNoise):
+        def _unit(self, like: tf.Tensor) -> tf.Tensor:
+            return tf.numpy_function(box_muller, [tf.size(like)], tf.float64)
+
+    def adding(noise: GaussianNoise, jit: bool = False) -> tf.types.experimental.GenericFunction:
+        return tf.function(lambda part: noise.add_noise([part], 1.0, ())[0], jit_compile=jit)
+
+    device = GaussianNoise(1.0, source="device")
+    zeros = tf.zeros([args.weights])
+    calls = {
+        "version 0.1 (`urandom`, Box and Muller)": lambda: adding_before(zeros),
+        '`source="host"` (AES-256, ziggurat)': lambda: adding_host(zeros),
+        "of which the sampler": lambda: standard_normal(args.weights, None),
+        '`source="device"` (ChaCha20, Box and Muller)': lambda: adding_device(zeros),
+        "the same in one program of XLA": lambda: adding_jit(zeros),
+    }
+    adding_before, adding_host = adding(Before(1.0)), adding(GaussianNoise(1.0))
+    adding_device, adding_jit = adding(device), adding(device, jit=True)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(args.rounds + 1):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            if number:  # the first round traces
+                seconds[name].append(time.process_time() - start)
+    first = next(iter(seconds.values()))
+    rows = []
+    for name, found in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(found, first, strict=True))
+        rows.append([name, f"{statistics.median(found):.2f}", f"{ratio:.2f}"])
+    with _results.recorded(__file__, "draws"):
+        columns = [f"noise of {args.weights:,} weights", "s", "x version 0.1"]
+        print(_results.markdown(columns, rows))
+
+
+if __name__ == "__main__":
+    main()
