@@ -32,7 +32,7 @@ from tf_labeldp.gradients._layer_rules import (
     NoRuleError,
     Rule,
     Seen,
-    layer_rule,
+    layer_rules,
 )
 
 
@@ -170,8 +170,7 @@ class GhostClipping:
             if _is_entrywise(node):
                 continue
             tensors = node.input_tensors or node.output_tensors
-            rule = layer_rule(node.operation, tuple(tensors[0].shape))
-            if rule is not None:
+            for rule in layer_rules(node.operation, tuple(tensors[0].shape)):
                 self._layers.append(rule)
                 befores.append(node.input_tensors[0])
                 afters.append(node.output_tensors[0])
