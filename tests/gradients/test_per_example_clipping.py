@@ -110,6 +110,14 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.DepthwiseConv2D(3, strides=2, depth_multiplier=2, padding="same", activation="gelu")
     ),
     "Embedding": lambda: text_model(),
+    "large Embedding": lambda: keras.Sequential(
+        [
+            keras.Input((8,), dtype="int32"),
+            layers.Embedding(20_000, 8),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(CLASSES),
+        ]
+    ),
     "Embedding with masks": lambda: keras.Sequential(
         [
             keras.Input((8,), dtype="int32"),
@@ -276,6 +284,7 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
         ("dense over time", "ghost", 500),
         ("Embedding with masks", "ghost", 400),
         ("LoRA over time", "ghost", 1_000),
+        ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
         ("residual", "vectorized", 3_000),
         pytest.param("GRU", "vectorized", 20_000, marks=pytest.mark.slow),
     ],
@@ -312,6 +321,7 @@ def test_auto_takes_vectorized_where_it_must(name: str):
         *[("ghost", n, b) for n in ("dense", "Conv2D", "Embedding") for b in (3_000, 2**30)],
         ("ghost", "residual", 2**30),
         ("ghost", "LoRA over time", 2**30),
+        ("ghost", "large Embedding", 2_000),
         ("vectorized", "dense", 3_000),
         ("vectorized", "residual", 2**30),
         pytest.param("vectorized", "Conv2D", 3_000, marks=pytest.mark.slow),

@@ -135,7 +135,7 @@ class LookupRule(Rule):
         return [tf.reshape(rows, (groups, self.num_rows, self.width))]
 
     def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.scales is not None or seen.positions is None:
+        if seen.positions is None:
             return None
         return 3 * FLOAT_BYTES * seen.positions * self.width
 
@@ -152,6 +152,11 @@ class LookupRule(Rule):
         positions = tf.shape(slots)[1]
         slots += tf.range(groups)[:, tf.newaxis] * positions
         rows = self._rows(products, slots, groups * positions)
+        if seen.scales is not None:  # of each row that was looked up
+            of_slot = tf.math.unsorted_segment_max(
+                tf.reshape(indices, (-1,)), tf.reshape(slots, (-1,)), groups * positions
+            )  # the least integer where no index came
+            rows *= tf.gather(seen.scales[0], tf.maximum(of_slot, 0))
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
@@ -483,7 +488,7 @@ def _kernel_and_bias(
     layer: Any, input_shape: _Shape, kind: Any, window: Window | None
 ) -> list[LayerRule] | None:
     """Returns the rules of a layer with a kernel, a bias and an activation."""
-    pair = ()
+    pair: tuple[Any, ...] = ()
     if getattr(layer, "lora_enabled", False):
         pair = layer.lora_kernel_a, layer.lora_kernel_b
     kernel = layer._kernel if pair else layer.kernel
@@ -525,7 +530,7 @@ def _kernel_and_bias(
 def _adapted(
     layer: Any,
     down: Rule,
-    pair: tuple[Any, Any],
+    pair: tuple[Any, ...],
     bias: tuple[Any, ...],
     factors: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Factors],
     apply: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
