@@ -9,6 +9,9 @@ TFP_STAMP := $(TFP_VENV)/.installed
 BEAM_VENV := .venv-beam
 SPARK_VENV := .venv-spark
 TFX_VENV := .venv-tfx
+TORCH_VENV := .venv-torch
+# Its CPU build is enough, where an index has one: make test-torch TORCH=torch==2.13.0+cpu
+TORCH ?= torch
 # TFX 1.16 needs Python 3.10 (or 3.9, which is too old for us).
 TFX_PYTHON ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.10.*/bin/python) $(shell command -v python3.10))
 BAZEL ?= bazel
@@ -25,7 +28,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-slow test-tf-privacy test-beam test-spark test-tfx lint bench bazel wheel wheel-test clean
+.PHONY: demo test test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -51,6 +54,10 @@ test-spark: $(SPARK_VENV)/.installed
 
 test-tfx: $(TFX_VENV)/.installed
 	$(TFX_VENV)/bin/python -m pytest -q tests/scale/test_tfx.py
+
+# Another backend of Keras. JAX is tested by `make test` and `make test-slow`.
+test-torch: $(TORCH_VENV)/.installed
+	$(TORCH_VENV)/bin/python -m pytest -q -m "slow or not slow" -k torch tests/backends tests/learners/test_backends.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -86,7 +93,7 @@ bazel:
 
 # Everything that is made here, except demo-output/: those are a person's results.
 clean:
-	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) $(TORCH_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml setup.py
@@ -121,4 +128,10 @@ $(TFX_VENV)/.installed: pyproject.toml setup.py
 	$(TFX_PYTHON) -m venv $(TFX_VENV)
 	$(TFX_VENV)/bin/python -m pip install -q --upgrade pip uv
 	$(TFX_VENV)/bin/uv pip install -q --python $(TFX_VENV)/bin/python -e '.[tfx]' 'pytest>=8.2'
+	@touch $@
+
+$(TORCH_VENV)/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install -q --upgrade pip
+	$(TORCH_VENV)/bin/python -m pip install -q -e '.[test]' '$(TORCH)'
 	@touch $@

@@ -59,7 +59,7 @@ class Watched:
     @property
     def steps(self) -> int:
         """How many steps it has taken."""
-        return 0 if self._iterations is None else int(self._iterations.numpy())
+        return 0 if self._iterations is None else int(_value(self._iterations))
 
     @property
     def steps_in_the_clear(self) -> int:
@@ -167,7 +167,7 @@ def weight_digests(variables: Iterable[Any]) -> list[bytes]:
 
     digests = []
     for variable in variables:
-        values = np.asarray(variable.numpy())
+        values = np.asarray(_value(variable))
         if values.dtype.kind in "fV" and values.size:  # V: bfloat16
             content = np.ascontiguousarray(values, dtype=np.float32)
             if not np.any(content != content.flat[0]):
@@ -176,6 +176,12 @@ def weight_digests(variables: Iterable[Any]) -> list[bytes]:
             digest.update(content.data)
             digests.append(digest.digest())
     return digests
+
+
+def _value(variable: Any) -> Any:
+    """Returns the value of a variable of any backend; ``numpy()`` warns on JAX."""
+    keras: Any = sys.modules.get("keras")
+    return variable.numpy() if keras is None else keras.ops.convert_to_numpy(variable)
 
 
 def _of(optimizer: Any) -> Watched:

@@ -200,6 +200,19 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
+def keras_on_tensorflow(what: str) -> None:
+    """Raises if Keras has been loaded, and runs on another backend than TensorFlow."""
+    keras = sys.modules.get("keras")
+    backend = "tensorflow" if keras is None else keras.backend.backend()
+    if backend != "tensorflow":
+        raise RuntimeError(
+            f"{what} works on Keras's TensorFlow backend alone, and Keras runs on {backend!r} "
+            "here. Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported. "
+            "Heads, noisy labels (PrivateLabels.randomize) and MultiStageTraining work on any "
+            "backend."
+        )
+
+
 def group_numbers(
     name: str, values: np.ndarray, letter: str = "C", hint: str = "Number them from zero."
 ) -> np.ndarray:

@@ -33,6 +33,7 @@ import _results
 CORES = 2
 WARM_UP = 2
 CLASSES = 10
+WORDS = 100_000
 CLIP, NOISE = 1.0, 4.7
 MEMORY_LIMIT = 12 * 2**30
 
@@ -44,6 +45,9 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "dp-sgd, device noise": ("ours", {"source": "device"}, 8),
     "dp-sgd, jit_compile": ("ours", {"source": "device", "jit_compile": True}, 8),
     "dp-sgd, vectorized": ("ours", {"method": "vectorized"}, 2),
+    "plain, 10,000,000 weights": ("plain", {"network": "dense"}, 2),
+    "dp-sgd, 10,000,000 weights": ("ours", {"network": "dense"}, 2),
+    "dp-sgd, 10,000,000 weights of an Embedding": ("ours", {"network": "embedding"}, 2),
     "TF Privacy DPSequential": ("tfp", {"use_xla": True}, 2),
     "TF Privacy DPSequential, use_xla=False": ("tfp", {"use_xla": False}, 2),
     "TF Privacy DPKerasSGDOptimizer": ("jacobian", {}, 1),
@@ -101,19 +105,43 @@ class Rounds:
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 seconds = time.perf_counter() - self.start
                 products = (logs or {}).get("projection_products")
-                line = {"seconds": seconds, "products": None if products is None else int(products)}
+                line = {
+                    "seconds": seconds,
+                    "products": None if products is None else int(products),
+                    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                }
                 rounds._out.write(json.dumps(line) + "\n")
 
         return Callback()
 
 
-def random_data(batch: int, batches: int = 1) -> tuple[Any, Any]:
-    """Returns images and labels."""
+def random_data(batch: int, batches: int = 1, network: str = "cnn") -> tuple[Any, Any]:
+    """Returns images, or the words of texts, and labels."""
     import numpy as np
 
     rng = np.random.default_rng(0)
     x = rng.random((batches * batch, 28, 28, 1), dtype=np.float32)
+    if network == "embedding":
+        x = rng.integers(WORDS, size=(batches * batch, 64))
     return x, rng.integers(CLASSES, size=batches * batch)
+
+
+def make_network(network: str) -> Any:
+    """Returns the CNN, or a network of 10,000,000 weights."""
+    import keras
+
+    from tf_labeldp.cli import _models
+
+    layers = keras.layers
+    if network == "cnn":
+        return _models.small_cnn((28, 28, 1), CLASSES)
+    if network == "dense":
+        stack = [keras.Input((28, 28, 1)), layers.Flatten()]
+        stack += [layers.Dense(2048, "relu") for _ in range(3)]
+    else:
+        stack = [keras.Input((64,), dtype="int32"), layers.Embedding(WORDS, 100)]
+        stack += [layers.GlobalAveragePooling1D()]
+    return keras.Sequential([*stack, layers.Dense(CLASSES)])
 
 
 def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
@@ -122,12 +150,11 @@ def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -
     import keras
     import tensorflow as tf
 
-    from tf_labeldp.cli import _models
-
-    model = _models.small_cnn((28, 28, 1), CLASSES)
+    network = settings.pop("network", "cnn")
+    model = make_network(network)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss, **settings)
-    data = tf.data.Dataset.from_tensors(random_data(batch)).repeat()
+    data = tf.data.Dataset.from_tensors(random_data(batch, network=network)).repeat()
     callbacks = [rounds.callback(keras.callbacks.Callback)]
     model.fit(data, steps_per_epoch=steps, epochs=epochs, callbacks=callbacks, verbose=0)
 
@@ -138,23 +165,23 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
     import keras
     from _projection_solvers import SOLVERS
 
-    from tf_labeldp.cli import _models
     from tf_labeldp.data import poisson_batches
     from tf_labeldp.training import AltConv, GaussianNoise, LabelDPModel, LabelDPOptimizer
 
     method, jit = settings.pop("method", "auto"), settings.pop("jit_compile", False)
+    network = settings.pop("network", "cnn")
     noise = GaussianNoise(NOISE, source=settings.pop("source", "host"))
     if "solver" in settings:
         settings["solver"] = SOLVERS.get(settings["solver"], settings["solver"])
     denoiser = AltConv(**settings) if settings else None
     inner = keras.optimizers.SGD(0.1)
-    model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), CLASSES))
+    model = LabelDPModel.from_model(make_network(network))
     model.compile(
         LabelDPOptimizer(inner, CLIP, denoiser=denoiser, noise=noise, method=method),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=jit,
     )
-    x, y = random_data(batch, batches=16)
+    x, y = random_data(batch, batches=16, network=network)
     data = poisson_batches(x, y, sampling_probability=1 / 16, steps=steps)
     callbacks = [rounds.callback(keras.callbacks.Callback)]
     model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
@@ -212,6 +239,7 @@ class Worker:
         kind, _, self.steps = CASES[name]
         self.seconds: list[float] = []
         self.products: int | None = None
+        self.peak = 0.0
         self.problem = ""
         self.errors = tempfile.TemporaryFile("w+")
         environment = dict(os.environ)
@@ -244,7 +272,7 @@ class Worker:
             self._failed()
             return
         made = json.loads(line)
-        self.products = made["products"]
+        self.products, self.peak = made["products"], made["peak"]
         if counts:
             self.seconds.append(made["seconds"] / self.steps)
 
@@ -291,21 +319,24 @@ def report(workers: dict[str, Worker], batch: int) -> None:
             "batch": batch,
             "milliseconds": [round(1000 * s, 2) for s in worker.seconds],
             "products": worker.products,
+            "peak": round(worker.peak, 2),
             "problem": worker.problem,
         }
         print(json.dumps(line))
-    print(f"\n| one step, batch {batch} | ms | x plain | x dp-sgd | products |")
-    print("|---|---|---|---|---|")
+    print(f"\n| one step, batch {batch} | ms | x plain | x dp-sgd | products | peak GiB |")
+    print("|---|---|---|---|---|---|")
     for name, worker in workers.items():
         if name not in medians:
-            print(f"| {name} | {worker.problem} |  |  |  |")
+            print(f"| {name} | {worker.problem} |  |  |  |  |")
             continue
         ratios = [
             f"{ratio(workers[name], workers[base]):.2f}" if base in medians else ""
             for base in ("plain", "dp-sgd")
         ]
         products = "" if worker.products is None else worker.products
-        print(f"| {name} | {1000 * medians[name]:.1f} | {' | '.join(ratios)} | {products} |")
+        milliseconds = f"{1000 * medians[name]:.1f}"
+        cells = [name, milliseconds, *ratios, str(products), f"{worker.peak:.2f}"]
+        print(f"| {' | '.join(cells)} |")
     print()
     for what, above, below, most in TARGETS:
         if above in medians and below in medians:

@@ -61,6 +61,27 @@ def frozen() -> keras.Model:
     return model
 
 
+def adapted(first: Any) -> keras.Model:
+    """Low-rank adapters in all layers that have them, but one."""
+    model = keras.Sequential([*first, layers.Dense(4, "gelu"), layers.Dense(4, "relu")])
+    model.add(layers.Flatten())
+    model.add(layers.Dense(CLASSES, use_bias=False))
+    for layer in model.layers[:-1]:
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(2, b_initializer="he_uniform")
+            if hasattr(layer, "lora_alpha"):
+                layer.lora_alpha = 3.0
+    return model
+
+
+def encoder() -> keras.Model:
+    """A frozen encoder of layers that both methods know, within the model."""
+    inner = residual()
+    inner.trainable = False
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.Dense(3, "relu")(inner(inputs))))
+
+
 # Models that both methods know.
 GHOST: dict[str, Callable[[], keras.Model]] = {
     "dense": lambda: image_model(layers.Dense(4, "relu"), shape=(5,)),
@@ -89,6 +110,14 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
         layers.DepthwiseConv2D(3, strides=2, depth_multiplier=2, padding="same", activation="gelu")
     ),
     "Embedding": lambda: text_model(),
+    "large Embedding": lambda: keras.Sequential(
+        [
+            keras.Input((8,), dtype="int32"),
+            layers.Embedding(20_000, 8),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(CLASSES),
+        ]
+    ),
     "Embedding with masks": lambda: keras.Sequential(
         [
             keras.Input((8,), dtype="int32"),
@@ -112,6 +141,9 @@ GHOST: dict[str, Callable[[], keras.Model]] = {
     "residual": residual,
     "nested": nested,
     "frozen": frozen,
+    "frozen encoder": encoder,
+    "LoRA": lambda: adapted([keras.Input((5,))]),
+    "LoRA over time": lambda: adapted([keras.Input((8,), dtype="int32"), layers.Embedding(4, 3)]),
 }
 
 
@@ -173,7 +205,7 @@ def problem(name: str, seed: int = 0) -> tuple[keras.Model, np.ndarray, np.ndarr
     rng = np.random.default_rng(seed)
     shape = (5,) if name == "subclass" else model.input_shape[1:]
     x = rng.normal(size=(ROWS, *shape)).astype(np.float32)
-    if name == "Embedding" or model.layers[0].name.startswith("embedding"):
+    if name == "Embedding" or isinstance(model.layers[0], layers.Embedding):
         x = rng.integers(4, size=(ROWS, *shape))
     return model, x, rng.integers(CLASSES, size=ROWS)
 
@@ -235,7 +267,7 @@ def test_sums_and_norms_are_those_of_a_loop_over_examples(name: str, method: str
 @pytest.mark.parametrize(
     ("name", "method", "group_size"),
     [
-        *[(name, "ghost", size) for name in FEW for size in (2, 3)],
+        *[(name, "ghost", size) for name in (*FEW, "LoRA over time") for size in (2, 3)],
         ("residual", "vectorized", 2),
         ("Conv2D", "vectorized", 3),
         pytest.param("Embedding", "vectorized", 2, marks=pytest.mark.slow),
@@ -251,6 +283,8 @@ def test_groups_are_clipped_as_one(name: str, method: str, group_size: int):
         ("Conv2D", "ghost", 1_000),
         ("dense over time", "ghost", 500),
         ("Embedding with masks", "ghost", 400),
+        ("LoRA over time", "ghost", 1_000),
+        ("large Embedding", "ghost", 2_000),  # a gradient of its table has 640,000 bytes
         ("residual", "vectorized", 3_000),
         pytest.param("GRU", "vectorized", 20_000, marks=pytest.mark.slow),
     ],
@@ -286,6 +320,8 @@ def test_auto_takes_vectorized_where_it_must(name: str):
     [
         *[("ghost", n, b) for n in ("dense", "Conv2D", "Embedding") for b in (3_000, 2**30)],
         ("ghost", "residual", 2**30),
+        ("ghost", "LoRA over time", 2**30),
+        ("ghost", "large Embedding", 2_000),
         ("vectorized", "dense", 3_000),
         ("vectorized", "residual", 2**30),
         pytest.param("vectorized", "Conv2D", 3_000, marks=pytest.mark.slow),

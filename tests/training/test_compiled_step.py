@@ -66,6 +66,39 @@ def same(model: LabelDPModel, before: list[np.ndarray]) -> bool:
     return all(np.array_equal(now, old, equal_nan=True) for now, old in pairs)
 
 
+class OnTheHost(keras.layers.Layer):
+    """A custom operation that XLA can't compile; its message would quote its inputs."""
+
+    def __init__(self, backward: bool = False) -> None:
+        super().__init__(name="custom")
+        self.backward = backward
+
+    def call(self, inputs: Any) -> Any:
+        @tf.custom_gradient
+        def run(values: Any) -> Any:
+            def on_host(some: Any) -> Any:
+                return tf.ensure_shape(tf.numpy_function(np.array, [some], some.dtype), some.shape)
+
+            if self.backward:
+                return tf.identity(values), on_host
+            return on_host(values), tf.identity
+
+        return run(inputs)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_layer_that_xla_cannot_compile_is_named(backward: bool, nested: bool) -> None:
+    layer: Any = OnTheHost(backward)
+    first = keras.layers.Dense(3, name="first")
+    extra = (keras.Sequential([keras.Input((D,)), first, layer]),) if nested else (first, layer)
+    model = private_model(extra=extra)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"XLA can't compile layer 'custom' \(OnTheHost\)"):
+        model.fit(batches(vault()), verbose=0)
+    assert unchanged(model, before)
+
+
 # One program, which agrees with the others.
 
 

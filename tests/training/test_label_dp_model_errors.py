@@ -278,6 +278,16 @@ def test_weights_that_diverge_stop_and_leave_the_last_checkpoint(tmp_path: Path)
     assert np.all(np.isfinite(model.predict(x, verbose=0)))
 
 
+def test_what_overflows_in_float16_is_named_with_the_reason() -> None:
+    x, y = data()
+    layer = keras.layers.Dense(4, name="first", dtype="mixed_float16")
+    model = uncompiled(layer)
+    layer.kernel.assign(np.full(layer.kernel.shape, 6e4))
+    model.compile(optimizer(), loss=LOSS)
+    with pytest.raises(FloatingPointError, match=r"'first' is NaN.*float16.*mixed_bfloat16"):
+        model.fit(np.full_like(x, 100.0), y, batch_size=10, verbose=0)
+
+
 def test_a_denoiser_that_returns_nan_stops_before_the_weights_move() -> None:
     class Broken(Denoiser):
         reveals_batch = True

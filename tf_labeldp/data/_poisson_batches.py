@@ -97,6 +97,7 @@ def poisson_batches(
         ValueError: an argument out of range, fewer than two examples expected in a batch, a buffer
             smaller than the expected batch, lengths that differ, labels with NaN, ``users`` without
             ``max_examples_per_user`` or the other way round.
+        RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
@@ -106,6 +107,7 @@ def poisson_batches(
         PoissonBatches(num_examples=100, sampling_probability=0.2, steps=10, buffer_size=40,
                        privacy_unit='label', group_size=1, seeded=False)
     """
+    _validate.keras_on_tensorflow("poisson_batches")
     source = RowSource(features)
     q = _validate.number_in(
         "sampling_probability",

@@ -110,7 +110,8 @@ def randomize_labels(
         ValueError: a public input missing, not wanted, or of a wrong shape; on ``apply``, no
             labels, batches in the place of examples, labels outside the classes or the range, an
             empty or endless dataset, an order that changes, ids that repeat.
-        RuntimeError: on ``apply``, if applied before, or inside a ``tf.function``.
+        RuntimeError: Keras runs on another backend than TensorFlow; on ``apply``, if applied
+            before, or inside a ``tf.function``.
         BudgetExceededError: on ``apply``, the budget is too small; nothing was drawn.
         LabelStoreError: on ``apply``, the store is of other labels or settings, or damaged.
 
@@ -124,6 +125,7 @@ def randomize_labels(
         >>> private.guarantee().epsilon, len(private.noisy_labels)
         (1.0, 3)
     """
+    _validate.keras_on_tensorflow("randomize_labels")
     if id_fn is not None and not callable(id_fn):
         raise TypeError(
             f"id_fn must be a function of an example's features, got {type(id_fn).__name__}."

@@ -32,7 +32,7 @@ from tf_labeldp.gradients._layer_rules import (
     NoRuleError,
     Rule,
     Seen,
-    layer_rule,
+    layer_rules,
 )
 
 
@@ -170,8 +170,7 @@ class GhostClipping:
             if _is_entrywise(node):
                 continue
             tensors = node.input_tensors or node.output_tensors
-            rule = layer_rule(node.operation, tuple(tensors[0].shape))
-            if rule is not None:
+            for rule in layer_rules(node.operation, tuple(tensors[0].shape)):
                 self._layers.append(rule)
                 befores.append(node.input_tensors[0])
                 afters.append(node.output_tensors[0])
@@ -235,6 +234,38 @@ def layer_outputs(model: keras.Model) -> keras.Model | None:
         if node.input_tensors
     }
     return keras.Model(inputs, list(outputs.values())) if outputs else None
+
+
+def layer_not_compiled(model: keras.Model) -> str | None:
+    """Returns which layer XLA can't compile, by itself and on zeros; None if that can't be told."""
+    try:
+        _, output = unfolded(model)
+    except NoRuleError:
+        return None
+    for node in _nodes([output]):
+        if not node.input_tensors:
+            continue
+        zeros = [
+            tf.zeros([2 if size is None else size for size in one.shape], one.dtype)
+            for one in node.input_tensors
+        ]
+        try:
+            tf.function(_forward_and_backward, jit_compile=True, autograph=False)(node, zeros)
+        except tf.errors.OpError:
+            return f"layer {node.operation.name!r} ({type(node.operation).__name__})"
+    return None
+
+
+def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
+    known = {id(old): new for old, new in zip(node.input_tensors, inputs, strict=True)}
+    arguments, options = node.arguments.fill_in(known)
+    layer = node.operation
+    sources = [variable.value for variable in getattr(layer, "trainable_variables", ())]
+    sources += [one for one in inputs if one.dtype.is_floating]
+    with tf.GradientTape() as tape, keras.StatelessScope():
+        tape.watch(sources)
+        outputs = layer(*arguments, **options)
+    return outputs, tape.gradient(outputs, sources)
 
 
 def unfolded(model: keras.Model) -> tuple[Any, Any]:

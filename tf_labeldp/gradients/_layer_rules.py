@@ -135,7 +135,7 @@ class LookupRule(Rule):
         return [tf.reshape(rows, (groups, self.num_rows, self.width))]
 
     def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.scales is not None or seen.positions is None:
+        if seen.positions is None:
             return None
         return 3 * FLOAT_BYTES * seen.positions * self.width
 
@@ -152,6 +152,11 @@ class LookupRule(Rule):
         positions = tf.shape(slots)[1]
         slots += tf.range(groups)[:, tf.newaxis] * positions
         rows = self._rows(products, slots, groups * positions)
+        if seen.scales is not None:  # of each row that was looked up
+            of_slot = tf.math.unsorted_segment_max(
+                tf.reshape(indices, (-1,)), tf.reshape(slots, (-1,)), groups * positions
+            )  # the least integer where no index came
+            rows *= tf.gather(seen.scales[0], tf.maximum(of_slot, 0))
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
@@ -328,7 +333,7 @@ Factors = tuple[tf.Tensor, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LayerRule:
-    """A layer with trained weights, and how their gradients follow.
+    """Trained weights of a layer, and how their gradients follow.
 
     Attributes:
         layer: the layer.
@@ -344,11 +349,11 @@ class LayerRule:
 
 
 _Shape = tuple[int | None, ...]
-_MAKERS: dict[type, Callable[[Any, _Shape], LayerRule | None]] = {}
+_MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
 
 
 def rule_of(*kinds: type) -> Callable[[Any], Any]:
-    """Registers the function that makes the rule of layers of these classes.
+    """Registers the function that makes the rules of layers of these classes.
 
     It gets the layer and its input shape, and returns None where the layer is used in a way that
     has no rule.
@@ -361,12 +366,12 @@ def rule_of(*kinds: type) -> Callable[[Any], Any]:
     return register
 
 
-def layer_rule(layer: Any, input_shape: _Shape) -> LayerRule | None:
-    """Returns the rule of a layer of a functional model, or None if the layer trains nothing."""
+def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
+    """Returns the rules of a layer of a functional model, none if the layer trains nothing."""
     kind = type(layer)
     what = f"layer {layer.name!r} ({kind.__name__})"
     if kind is keras.layers.BatchNormalization and not layer.trainable:
-        return None  # frozen, it uses its moving averages
+        return []  # frozen, it uses its moving averages
     if kind not in _PLAIN and kind not in _MAKERS:
         raise NoRuleError(f"{what} has no rule for its per-example gradients")
     axis = getattr(layer, "axis", None)
@@ -377,12 +382,12 @@ def layer_rule(layer: Any, input_shape: _Shape) -> LayerRule | None:
     if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
         raise NoRuleError(f"{what} has an activation that is not one of Keras's")
     if kind in _PLAIN:
-        return None
+        return []
     made = _MAKERS[kind](layer, input_shape)
-    trained = _identities(layer.trainable_variables)
-    if made is None or _identities(made.variables) != trained:
+    claimed = [variable for rule in made or [] for variable in rule.variables]
+    if made is None or _identities(claimed) != _identities(layer.trainable_variables):
         raise NoRuleError(f"{what} is used in a way that has no rule")
-    return made if trained else None
+    return [rule for rule in made if rule.variables]
 
 
 _ACTIVATIONS = keras.activations
@@ -424,12 +429,12 @@ _PLAIN = {
 
 
 @rule_of(keras.layers.Dense)
-def _dense(layer: Any, input_shape: _Shape) -> LayerRule | None:
+def _dense(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     return _kernel_and_bias(layer, input_shape, ProductRule, None)
 
 
 @rule_of(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-def _convolution(layer: Any, input_shape: _Shape) -> LayerRule | None:
+def _convolution(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     window = _window(layer, input_shape)
     if window is None or layer.groups != 1:
         return None
@@ -437,7 +442,7 @@ def _convolution(layer: Any, input_shape: _Shape) -> LayerRule | None:
 
 
 @rule_of(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
-def _depthwise(layer: Any, input_shape: _Shape) -> LayerRule | None:
+def _depthwise(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     window = _window(layer, input_shape)
     if window is None:
         return None
@@ -445,14 +450,20 @@ def _depthwise(layer: Any, input_shape: _Shape) -> LayerRule | None:
 
 
 @rule_of(keras.layers.Embedding)
-def _embedding(layer: Any, input_shape: _Shape) -> LayerRule:
+def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
+    def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
+        return inputs, gradients
+
+    if getattr(layer, "lora_enabled", False):
+        pair = layer.lora_embeddings_a, layer.lora_embeddings_b
+        down = LookupRule(layer.input_dim, layer.lora_rank)
+        return _adapted(layer, down, pair, (), factors, lambda ids, rows: tf.gather(rows, ids))
     rule = LookupRule(layer.input_dim, layer.output_dim)
-    variables = tuple(layer.trainable_variables)
-    return LayerRule(layer, rule, variables, lambda inputs, outputs, grads: (inputs, grads))
+    return [LayerRule(layer, rule, tuple(layer.trainable_variables), factors)]
 
 
 @rule_of(keras.layers.LayerNormalization, keras.layers.GroupNormalization)
-def _normalization(layer: Any, input_shape: _Shape) -> LayerRule | None:
+def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     """Returns the rule of a scale and an offset, where they run along ascending axes."""
     rank = len(input_shape)
     given = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
@@ -470,25 +481,25 @@ def _normalization(layer: Any, input_shape: _Shape) -> LayerRule | None:
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
         return normalized(_as_seen(layer, inputs)), gradients
 
-    return LayerRule(layer, rule, variables, factors)
+    return [LayerRule(layer, rule, variables, factors)]
 
 
 def _kernel_and_bias(
     layer: Any, input_shape: _Shape, kind: Any, window: Window | None
-) -> LayerRule | None:
-    """Returns the rule of a layer with a kernel, a bias and an activation."""
-    weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
-    if _identities(weights) != _identities(layer.variables):
-        return None  # adapters (LoRA) or quantized weights
-    trained = _identities(layer.trainable_variables)
-    variables = tuple(variable for variable in weights if id(variable) in trained)
-    has_kernel = id(layer.kernel) in trained
-    rule = kind(tuple(layer.kernel.shape), has_kernel, len(variables) > has_kernel, window)
+) -> list[LayerRule] | None:
+    """Returns the rules of a layer with a kernel, a bias and an activation."""
+    pair: tuple[Any, ...] = ()
+    if getattr(layer, "lora_enabled", False):
+        pair = layer.lora_kernel_a, layer.lora_kernel_b
+    kernel = layer._kernel if pair else layer.kernel
+    bias = (layer.bias,) if layer.use_bias else ()
+    if _identities([kernel, *bias, *pair]) != _identities(layer.variables) or (pair and window):
+        return None  # quantized weights, or adapters of a convolution
     before_activation = None
     if layer.activation in _OTHER_ACTIVATIONS:
-        before_activation = type(layer).from_config(
-            {**layer.get_config(), "activation": None, "dtype": "float32", "trainable": True}
-        )
+        config = {**layer.get_config(), "activation": None, "dtype": "float32", "trainable": True}
+        config.pop("lora_rank", None)
+        before_activation = type(layer).from_config(config)
         before_activation.build(input_shape)
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
@@ -496,7 +507,7 @@ def _kernel_and_bias(
         if before_activation is None:
             gradients = _SLOPES[layer.activation](tf.cast(outputs, tf.float32), gradients)
         else:
-            values = [tf.cast(variable.value, tf.float32) for variable in weights]
+            values = [tf.cast(tf.convert_to_tensor(v), tf.float32) for v in (layer.kernel, *bias)]
             before, _ = before_activation.stateless_call(values, [], inputs)
             with tf.GradientTape() as tape:
                 tape.watch(before)
@@ -506,7 +517,47 @@ def _kernel_and_bias(
             inputs, gradients = _channels_last(inputs), _channels_last(gradients)
         return inputs, gradients
 
-    return LayerRule(layer, rule, variables, factors)
+    if pair:
+        down = ProductRule(tuple(pair[0].shape), True, False)
+        return _adapted(layer, down, pair, bias, factors, lambda x, a: tf.tensordot(x, a, 1))
+    trained = _identities(layer.trainable_variables)
+    variables = tuple(variable for variable in (kernel, *bias) if id(variable) in trained)
+    has_kernel = id(kernel) in trained
+    rule = kind(tuple(kernel.shape), has_kernel, len(variables) > has_kernel, window)
+    return [LayerRule(layer, rule, variables, factors)]
+
+
+def _adapted(
+    layer: Any,
+    down: Rule,
+    pair: tuple[Any, ...],
+    bias: tuple[Any, ...],
+    factors: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Factors],
+    apply: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> list[LayerRule]:
+    """Returns the rules of low-rank adapters, which add ``scale * apply(inputs, a) @ b``.
+
+    Each of the two is a layer by itself: the output gradients of ``a``, whose rule is ``down``, are
+    those of the layer times ``b``, and the inputs of ``b`` are the outputs of ``a``.
+    """
+    a, b = pair
+    scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank
+    trained = _identities(layer.trainable_variables)
+
+    def of_a(*seen: tf.Tensor) -> Factors:
+        inputs, gradients = factors(*seen)
+        return inputs, scale * tf.tensordot(gradients, b.value, [[-1], [1]])
+
+    def of_b(*seen: tf.Tensor) -> Factors:
+        inputs, gradients = factors(*seen)
+        return scale * apply(inputs, a.value), gradients
+
+    has_bias = bool(bias) and id(bias[0]) in trained
+    up = ProductRule(tuple(b.shape), True, has_bias)
+    return [
+        LayerRule(layer, down, (a,), of_a),
+        LayerRule(layer, up, (b, *bias) if has_bias else (b,), of_b),
+    ]
 
 
 def _window(layer: Any, input_shape: _Shape) -> Window | None:

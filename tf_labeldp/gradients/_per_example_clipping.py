@@ -117,7 +117,10 @@ class PerExampleClipping:
                 f"model {model.name!r} is not built. Call it on a batch of features, or "
                 "give it a keras.Input, before its gradients are clipped."
             )
-        trained = tuple((id(layer), layer.trainable) for layer in all_layers(model))
+        trained = (
+            *((id(layer), layer.trainable) for layer in all_layers(model)),
+            *map(id, model.trainable_variables),  # other ones after `enable_lora`
+        )
         if trained == self._trained:
             return
         check_layers(model)

@@ -293,7 +293,8 @@ class DivideMix(Learner):
         loss = ops.mean(keras.losses.categorical_crossentropy(wanted[:size], shares[:size]))
         apart = ops.mean(ops.square(wanted[size:] - shares[size:]))
         mean = ops.mean(shares, axis=0)
-        away = ops.sum(self._shares * ops.log(self._shares / (mean + _SMALL) + _SMALL))
+        expected = ops.convert_to_tensor(self._shares, mean.dtype)
+        away = ops.sum(expected * ops.log(expected / (mean + _SMALL) + _SMALL))
         return loss + self.unlabelled_weight * self._ramp * apart + away
 
 

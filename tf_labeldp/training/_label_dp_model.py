@@ -20,6 +20,7 @@ from tf_labeldp.accounting._receipts import (
     receipts_to_bytes,
 )
 from tf_labeldp.data._poisson_batches import PoissonBatches
+from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients._model_checks import check_layers, per_example_loss
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
@@ -83,13 +84,14 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     Raises:
         ValueError: on ``compile``: layers that mix examples, a loss that is not per example, or
-            nothing to train.
+            nothing to train; on ``fit``: a layer that XLA can't compile, with ``jit_compile=True``.
         TypeError: on ``compile``: another optimizer than ``LabelDPOptimizer``.
         BudgetExceededError: on ``fit``: the vault's budget does not allow the epochs.
         FloatingPointError: on ``fit``: the model returned NaN or infinity, or the noisy gradient
             is not finite; the weights are those before that step.
         RuntimeError: on ``fit``: not compiled, or TensorFlow stopped with an error whose text is
-            withheld; on ``train_on_batch``, and on ``train_step`` outside of ``fit``.
+            withheld; on ``train_on_batch``, and on ``train_step`` outside of ``fit``; Keras runs on
+            another backend than TensorFlow.
 
     Example:
         >>> import keras, numpy as np
@@ -147,6 +149,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
     # By the names args and kwargs Keras knows that a model is functional.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _validate.keras_on_tensorflow("LabelDPModel")
         super().__init__(*args, **kwargs)
 
     def written_receipts(self) -> bytes:
@@ -283,6 +286,13 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         finally:
             self._spending.end()
             self.train_function, self._withholding = None, False
+        if self._guard.compiled and self._guard.error is None:
+            found = layer_not_compiled(self)
+            if found is not None:
+                raise ValueError(
+                    f"jit_compile=True: XLA can't compile {found}. Build it of operations that "
+                    "XLA knows, or compile the model without jit_compile."
+                )
         # Outside of the handler, so that the new error has no link to the one withheld.
         raise self._guard.error or RuntimeError(
             f"training stopped with {withheld} of TensorFlow, whose text is withheld, since it may "

@@ -70,6 +70,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     Raises:
         ValueError: an argument out of range, or an inner optimizer with clipping of its own.
         TypeError: an argument of the wrong kind.
+        RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
         >>> import keras
@@ -96,6 +97,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         name: str | None = None,
         **unused: Any,
     ) -> None:
+        _validate.keras_on_tensorflow("LabelDPOptimizer")
         inner = _checked_inner(inner_optimizer)
         # What Keras writes into every optimizer's configuration may come back with its default.
         given = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import pathlib
@@ -200,6 +201,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._verbose = verbose
         self._training_set: TrainingSet | None = None
         self._first_epoch = True
+        self._epoch_began = 0  # steps taken by then
         self._start_weights: list[tuple[Any, np.ndarray]] = []
         self._start_optimizer: list[tuple[Any, np.ndarray]] = []
         self._start_digests: list[bytes] = []
@@ -302,7 +304,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         """
         super().set_model(model)
         optimizer = model.optimizer
-        with model.distribute_strategy.scope():
+        with _scope(model):
             if not model.built:
                 model(self._features.take(np.arange(1)))
             if not optimizer.built:
@@ -369,9 +371,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._first_epoch = False
         carry(self.model, self._receipts())
         self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
+        self._epoch_began = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records the receipts of the current weights, to recognise the weights anywhere."""
+        account_for(self.model.optimizer)
         known = receipts_of(self.model, evidence=False)
         remember_weights(self.model.weights, known, unless=self._start_digests)
 
@@ -381,14 +385,15 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Accounts for the steps to come, which are on noisy labels."""
-        steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-        account_for(self.model.optimizer, steps + self.model.steps_per_execution)
+        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
+        done = min(batch + self.model.steps_per_execution, self.steps_per_epoch)
+        account_for(self.model.optimizer, self._epoch_began + done)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops a run that does not read this dataset, after its first step."""
         if self._data.served:
-            account_for(self.model.optimizer)
             return
+        getattr(self.model, "jax_state_sync", lambda: None)()  # or it undoes what is set here
         self._set_back([*self._start_weights, *self._start_optimizer])
         self.model.reset_metrics()
         raise RuntimeError(
@@ -478,7 +483,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _set_back(self, start: list[tuple[Any, np.ndarray]]) -> None:
         """Gives variables the values that they had before training."""
-        with self.model.distribute_strategy.scope():
+        with _scope(self.model):
             for variable, value in start:
                 variable.assign(value)
 
@@ -528,6 +533,12 @@ def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.nd
     # Half-precision rows miss a sum of one by more than rounding in double precision does.
     outputs = np.asarray(outputs, dtype=np.float64)
     return sharpen_prior(outputs / outputs.sum(axis=1, keepdims=True), temperature)
+
+
+def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of the model's distribution strategy; only TensorFlow has any."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._model_checks import all_layers
 from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer, NoisyGradients
@@ -29,6 +30,9 @@ _NOISE_CHANGED = (
 _OUTPUT_NOT_FINITE = (
     "the output of layer {name!r} is NaN or infinite; the weights are as before this step. Check "
     "the features for NaN, lower the learning rate, and go on from the last checkpoint."
+)
+_OVERFLOW = (
+    " It computes in float16, which overflows above 65,504: the policy 'mixed_bfloat16' does not."
 )
 _GRADIENT_NOT_FINITE = (
     "the noisy gradient of {name!r} is NaN or infinite, after the denoiser and weight "
@@ -109,15 +113,22 @@ class StepGuard:
 
         return tf.numpy_function(take, [], tf.bool)
 
-    def check_outputs(self, finite: dict[str, tf.Tensor], step: Any) -> tf.Tensor:
+    def check_outputs(
+        self, finite: dict[str, tf.Tensor], step: Any, in_float16: Collection[str] = ()
+    ) -> tf.Tensor:
         """Returns a tensor to wait for; stops where the output of a layer is not finite."""
-        return self._check_all(list(finite), list(finite.values()), step, _OUTPUT_NOT_FINITE)
+        says = [
+            _OUTPUT_NOT_FINITE.format(name=name) + (_OVERFLOW if name in in_float16 else "")
+            for name in finite
+        ]
+        return self._check_all(says, list(finite.values()), step)
 
     def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
         """Returns a tensor to wait for; stops where the noisy gradient is not finite."""
         names = [getattr(variable, "path", variable.name) for variable in variables]
         flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
-        return self._check_all(names, flags, step, _GRADIENT_NOT_FINITE)
+        says = [_GRADIENT_NOT_FINITE.format(name=name) for name in names]
+        return self._check_all(says, flags, step)
 
     def admitted(self, labels: Any) -> Any:
         """Returns the labels and weights of a step, or zeros if it has not been charged."""
@@ -183,8 +194,7 @@ class StepGuard:
         if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
             self._stop(RuntimeError(_NOISE_CHANGED.format(priced=self._priced)))
 
-    def _check_all(self, names: list[str], flags: list[tf.Tensor], step: Any, say: str) -> Any:
-        says = [say.format(name=name) for name in names]
+    def _check_all(self, says: list[str], flags: list[tf.Tensor], step: Any) -> Any:
         if self.compiled:
             return self._note(flags, FloatingPointError, says)
 
@@ -273,7 +283,8 @@ class PrivateStep:
             Clip(optimizer.l2_norm_clip, group_size, scales),
         )
         step = optimizer.iterations.value
-        with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
+        half = {one.name for one in all_layers(self._model) if one.compute_dtype == "float16"}
+        with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):
             clipped = [tf.identity(part) for part in result.gradients]
         noisy = self._with_noise_once(clipped, replicas)
         divisor = plan.divisor(x, replicas)

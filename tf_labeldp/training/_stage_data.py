@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.features._reader import all_rows, as_rows, check_lengths, map_parts
-from tf_labeldp.keras_layers._mixup import mixup
 
 _FRACTION_TOLERANCE = 1e-6
 
@@ -196,7 +195,9 @@ class StageDataset:
         def load(rows: tf.Tensor, noisy: tf.Tensor, weight: tf.Tensor) -> tuple[Any, tf.Tensor]:
             x = self._features.take(rows)
             y = tf.one_hot(noisy, self._num_classes, dtype=keras.config.floatx())
-            return mixup(x, y, weight) if use_mixup else (x, y)
+            if use_mixup:
+                x, y = tf.nest.map_structure(lambda part: _mixed(part, weight), (x, y))
+            return x, y
 
         dataset = tf.data.Dataset.from_tensors(0).flat_map(epoch)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
@@ -214,6 +215,13 @@ class StageDataset:
         if current.mixup_alpha > 0:
             weights = rng.beta(current.mixup_alpha, current.mixup_alpha, self._steps)
         return current.indices[order], current.noisy_labels[order], weights.astype(np.float32)
+
+
+def _mixed(batch: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns ``keras_layers.Mixup``'s average of a batch with its reverse, on any backend."""
+    wide = tf.cast(batch, batch.dtype if batch.dtype == tf.float64 else tf.float32)
+    weight = tf.cast(weight, wide.dtype)
+    return tf.cast(weight * wide + (1 - weight) * tf.reverse(wide, [0]), batch.dtype)
 
 
 def _as_tensor(rows: Any) -> tf.Tensor:
