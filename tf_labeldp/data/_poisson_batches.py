@@ -75,8 +75,8 @@ def poisson_batches(
             batch.
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
         buffer_size: the most examples (users) of a batch. None takes the smallest multiple of 8
-            that a batch exceeds with probability at most 1e-3: one step in a thousand is noise alone,
-            and the others have less padding to compute.
+            that a batch exceeds with probability at most 1e-3: one step in a thousand is then noise
+            alone, and the others have less padding to compute.
         users: for user-level privacy, the user of each example (n,): integers, texts or other
             hashable values. Public knowledge.
         max_examples_per_user: k; each user contributes exactly k rows to each of its batches. Of
