@@ -179,9 +179,11 @@ def weight_digests(variables: Iterable[Any]) -> list[bytes]:
 
 
 def _value(variable: Any) -> Any:
-    """Returns the value of a variable of any backend; ``numpy()`` warns on JAX."""
+    """Returns the value of a variable; on JAX ``numpy()`` warns, on TensorFlow Keras's function."""
     keras: Any = sys.modules.get("keras")
-    return variable.numpy() if keras is None else keras.ops.convert_to_numpy(variable)
+    if keras is None or keras.backend.backend() == "tensorflow":
+        return variable.numpy()
+    return keras.ops.convert_to_numpy(variable)
 
 
 def _of(optimizer: Any) -> Watched:
