@@ -22,10 +22,11 @@ from tf_labeldp.gradients._clip import (
     Sums,
     by_row,
     in_chunks,
-    squared_norms,
+    inner_products,
     weighted_sum,
     zero_where,
 )
+from tf_labeldp.gradients._label_distance import Candidates, directions
 from tf_labeldp.gradients._layer_rules import (
     FLOAT_BYTES,
     LayerRule,
@@ -38,20 +39,54 @@ from tf_labeldp.gradients._layer_rules import (
 
 @dataclasses.dataclass(frozen=True)
 class LayerRecord:
-    """The name of a layer, how its gradient follows, and what it saw in one backward pass."""
+    """The name of a layer, how its gradient follows, and what it saw in one backward pass.
+
+    With several ``ways`` each row of inputs (B, ...) has as many neighbouring rows of output
+    gradients (B * ways, ...), one for each direction that was followed back.
+    """
 
     name: str
     rule: Rule
     seen: Seen
+    ways: int = 1
+
+    def gradients(self) -> list[tf.Tensor]:
+        """Returns the gradients, (groups * ways, *weight shape) for each weight."""
+        if self.ways == 1:
+            return self.rule.gradients(self.seen)
+        inputs = tf.repeat(self.seen.inputs, self.ways, axis=0)
+        return self.rule.gradients(dataclasses.replace(self.seen, inputs=inputs))
+
+    def products(self, ghost: bool) -> tf.Tensor:
+        """Returns the inner products of each group's gradients, (groups, ways, ways)."""
+        if ghost and self.ways > 1:
+            return self.rule.products(self.seen, self.ways)
+        if ghost:
+            return self.rule.squared_norms(self.seen)[:, tf.newaxis, tf.newaxis]
+        return inner_products(self.gradients(), self.ways)
 
     def sum(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the sum of the gradients of all rows times ``rows`` (B,); zero drops even NaN."""
+        """Returns the sum of the gradients of all rows times ``rows`` (B * ways,).
+
+        Zero drops even NaN.
+        """
         dropped = rows == 0
         kept = zero_where(dropped, self.seen.output_gradients)
-        inputs, weighted = zero_where(dropped, self.seen.inputs), kept * by_row(rows, kept)
+        weighted, inputs = kept * by_row(rows, kept), self.seen.inputs
+        if self.ways > 1:
+            weighted = tf.reduce_sum(_by_example(weighted, self.ways), axis=1)
+            dropped = tf.reduce_all(tf.reshape(dropped, (-1, self.ways)), axis=1)
+        inputs = zero_where(dropped, inputs)
         return self.rule.sum(
             dataclasses.replace(self.seen, inputs=inputs, output_gradients=weighted)
         )
+
+
+def _by_example(values: tf.Tensor, ways: int) -> tf.Tensor:
+    """Returns ``values`` (B * ways, ...) as (B, ways, ...)."""
+    shape = tf.concat([[values.shape[0] // ways, ways], tf.shape(values)[1:]], 0)
+    static = (values.shape[0] // ways, ways, *values.shape[1:])
+    return tf.ensure_shape(tf.reshape(values, shape), static)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +95,7 @@ class Plan:
 
     Attributes:
         keep: form all gradients once, and use them for the norms and for the sum.
-        ghost: norms without gradients.
+        ghost: norms (inner products) without gradients.
         chunk: groups whose norms are computed at a time.
     """
 
@@ -75,13 +110,15 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, record in enumerate(records):
-        formed = FLOAT_BYTES * record.rule.num_weights
+        formed = FLOAT_BYTES * record.rule.num_weights * record.ways
         ghost = record.rule.norm_bytes(record.seen)
+        if record.ways > 1:
+            ghost = record.rule.product_bytes(record.seen, record.ways)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
-            wanted.append((formed * record.seen.groups, place))
+            wanted.append((formed * (record.seen.groups // record.ways), place))
         if work[place][1] > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too small for layer {record.name!r}: the norm of one "
@@ -101,23 +138,33 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
 
 
 def clipped_sums(
-    records: Sequence[LayerRecord], clip: Clip, max_bytes: int
+    records: Sequence[LayerRecord],
+    clip: Clip,
+    max_bytes: int,
+    candidates: Candidates | None = None,
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
     """Returns each layer's sum of clipped group gradients, and the norms (B / group_size,) before.
 
-    A group whose norm is not finite adds exactly zero.
+    A group whose norm is not finite adds exactly zero. ``candidates`` are what ``records`` of
+    several ways are followed back for.
     """
     plans = make_plans(records, max_bytes)
     kept = [
-        record.rule.gradients(record.seen) if plan.keep else []
+        record.gradients() if plan.keep else []
         for record, plan in zip(records, plans, strict=True)
     ]
-    squares = [
-        squared_norms(formed) if formed else _norms_in_chunks(record, plan)
-        for record, plan, formed in zip(records, plans, kept, strict=True)
-    ]
-    norms = tf.sqrt(tf.add_n(squares))
-    coefficients = clip.coefficients(norms)
+    products = tf.add_n(
+        [
+            inner_products(formed, record.ways) if formed else _products_in_chunks(record, plan)
+            for record, plan, formed in zip(records, plans, kept, strict=True)
+        ]
+    )
+    if candidates is None:
+        norms = tf.sqrt(products[:, 0, 0])
+        coefficients = clip.coefficients(norms)
+    else:
+        mixed, norms = candidates.coefficients(products, clip.l2_norm_clip)
+        coefficients = tf.reshape(mixed, (-1,))
     rows = tf.repeat(coefficients, clip.group_size)
     sums = [
         [weighted_sum(coefficients, part) for part in formed] if formed else record.sum(rows)
@@ -126,32 +173,45 @@ def clipped_sums(
     return sums, norms
 
 
-def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
-    """Returns the squared norms (N,) of a layer, ``plan.chunk`` groups at a time."""
-    seen, rule = record.seen, record.rule
+def _products_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
+    """Returns the inner products (N, ways, ways) of a layer, ``plan.chunk`` groups at a time."""
+    seen, ways = record.seen, record.ways
+    gradients = seen.output_gradients if ways == 1 else _by_example(seen.output_gradients, ways)
 
-    def norms(inputs: tf.Tensor, output_gradients: tf.Tensor) -> tf.Tensor:
-        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=output_gradients)
-        return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
+    def products(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+        if ways > 1:
+            gradients = tf.reshape(gradients, tf.concat([[-1], tf.shape(gradients)[2:]], 0))
+            gradients = tf.ensure_shape(
+                gradients, (inputs.shape[0] * ways, *seen.output_gradients.shape[1:])
+            )
+        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=gradients)
+        return dataclasses.replace(record, seen=chunk).products(plan.ghost)
 
-    tensors = (seen.inputs, seen.output_gradients)
-    return map_chunks(norms, tensors, plan.chunk * seen.group_size, plan.chunk)
+    rows, shape = plan.chunk * seen.group_size, (ways, ways)
+    return map_chunks(products, (seen.inputs, gradients), rows, plan.chunk, shape)
 
 
 def map_chunks(
-    function: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], rows: int, results: int
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    rows: int,
+    results: int,
+    shape: tuple[int, ...] = (),
 ) -> tf.Tensor:
-    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other."""
+    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other.
+
+    It returns (``results``, *``shape``) for each chunk.
+    """
     batch = tensors[0].shape[0]
     if rows >= batch:
         return function(*tensors)
     mapped = tf.map_fn(
         lambda chunk: function(*chunk),
         [in_chunks(tensor, rows) for tensor in tensors],
-        fn_output_signature=tf.TensorSpec((results,), tf.float32),
+        fn_output_signature=tf.TensorSpec((results, *shape), tf.float32),
         parallel_iterations=1,  # in parallel, the chunks would need the memory of all
     )
-    return tf.reshape(mapped, (-1,))[: batch * results // rows]
+    return tf.reshape(mapped, (-1, *shape))[: batch * results // rows]
 
 
 class GhostClipping:
@@ -184,25 +244,39 @@ class GhostClipping:
     def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
         """Returns the clipped sum for the trainable variables, the norms and the outputs."""
         variables = self._model.trainable_variables
-        with tf.GradientTape() as tape:
+        by_distance = clip.clipping == "label_distance"
+        with tf.GradientTape(persistent=by_distance) as tape:
             # A variable that was created frozen is not watched by itself.
             tape.watch([variable.value for variable in variables])
             tapped = self._taps(batch.x, training=True)
-            total = batch.total_loss(tapped["model"])
-        by_outputs = batch.unscaled(
-            tape.gradient(total, tapped["outputs"], unconnected_gradients="zero")
-        )
+            total = None if by_distance else batch.total_loss(tapped["model"])
+
+        def back(target: tf.Tensor, given: tf.Tensor | None = None) -> list[list[tf.Tensor]]:
+            """Returns what each layer's rule takes: inputs and gradients of outputs."""
+            gradients = tape.gradient(
+                target, tapped["outputs"], given, unconnected_gradients="zero"
+            )
+            parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
+            return [
+                list(rule.factors(*tensors))
+                for rule, *tensors in zip(self._layers, *parts, strict=True)
+            ]
+
+        candidates, ways = None, 1
+        if by_distance:
+            candidates = Candidates.of(tapped["model"], batch)
+            factors, ways = _all_ways(back, tapped["model"], batch.loss_scale), candidates.ways
+        else:
+            factors = back(total)
         scales = {}
         if clip.scales is not None:
             scales = dict(zip(map(id, variables), clip.scales, strict=True))
         records = []
-        for rule, *tensors in zip(
-            self._layers, tapped["inputs"], tapped["outputs"], by_outputs, strict=True
-        ):
-            factors = [scales[id(v)] for v in rule.variables] if scales else None
-            seen = Seen(*rule.factors(*tensors), clip.group_size, factors)
-            records.append(LayerRecord(rule.layer.name, rule.rule, seen))
-        sums, norms = clipped_sums(records, clip, max_bytes)
+        for rule, (inputs, gradients) in zip(self._layers, factors, strict=True):
+            given = [scales[id(v)] for v in rule.variables] if scales else None
+            seen = Seen(inputs, gradients, clip.group_size, given)
+            records.append(LayerRecord(rule.layer.name, rule.rule, seen, ways))
+        sums, norms = clipped_sums(records, clip, max_bytes, candidates)
         found = {
             id(variable): gradient
             for rule, gradients in zip(self._layers, sums, strict=True)
@@ -213,6 +287,31 @@ class GhostClipping:
             for variable in variables
         ]
         return gradients, norms, tapped["model"]
+
+
+def _all_ways(
+    back: Callable[[tf.Tensor, tf.Tensor], list[list[tf.Tensor]]], logits: tf.Tensor, scale: float
+) -> list[list[tf.Tensor]]:
+    """Returns what ``back`` gives, with the rows of all directions from the logits side by side."""
+    given = tf.cast(tf.transpose(directions(logits) * scale, (1, 0, 2)), logits.dtype)
+    first = back(logits, given[0])
+    if given.shape[0] == 1:
+        return first
+    like = [tf.TensorSpec(gradients.shape, tf.float32) for _, gradients in first]
+    # One after the other: unrolled, the graph would grow with the classes.
+    stacked = tf.map_fn(
+        lambda one: [gradients for _, gradients in back(logits, one)],
+        given,
+        fn_output_signature=like,
+    )
+    side_by_side = []
+    for (inputs, _), gradients in zip(first, stacked, strict=True):
+        ordered = tf.experimental.numpy.swapaxes(gradients, 0, 1)
+        shape = tf.concat([[-1], tf.shape(gradients)[2:]], 0)
+        rows = gradients.shape[0] * gradients.shape[1]
+        flat = tf.ensure_shape(tf.reshape(ordered, shape), (rows, *gradients.shape[2:]))
+        side_by_side.append([inputs, flat])
+    return side_by_side
 
 
 # The model as a graph of layers.
