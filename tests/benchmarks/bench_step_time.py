@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "dp-sgd, device noise": ("ours", {"source": "device"}, 8),
     "dp-sgd, jit_compile": ("ours", {"source": "device", "jit_compile": True}, 8),
     "dp-sgd, vectorized": ("ours", {"method": "vectorized"}, 2),
+    "dp-sgd, label_distance": ("ours", {"clipping": "label_distance"}, 4),
     "TF Privacy DPSequential": ("tfp", {"use_xla": True}, 2),
     "TF Privacy DPSequential, use_xla=False": ("tfp", {"use_xla": False}, 2),
     "TF Privacy DPKerasSGDOptimizer": ("jacobian", {}, 1),
@@ -143,6 +144,7 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
     from tf_labeldp.training import AltConv, GaussianNoise, LabelDPModel, LabelDPOptimizer
 
     method, jit = settings.pop("method", "auto"), settings.pop("jit_compile", False)
+    clipping = settings.pop("clipping", "norm")
     noise = GaussianNoise(NOISE, source=settings.pop("source", "host"))
     if "solver" in settings:
         settings["solver"] = SOLVERS.get(settings["solver"], settings["solver"])
@@ -150,7 +152,9 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
     inner = keras.optimizers.SGD(0.1)
     model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), CLASSES))
     model.compile(
-        LabelDPOptimizer(inner, CLIP, denoiser=denoiser, noise=noise, method=method),
+        LabelDPOptimizer(
+            inner, CLIP, denoiser=denoiser, noise=noise, method=method, clipping=clipping
+        ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=jit,
     )

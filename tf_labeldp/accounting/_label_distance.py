@@ -40,6 +40,8 @@ class LabelDistanceDpEvent(dp_accounting.DpEvent):
 class Accountant(pld.PLDAccountant):
     """The accountant of ``dp_accounting``, which counts ``LabelDistanceDpEvent`` too."""
 
+    _pld: Any
+
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
         if not isinstance(event, LabelDistanceDpEvent):
             return super()._maybe_compose(event, count, do_compose)

@@ -50,20 +50,16 @@ class LayerRecord:
     seen: Seen
     ways: int = 1
 
-    def gradients(self) -> list[tf.Tensor]:
-        """Returns the gradients, (groups * ways, *weight shape) for each weight."""
-        if self.ways == 1:
-            return self.rule.gradients(self.seen)
-        inputs = tf.repeat(self.seen.inputs, self.ways, axis=0)
-        return self.rule.gradients(dataclasses.replace(self.seen, inputs=inputs))
-
     def products(self, ghost: bool) -> tf.Tensor:
         """Returns the inner products of each group's gradients, (groups, ways, ways)."""
-        if ghost and self.ways > 1:
-            return self.rule.products(self.seen, self.ways)
+        seen, ways = self.seen, self.ways
+        if ghost and ways == 1:
+            return self.rule.squared_norms(seen)[:, tf.newaxis, tf.newaxis]
         if ghost:
-            return self.rule.squared_norms(self.seen)[:, tf.newaxis, tf.newaxis]
-        return inner_products(self.gradients(), self.ways)
+            return self.rule.products(seen, ways)
+        if ways > 1:
+            seen = dataclasses.replace(seen, inputs=tf.repeat(seen.inputs, ways, axis=0))
+        return inner_products(self.rule.gradients(seen), ways)
 
     def sum(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns the sum of the gradients of all rows times ``rows`` (B * ways,).
@@ -104,21 +100,24 @@ class Plan:
     chunk: int
 
 
-def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
-    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``."""
+def make_plans(records: Sequence[LayerRecord], max_bytes: int, ways: int = 1) -> list[Plan]:
+    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``.
+
+    The records are those of one way; there are so many of the same shapes.
+    """
     plans: dict[int, Plan] = {}
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, record in enumerate(records):
-        formed = FLOAT_BYTES * record.rule.num_weights * record.ways
+        formed = FLOAT_BYTES * record.rule.num_weights * ways
         ghost = record.rule.norm_bytes(record.seen)
-        if record.ways > 1:
-            ghost = record.rule.product_bytes(record.seen, record.ways)
+        if ways > 1:
+            ghost = record.rule.product_bytes(record.seen, ways)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
-            wanted.append((formed * (record.seen.groups // record.ways), place))
+            wanted.append((formed * record.seen.groups, place))
         if work[place][1] > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too small for layer {record.name!r}: the norm of one "
@@ -138,36 +137,46 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
 
 
 def clipped_sums(
-    records: Sequence[LayerRecord],
-    clip: Clip,
-    max_bytes: int,
-    candidates: Candidates | None = None,
+    records: Sequence[LayerRecord], clip: Clip, max_bytes: int
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
     """Returns each layer's sum of clipped group gradients, and the norms (B / group_size,) before.
 
-    A group whose norm is not finite adds exactly zero. ``candidates`` are what ``records`` of
-    several ways are followed back for.
+    A group whose norm is not finite adds exactly zero.
     """
     plans = make_plans(records, max_bytes)
     kept = [
-        record.gradients() if plan.keep else []
+        record.rule.gradients(record.seen) if plan.keep else []
         for record, plan in zip(records, plans, strict=True)
     ]
+
+    def clipped(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        norms = tf.sqrt(products[:, 0, 0])
+        return clip.coefficients(norms), norms
+
+    return _combined(records, plans, kept, clipped)
+
+
+def _combined(
+    records: Sequence[LayerRecord],
+    plans: Sequence[Plan],
+    kept: Sequence[list[tf.Tensor]],
+    choose: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+    """Returns each layer's sum of gradients times what ``choose`` makes of their products.
+
+    It returns a coefficient for each gradient, group by group, and the norms to report.
+    """
     products = tf.add_n(
         [
             inner_products(formed, record.ways) if formed else _products_in_chunks(record, plan)
             for record, plan, formed in zip(records, plans, kept, strict=True)
         ]
     )
-    if candidates is None:
-        norms = tf.sqrt(products[:, 0, 0])
-        coefficients = clip.coefficients(norms)
-    else:
-        mixed, norms = candidates.coefficients(products, clip.l2_norm_clip)
-        coefficients = tf.reshape(mixed, (-1,))
-    rows = tf.repeat(coefficients, clip.group_size)
+    coefficients, norms = choose(products)
     sums = [
-        [weighted_sum(coefficients, part) for part in formed] if formed else record.sum(rows)
+        [weighted_sum(coefficients, part) for part in formed]
+        if formed
+        else record.sum(tf.repeat(coefficients, record.seen.group_size))
         for record, formed in zip(records, kept, strict=True)
     ]
     return sums, norms
@@ -251,32 +260,25 @@ class GhostClipping:
             tapped = self._taps(batch.x, training=True)
             total = None if by_distance else batch.total_loss(tapped["model"])
 
-        def back(target: tf.Tensor, given: tf.Tensor | None = None) -> list[list[tf.Tensor]]:
-            """Returns what each layer's rule takes: inputs and gradients of outputs."""
-            gradients = tape.gradient(
-                target, tapped["outputs"], given, unconnected_gradients="zero"
-            )
-            parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
-            return [
-                list(rule.factors(*tensors))
-                for rule, *tensors in zip(self._layers, *parts, strict=True)
-            ]
-
-        candidates, ways = None, 1
-        if by_distance:
-            candidates = Candidates.of(tapped["model"], batch)
-            factors, ways = _all_ways(back, tapped["model"], batch.loss_scale), candidates.ways
-        else:
-            factors = back(total)
         scales = {}
         if clip.scales is not None:
             scales = dict(zip(map(id, variables), clip.scales, strict=True))
-        records = []
-        for rule, (inputs, gradients) in zip(self._layers, factors, strict=True):
-            given = [scales[id(v)] for v in rule.variables] if scales else None
-            seen = Seen(inputs, gradients, clip.group_size, given)
-            records.append(LayerRecord(rule.layer.name, rule.rule, seen, ways))
-        sums, norms = clipped_sums(records, clip, max_bytes, candidates)
+
+        def back(way: tf.Tensor | None = None) -> list[LayerRecord]:
+            target = total if way is None else tapped["model"]
+            gradients = tape.gradient(target, tapped["outputs"], way, unconnected_gradients="zero")
+            parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
+            records = []
+            for rule, *tensors in zip(self._layers, *parts, strict=True):
+                factors = [scales[id(v)] for v in rule.variables] if scales else None
+                seen = Seen(*rule.factors(*tensors), clip.group_size, factors)
+                records.append(LayerRecord(rule.layer.name, rule.rule, seen))
+            return records
+
+        if by_distance:
+            sums, norms = _sums_by_distance(back, tapped["model"], batch, clip, max_bytes)
+        else:
+            sums, norms = clipped_sums(back(), clip, max_bytes)
         found = {
             id(variable): gradient
             for rule, gradients in zip(self._layers, sums, strict=True)
@@ -289,29 +291,59 @@ class GhostClipping:
         return gradients, norms, tapped["model"]
 
 
-def _all_ways(
-    back: Callable[[tf.Tensor, tf.Tensor], list[list[tf.Tensor]]], logits: tf.Tensor, scale: float
-) -> list[list[tf.Tensor]]:
-    """Returns what ``back`` gives, with the rows of all directions from the logits side by side."""
-    given = tf.cast(tf.transpose(directions(logits) * scale, (1, 0, 2)), logits.dtype)
-    first = back(logits, given[0])
-    if given.shape[0] == 1:
-        return first
-    like = [tf.TensorSpec(gradients.shape, tf.float32) for _, gradients in first]
-    # One after the other: unrolled, the graph would grow with the classes.
-    stacked = tf.map_fn(
-        lambda one: [gradients for _, gradients in back(logits, one)],
-        given,
-        fn_output_signature=like,
-    )
-    side_by_side = []
-    for (inputs, _), gradients in zip(first, stacked, strict=True):
-        ordered = tf.experimental.numpy.swapaxes(gradients, 0, 1)
-        shape = tf.concat([[-1], tf.shape(gradients)[2:]], 0)
-        rows = gradients.shape[0] * gradients.shape[1]
-        flat = tf.ensure_shape(tf.reshape(ordered, shape), (rows, *gradients.shape[2:]))
-        side_by_side.append([inputs, flat])
-    return side_by_side
+def _sums_by_distance(
+    back: Callable[[tf.Tensor], list[LayerRecord]],
+    logits: tf.Tensor,
+    batch: Batch,
+    clip: Clip,
+    max_bytes: int,
+) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+    """Returns what ``clipped_sums`` does, of gradients whose distance is clipped.
+
+    ``back`` follows one direction (B, L) back from the logits.
+    """
+    candidates = Candidates.of(logits, batch)
+    given = directions(logits) * batch.loss_scale
+    given = tf.cast(tf.transpose(given, (1, 0, 2)), logits.dtype)
+    records, ways = back(given[0]), candidates.ways
+    plans = make_plans(records, max_bytes, ways)
+
+    def parts(records: list[LayerRecord]) -> list[list[tf.Tensor]]:
+        return [
+            record.rule.gradients(record.seen) if plan.keep else [record.seen.output_gradients]
+            for record, plan in zip(records, plans, strict=True)
+        ]
+
+    found = parts(records)
+    if ways > 1:
+        like = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), found)
+        # One after the other: unrolled, the graph would grow with the classes.
+        stacked = tf.map_fn(lambda way: parts(back(way)), given, fn_output_signature=like)
+        found = tf.nest.map_structure(_side_by_side, stacked)
+        records = [
+            LayerRecord(
+                record.name,
+                record.rule,
+                dataclasses.replace(record.seen, output_gradients=part[0]),  # unused if kept
+                ways,
+            )
+            for record, part in zip(records, found, strict=True)
+        ]
+
+    def clipped(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        mixed, norms = candidates.coefficients(products, clip.l2_norm_clip)
+        return tf.reshape(mixed, (-1,)), norms
+
+    kept = [part if plan.keep else [] for plan, part in zip(plans, found, strict=True)]
+    return _combined(records, plans, kept, clipped)
+
+
+def _side_by_side(stacked: tf.Tensor) -> tf.Tensor:
+    """Returns ``stacked`` (ways, B, ...) as (B * ways, ...)."""
+    axes = (1, 0, *range(2, stacked.shape.rank))
+    shape = tf.concat([[-1], tf.shape(stacked)[2:]], 0)
+    rows = tf.reshape(tf.transpose(stacked, axes), shape)
+    return tf.ensure_shape(rows, (stacked.shape[0] * stacked.shape[1], *stacked.shape[2:]))
 
 
 # The model as a graph of layers.

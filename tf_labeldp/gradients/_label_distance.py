@@ -35,7 +35,7 @@ def check_candidates(model: keras.Model, loss: Any) -> None:
             "from_logits=True), CategoricalCrossentropy or BinaryCrossentropy likewise, or "
             "clipping='norm'."
         )
-    shape = getattr(model, "output_shape", None)
+    shape: Any = getattr(model, "output_shape", None)
     one = isinstance(loss, keras.losses.BinaryCrossentropy)
     fits = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], int)
     if not fits or (shape[1] == 1) != one:
@@ -43,6 +43,16 @@ def check_candidates(model: keras.Model, loss: Any) -> None:
             "clipping='label_distance' needs a model that returns "
             f"{'one logit, (B, 1)' if one else 'K logits, (B, K)'}, for {loss.name!r}, got "
             f"shape {shape}. Change the last layer or the loss, or use clipping='norm'."
+        )
+
+
+def check_labels(labels: Any, outputs: int) -> None:
+    """Raises a ``ValueError`` if some labels are neither class codes nor one-hot rows."""
+    if not bool(tf.reduce_all(tf.reduce_any(chosen(tf.constant(labels), outputs) > 0.0, axis=1))):
+        raise ValueError(
+            "clipping='label_distance' takes one class for each example, and some labels are none: "
+            f"they must be in 0..{max(outputs, 2) - 1}, or rows that are one-hot. Use "
+            "clipping='norm' for soft labels."
         )
 
 

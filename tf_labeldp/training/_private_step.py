@@ -243,7 +243,7 @@ class PrivateStep:
         group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
         result = self._clipping.clipped_sum(
             Batch(x, y, weights, self.per_example_loss),
-            Clip(optimizer.l2_norm_clip, group_size, scales),
+            Clip(optimizer.l2_norm_clip, group_size, scales, optimizer.clipping),
         )
         step = optimizer.iterations.value
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step)]):
