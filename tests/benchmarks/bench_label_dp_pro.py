@@ -75,7 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
 }
-OF_TRAINING = {"learning_rate", "epochs", "standardize"}
+OF_TRAINING = {"learning_rate", "epochs", "standardize", "flatten"}
 OF_DP_SGD = OF_TRAINING | {"clip", "clipping", "optimizer"}
 AMPLIFICATION = "unearned_amplification"  # of denoisers that reveal the batch
 PARTS = {
@@ -130,7 +130,7 @@ def part_of(method: str, settings: dict[str, Any]) -> Any:
 
 
 def network(data: _datasets.ClassificationData) -> keras.Model:
-    """Returns the CNN of the paper for images, a perceptron of 32 units for tables."""
+    """Returns the CNN of the paper for images, a perceptron of 32 units for vectors."""
     if data.x_train.ndim == 2:
         return _models.small_mlp(data.x_train.shape[1], data.num_classes, units=32)
     return _models.small_cnn((28, 28, 1), data.num_classes)
@@ -140,6 +140,12 @@ def standardized(data: _datasets.ClassificationData) -> _datasets.Classification
     """Returns the data with pixels of mean zero and variance one; the features are public."""
     mean, stddev = data.x_train.mean(), data.x_train.std()
     train, test = ((x - mean) / stddev for x in (data.x_train, data.x_test))
+    return dataclasses.replace(data, x_train=train, x_test=test)
+
+
+def flattened(data: _datasets.ClassificationData) -> _datasets.ClassificationData:
+    """Returns the data with images as vectors, for the perceptron."""
+    train, test = (x.reshape(len(x), -1) for x in (data.x_train, data.x_test))
     return dataclasses.replace(data, x_train=train, x_test=test)
 
 
@@ -261,6 +267,7 @@ def main() -> None:
             begun = time.perf_counter()
             train = train_on_noisy_labels if method.startswith("rr") else train_privately
             used = standardized(raw) if settings.get("standardize") else raw
+            used = flattened(used) if settings.get("flatten") else used
             model, cost = train(used, run, settings)
             scores = model.predict(used.x_test, batch_size=1000, verbose=0)
             accuracy = 100.0 * float(np.mean(scores.argmax(axis=1) == raw.y_test))

@@ -84,8 +84,8 @@ def divergence(event: LabelDistanceDpEvent, losses: np.ndarray) -> np.ndarray:
         short = total - (math.log(q) + a * border - a * a / 2.0)
         border = border + short / (a - b * np.exp(other - total))
     gained = q * (special.ndtr(a - border) - np.exp(losses + special.log_ndtr(b - border)))
-    found = gained - (1.0 - q) * np.expm1(losses) * special.ndtr(-border)
-    return np.minimum.accumulate(np.maximum(found, 0.0))
+    found: np.ndarray = gained - (1.0 - q) * np.expm1(losses) * special.ndtr(-border)
+    return np.maximum(found, 0.0)
 
 
 def _places(event: LabelDistanceDpEvent) -> tuple[float, float]:
