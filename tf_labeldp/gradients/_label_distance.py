@@ -130,20 +130,20 @@ class Candidates(NamedTuple):
         Guarantee:
             Each example is clipped to the largest norm with which its gradients for any two labels
             are at most ``D = 2 * l2_norm_clip`` apart, or to ``LONGEST_CLIP * D`` if that is less.
-            That norm depends on no label. Rows of zeros in ``labels`` and examples with a product
+            That norm depends on no label. Rows of zeros in ``labels`` and examples with anything
             that is not finite add exactly zero.
 
         Args:
             products: inner products of the gradients along the directions, (B, R, R).
             l2_norm_clip: half of D.
         """
-        finite = tf.reduce_all(tf.math.is_finite(products), axis=(1, 2))
-        safe = tf.where(finite[:, tf.newaxis, tf.newaxis], products, 0.0)
-        gram = tf.matmul(self.combined, tf.matmul(safe, self.combined, transpose_b=True))
+        gram = tf.matmul(self.combined, tf.matmul(products, self.combined, transpose_b=True))
+        finite = tf.reduce_all(tf.math.is_finite(gram), axis=(1, 2), keepdims=True)
+        gram, combined = (tf.where(finite, part, 0.0) for part in (gram, self.combined))
         norms = tf.sqrt(tf.maximum(tf.linalg.diag_part(gram), 0.0))
         clips = largest_clips(gram, norms, 2.0 * l2_norm_clip)[:, tf.newaxis]
-        used = tf.where(finite[:, tf.newaxis], self.labels * clips / tf.maximum(norms, clips), 0.0)
-        return tf.einsum("bk,bkr->br", used, self.combined), tf.reduce_sum(self.labels * norms, 1)
+        used = self.labels * clips / tf.maximum(norms, clips)
+        return tf.einsum("bk,bkr->br", used, combined), tf.reduce_sum(self.labels * norms, axis=1)
 
 
 def largest_clips(gram: tf.Tensor, norms: tf.Tensor, distance: tf.Tensor) -> tf.Tensor:
