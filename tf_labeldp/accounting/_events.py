@@ -261,10 +261,9 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
             f"{name} is not an event of dp_accounting that can be written down. Use one of "
             f"{', '.join(sorted(_known_events()))}."
         )
-    fields = getattr(event, "__attrs_attrs__", None) or dataclasses.fields(event)
-    return {"class": name} | {
-        field.name: _value_to_json(getattr(event, field.name)) for field in fields
-    }
+    is_ours = dataclasses.is_dataclass(event)  # and the others are made by attrs
+    fields = dataclasses.fields(event) if is_ours else type(event).__attrs_attrs__
+    return {"class": name} | {one.name: _value_to_json(getattr(event, one.name)) for one in fields}
 
 
 def _value_to_json(value: Any) -> Any:
