@@ -53,7 +53,8 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate
             schedule, weight decay and ``use_ema``; its own clipping and gradient accumulation
             must be off, as they would act on noisy gradients.
-        l2_norm_clip: C, the largest L2 norm of one example's gradient; above zero.
+        l2_norm_clip: C, the largest L2 norm of one example's gradient (half of the largest distance
+            with ``clipping="label_distance"``); above zero.
         noise_multiplier: standard deviation of the noise over C, above zero
             (``accounting.calibrate_noise_multiplier`` finds it for a target epsilon).
         denoiser: ``AltConv``, ``SelfConv``, ``SelfSpan``, or None for plain DP-SGD.
