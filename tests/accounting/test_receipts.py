@@ -29,6 +29,7 @@ from tf_labeldp.accounting._events import (
     gaussian_event,
     pure_dp_event,
 )
+from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
 from tf_labeldp.accounting._receipts import (
     Histories,
     LabelSet,
@@ -808,6 +809,7 @@ EVENTS = {
     "TruncatedSubsampledGaussianDpEvent": dp_accounting.TruncatedSubsampledGaussianDpEvent(
         1000, 0.1, 120, 3.0
     ),
+    "LabelDistanceDpEvent": LabelDistanceDpEvent(0.02, 5.0, 0.75),
 }
 OF_MECHANISMS = {
     "RandomizedResponse": RandomizedResponse(0.7, 4),

@@ -6,7 +6,10 @@ does, ``replace_label`` by the definition of label DP; each line has the epsilon
 finished run is a line in a JSON file, so a benchmark that is stopped goes on where it was.
 
     python tests/benchmarks/bench_label_dp_pro.py --data mnist --methods dp-sgd gauss-newton
+    python tests/benchmarks/bench_label_dp_pro.py --data adult --set clipping=label_distance
     python tests/benchmarks/bench_label_dp_pro.py --table
+
+Of two classes (Adult, a perceptron of 32 units) the table has the AUC, of others the accuracy.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from _projection_solvers import SOLVERS, AltConvStoppingAtNoise
+from sklearn.metrics import roc_auc_score
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
@@ -71,8 +75,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "self-conv": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
     "self-span": {"learning_rate": 4.0, "clip": 1.0, "epochs": 2},
 }
-OF_TRAINING = {"learning_rate", "epochs", "standardize"}
-OF_DP_SGD = OF_TRAINING | {"clip", "optimizer"}
+OF_TRAINING = {"learning_rate", "epochs", "standardize", "flatten"}
+OF_DP_SGD = OF_TRAINING | {"clip", "clipping", "optimizer"}
 AMPLIFICATION = "unearned_amplification"  # of denoisers that reveal the batch
 PARTS = {
     "gauss-newton": GaussNewton,
@@ -125,10 +129,23 @@ def part_of(method: str, settings: dict[str, Any]) -> Any:
     return PARTS[method](**own)
 
 
+def network(data: _datasets.ClassificationData) -> keras.Model:
+    """Returns the CNN of the paper for images, a perceptron of 32 units for vectors."""
+    if data.x_train.ndim == 2:
+        return _models.small_mlp(data.x_train.shape[1], data.num_classes, units=32)
+    return _models.small_cnn((28, 28, 1), data.num_classes)
+
+
 def standardized(data: _datasets.ClassificationData) -> _datasets.ClassificationData:
     """Returns the data with pixels of mean zero and variance one; the features are public."""
     mean, stddev = data.x_train.mean(), data.x_train.std()
     train, test = ((x - mean) / stddev for x in (data.x_train, data.x_test))
+    return dataclasses.replace(data, x_train=train, x_test=test)
+
+
+def flattened(data: _datasets.ClassificationData) -> _datasets.ClassificationData:
+    """Returns the data with images as vectors, for the perceptron."""
+    train, test = (x.reshape(len(x), -1) for x in (data.x_train, data.x_test))
     return dataclasses.replace(data, x_train=train, x_test=test)
 
 
@@ -148,10 +165,13 @@ def train_privately(
         steps = a_pass * settings["epochs"]
     # Gray columns of Table 3: noise as if sampling amplified, stated at its true, higher cost.
     amplified = (q, steps) if settings.get(AMPLIFICATION) else (probability, uses)
-    noise = calibrate_noise_multiplier(run["epsilon"], delta, *amplified, relation=run["relation"])
+    clipping = settings.get("clipping", "norm")
+    noise = calibrate_noise_multiplier(
+        run["epsilon"], delta, *amplified, relation=run["relation"], clipping=clipping
+    )
     schedule = keras.optimizers.schedules.PolynomialDecay(settings["learning_rate"], steps, 0.0)
     inner = INNER_OPTIMIZERS[settings.get("optimizer", "sgd")](schedule)
-    model = LabelDPModel.from_model(_models.small_cnn((28, 28, 1), data.num_classes))
+    model = LabelDPModel.from_model(network(data))
     model.compile(
         LabelDPOptimizer(
             inner,
@@ -159,6 +179,7 @@ def train_privately(
             noise,
             denoiser=denoiser,
             preconditioner=preconditioner,
+            clipping=clipping,
             insecure_seed=run["seed"],
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -168,10 +189,10 @@ def train_privately(
         data.x_train, data.y_train, sampling_probability=q, steps=a_pass, insecure_seed=run["seed"]
     )
     model.fit(batches, epochs=steps // a_pass, verbose=0)
-    spent = {
-        relation: dp_sgd_guarantee(noise, probability, uses, delta, relation=relation).epsilon
-        for relation in ("add_or_remove", "replace_label")
-    }
+    cost = functools.partial(dp_sgd_guarantee, noise, probability, uses, delta)
+    spent = {"replace_label": cost(clipping=clipping).epsilon}
+    if clipping == "norm":  # the other is for replaced labels alone
+        spent["add_or_remove"] = cost(relation="add_or_remove").epsilon
     return model, {"noise_multiplier": noise, **spent}
 
 
@@ -187,7 +208,7 @@ def train_on_noisy_labels(
     if run["method"] == "rr-debiased":
         targets = debiased(mechanism, noisy).astype(np.float32)
         loss = LabelWeightedLoss(keras.losses.CategoricalCrossentropy(from_logits=True))
-    model = _models.small_cnn((28, 28, 1), classes)
+    model = network(data)
     steps = settings["epochs"] * -(-len(noisy) // BATCH)
     schedule = keras.optimizers.schedules.PolynomialDecay(settings["learning_rate"], steps, 0.0)
     model.compile(keras.optimizers.SGD(schedule, momentum=0.9), loss, jit_compile=False)
@@ -208,8 +229,8 @@ def print_table(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         settings = ",".join(f"{k}={v}" for k, v in line["settings"].items())
         key = (line["data"], line["relation"], line["method"], settings, line["epsilon"])
-        cells[key].append((line["accuracy"], line["replace_label"]))
-    print("| data | relation | method | epsilon | under replacement | accuracy | seeds |")
+        cells[key].append((line.get("auc", line["accuracy"]), line["replace_label"]))
+    print("| data | relation | method | epsilon | under replacement | accuracy (AUC) | seeds |")
     print("|---|---|---|---|---|---|---|")
     for (data, relation, method, settings, epsilon), found in sorted(cells.items()):
         accuracy = np.array([one[0] for one in found])
@@ -246,11 +267,14 @@ def main() -> None:
             begun = time.perf_counter()
             train = train_on_noisy_labels if method.startswith("rr") else train_privately
             used = standardized(raw) if settings.get("standardize") else raw
+            used = flattened(used) if settings.get("flatten") else used
             model, cost = train(used, run, settings)
             scores = model.predict(used.x_test, batch_size=1000, verbose=0)
             accuracy = 100.0 * float(np.mean(scores.argmax(axis=1) == raw.y_test))
             took = time.perf_counter() - begun
             line = {**run, **cost, "accuracy": accuracy, "seconds": round(took, 1)}
+            if raw.num_classes == 2:
+                line["auc"] = 100.0 * roc_auc_score(raw.y_test, scores[:, 1] - scores[:, 0])
             _results.add_run(options.results, line)
             print(f"{data_name} {method} {epsilon:g} seed {seed}: {accuracy:.2f} ({took:.0f} s)")
             tf.keras.backend.clear_session()

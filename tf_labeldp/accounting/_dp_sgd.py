@@ -6,7 +6,7 @@ import math
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._budget import Charge
-from tf_labeldp.accounting._events import dp_sgd_event, epsilon_of
+from tf_labeldp.accounting._events import CLIPPINGS, LONGEST_CLIP, dp_sgd_event, epsilon_of
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.accounting._guarantee import RELATION_REPLACE, UNIT_LABEL, PrivacyGuarantee
 
@@ -26,6 +26,7 @@ def dp_sgd_guarantee(
     relation: str = RELATION_REPLACE,
     *,
     privacy_unit: str = "label",
+    clipping: str = "norm",
 ) -> PrivacyGuarantee:
     """Returns what some steps of DP-SGD on private labels promise.
 
@@ -38,8 +39,8 @@ def dp_sgd_guarantee(
         batch's features (Self-Span, Self-Conv) with ``sampling_probability=1``.
 
     Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (which counts
-    under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; that antipodal
-    gradients are the worst pair is proved in docs/accounting.md.
+    under ``add_or_remove``); privacy loss distributions, Doroshenko et al. 2022; which gradients
+    are the worst pair, for either ``clipping``, is proved in docs/accounting.md.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum of the clipped gradients,
@@ -52,6 +53,9 @@ def dp_sgd_guarantee(
             mostly state, and weaker than label-DP: for comparison only.
         privacy_unit: ``"label"``, or ``"user"`` for batches of users whose gradients are clipped
             as one.
+        clipping: ``"norm"``, or ``"label_distance"`` as ``LabelDPOptimizer`` has it: for labels
+            and ``"replace_label"`` only. Without sampling both cost the same; with it the latter
+            costs more, since gradients may be farther from zero.
 
     Raises:
         TypeError: an argument is not a number.
@@ -66,7 +70,8 @@ def dp_sgd_guarantee(
         0.0507
     """
     _validate.one_of("privacy_unit", privacy_unit, _UNITS)
-    epsilon = _epsilon(noise_multiplier, sampling_probability, steps, delta, relation)
+    _check_clipping(clipping, relation, privacy_unit)
+    epsilon = _epsilon(noise_multiplier, sampling_probability, steps, delta, relation, clipping)
     if math.isinf(epsilon):
         raise ValueError(
             f"no finite epsilon holds at delta={delta:g} for {steps} steps with "
@@ -80,13 +85,16 @@ def dp_sgd_guarantee(
         relation=relation,
         assumptions=(
             "the features are public" + _WHOSE[privacy_unit],
-            *dp_sgd_assumptions(sampling_probability, steps, privacy_unit),
+            *dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping),
         ),
     )
 
 
 def dp_sgd_assumptions(
-    sampling_probability: float, steps: int | None, privacy_unit: str = "label"
+    sampling_probability: float,
+    steps: int | None,
+    privacy_unit: str = "label",
+    clipping: str = "norm",
 ) -> tuple[str, ...]:
     """Returns the sentences on noise, sampling and steps that a guarantee of DP-SGD rests on.
 
@@ -97,6 +105,11 @@ def dp_sgd_assumptions(
         "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient per "
         f"{one}, in each " + ("step" if steps is None else f"of {steps} steps"),
     ]
+    if clipping == "label_distance":
+        notes.append(
+            "clipped gradients of an example for any two labels are at most twice l2_norm_clip "
+            f"apart, and each has {2.0 * LONGEST_CLIP:g} times l2_norm_clip as its norm at most"
+        )
     if sampling_probability < 1.0:
         notes.append(
             f"each step's batch was drawn by Poisson sampling, every {one} with probability "
@@ -113,6 +126,7 @@ def dp_sgd_charge(
     delta: float,
     *,
     privacy_unit: str = "label",
+    clipping: str = "norm",
 ) -> Charge:
     """Returns what some steps of DP-SGD cost, for ``PrivateLabels.charge``.
 
@@ -124,6 +138,7 @@ def dp_sgd_charge(
         steps: number of steps, at least 1.
         delta: at which epsilon is stated: that of the vault's budget.
         privacy_unit: ``"label"`` or ``"user"``.
+        clipping: ``"norm"`` or ``"label_distance"``.
 
     Raises:
         TypeError: an argument is not a number.
@@ -134,11 +149,13 @@ def dp_sgd_charge(
         0.0586
     """
     _validate.one_of("privacy_unit", privacy_unit, _UNITS)
-    _epsilon(noise_multiplier, sampling_probability, steps, delta, RELATION_REPLACE)  # the checks
+    _check_clipping(clipping, RELATION_REPLACE, privacy_unit)
+    training = (noise_multiplier, sampling_probability, steps)
+    _epsilon(*training, delta, RELATION_REPLACE, clipping)  # the checks
     return Charge.of_event(
-        dp_sgd_event(noise_multiplier, sampling_probability, steps),
+        dp_sgd_event(*training, clipping),
         float(delta),
-        dp_sgd_assumptions(sampling_probability, None, privacy_unit),
+        dp_sgd_assumptions(sampling_probability, None, privacy_unit, clipping),
     )
 
 
@@ -148,6 +165,8 @@ def calibrate_noise_multiplier(
     sampling_probability: float,
     steps: int,
     relation: str = RELATION_REPLACE,
+    *,
+    clipping: str = "norm",
 ) -> float:
     """Returns the least noise multiplier at which DP-SGD has a guarantee.
 
@@ -163,6 +182,7 @@ def calibrate_noise_multiplier(
         sampling_probability: as for ``dp_sgd_guarantee``.
         steps: as for ``dp_sgd_guarantee``.
         relation: as for ``dp_sgd_guarantee``.
+        clipping: as for ``dp_sgd_guarantee``.
 
     Returns:
         The noise multiplier, from 0.01 (returned where less would do) to 1e7.
@@ -181,10 +201,11 @@ def calibrate_noise_multiplier(
     from scipy import optimize
 
     epsilon = _validate.positive_finite("epsilon", epsilon)
+    _check_clipping(clipping, relation, "label")
 
     def excess(log_noise: float) -> float:
         noise = math.exp(log_noise)
-        spent = _epsilon(noise, sampling_probability, steps, delta, relation)
+        spent = _epsilon(noise, sampling_probability, steps, delta, relation, clipping)
         return math.log(min(max(spent, 1e-300), 1e300)) - math.log(epsilon)
 
     least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
@@ -217,11 +238,26 @@ def calibrate_noise_multiplier(
     return math.exp(root)
 
 
+def _check_clipping(clipping: str, relation: str, privacy_unit: str) -> None:
+    """Raises for a clipping that says nothing of this relation or unit."""
+    _validate.one_of("clipping", clipping, CLIPPINGS)
+    if clipping != "norm" and (relation != RELATION_REPLACE or privacy_unit != "label"):
+        raise ValueError(
+            f"clipping={clipping!r} bounds what replacing one label does, got relation="
+            f"{relation!r} and privacy_unit={privacy_unit!r}. Use clipping='norm' for these."
+        )
+
+
 def _epsilon(
-    noise_multiplier: float, sampling_probability: float, steps: int, delta: float, relation: str
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    relation: str,
+    clipping: str,
 ) -> float:
     """Returns the epsilon of some steps, or raises what is wrong with the arguments."""
-    event = dp_sgd_event(noise_multiplier, sampling_probability, steps)
+    event = dp_sgd_event(noise_multiplier, sampling_probability, steps, clipping)
     delta = _validate.number_in("delta", delta, "[0, 1)")
     if delta == 0.0:
         raise ValueError(

@@ -11,12 +11,14 @@ takes otherwise, is handled here:
 * A Gaussian noise multiplier is relative to adding or removing too, and so is doubled here.
 * It raises Fourier transforms to the power of the number of steps, and their rounding errors with
   them: a multiple of these is taken off delta.
+* It has no event for gradients whose distance is clipped: ``_label_distance`` has one.
 * Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. The grid
   is chosen by the events.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -43,6 +45,12 @@ _CELLS = 25_000
 """Cells between no loss and the largest of one step; twice as many take twice as long."""
 _LEAST_NOISE = 1e-2
 """Noise multipliers below promise nothing (epsilon above ten thousand a use), and overflow."""
+
+CLIPPINGS = ("norm", "label_distance")
+"""What DP-SGD bounds of each example, as ``LabelDPOptimizer`` has it."""
+LONGEST_CLIP = 0.75
+"""The largest norm that ``"label_distance"`` leaves a gradient, over the distance D = 2 C. Secret
+sampling hides gradients better that lie on both sides of zero: 1/2 costs what ``"norm"`` costs."""
 
 
 def randomized_response_event(epsilon: float, num_buckets: int = 2) -> DpEvent:
@@ -86,11 +94,14 @@ def gaussian_event(noise_ratio: float) -> DpEvent:
     return dp_accounting.GaussianDpEvent(2.0 * noise_ratio)
 
 
-def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: int) -> DpEvent:
+def dp_sgd_event(
+    noise_multiplier: float, sampling_probability: float, steps: int, clipping: str = "norm"
+) -> DpEvent:
     """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
     An accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
-    ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (docs/accounting.md).
+    ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (docs/accounting.md). Without sampling
+    it is the worst for either clipping.
     """
     import dp_accounting
 
@@ -102,8 +113,13 @@ def dp_sgd_event(noise_multiplier: float, sampling_probability: float, steps: in
         ". It is the expected batch size, divided by the number of examples",
     )
     steps = _validate.integer_at_least("steps", steps, 1)
+    _validate.one_of("clipping", clipping, CLIPPINGS)
     step: DpEvent = dp_accounting.GaussianDpEvent(noise)
-    if probability < 1.0:
+    if probability < 1.0 and clipping == "label_distance":
+        from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
+
+        step = LabelDistanceDpEvent(probability, noise, LONGEST_CLIP)
+    elif probability < 1.0:
         step = dp_accounting.PoissonSampledDpEvent(probability, step)
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
@@ -116,7 +132,8 @@ def composed_epsilon(
     It is the bound of the PLD accountant's pessimistic discretisation (Doroshenko et al. 2022).
     """
     import dp_accounting
-    from dp_accounting import pld
+
+    from tf_labeldp.accounting._label_distance import Accountant
 
     delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.one_of("relation", relation, _NEIGHBOURS)
@@ -125,7 +142,7 @@ def composed_epsilon(
     rounding = _ROUNDING * sum(n for probability, _, n in gaussians if probability < 1.0)
     if delta <= rounding > 0.0 or any(noise < _LEAST_NOISE for _, noise, _ in gaussians):
         return math.inf
-    accountant = pld.PLDAccountant(
+    accountant = Accountant(
         dp_accounting.NeighboringRelation[_NEIGHBOURS[relation]],
         value_discretization_interval=_grid(counted),
     )
@@ -195,6 +212,10 @@ def _gaussian(event: Any, count: int) -> tuple[float, float] | None:
     """
     import dp_accounting
 
+    from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
+
+    if isinstance(event, LabelDistanceDpEvent):
+        return event.sampling_probability, event.noise_multiplier
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return 1.0, event.noise_multiplier / math.sqrt(count)
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
@@ -211,6 +232,8 @@ def _grid(counted: dict[DpEvent, int]) -> float:
     """
     import dp_accounting
 
+    from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
+
     grid, finest = _GRID, _FINEST_GRID
     for event, count in counted.items():
         found = _gaussian(event, count)
@@ -219,7 +242,8 @@ def _grid(counted: dict[DpEvent, int]) -> float:
             grid = min(grid, probability / (15.0 * noise))
             # log(1 - q + q e^x), x the loss of the full batch at ten standard deviations
             rest = math.log1p(-probability) if probability < 1.0 else -math.inf
-            largest = 10.5 / noise + 0.5 / noise**2
+            reach = 2.0 * event.longest if isinstance(event, LabelDistanceDpEvent) else 1.0
+            largest = 10.5 * reach / noise + 0.5 * (reach / noise) ** 2
             span = float(np.logaddexp(rest, math.log(probability) + largest))
             cell = span / _CELLS
             finest = max(finest, cell if probability < 1.0 else min(cell, _GRID))
@@ -237,8 +261,9 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
             f"{name} is not an event of dp_accounting that can be written down. Use one of "
             f"{', '.join(sorted(_known_events()))}."
         )
-    fields = {one.name: getattr(event, one.name) for one in type(event).__attrs_attrs__}
-    return {"class": name} | {field: _value_to_json(value) for field, value in fields.items()}
+    is_ours = dataclasses.is_dataclass(event)  # and the others are made by attrs
+    fields = dataclasses.fields(event) if is_ours else type(event).__attrs_attrs__
+    return {"class": name} | {one.name: _value_to_json(getattr(event, one.name)) for one in fields}
 
 
 def _value_to_json(value: Any) -> Any:
@@ -269,6 +294,8 @@ def _known_events() -> dict[Any, Any]:
     """Returns the classes of events that are read and written, by their names."""
     import dp_accounting
 
+    from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
+
     found = {name: getattr(dp_accounting, name) for name in dir(dp_accounting)}
     return {
         name: kind
@@ -277,4 +304,4 @@ def _known_events() -> dict[Any, Any]:
         and issubclass(kind, dp_accounting.DpEvent)
         and hasattr(kind, "__attrs_attrs__")
         and kind not in (dp_accounting.DpEvent, dp_accounting.UnsupportedDpEvent)
-    }
+    } | {LabelDistanceDpEvent.__name__: LabelDistanceDpEvent}

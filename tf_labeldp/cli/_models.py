@@ -33,13 +33,13 @@ def small_cnn(input_shape: tuple[int, int, int], num_classes: int) -> keras.Mode
     )
 
 
-def small_mlp(num_features: int, num_classes: int) -> keras.Model:
-    """Returns a perceptron with one hidden layer of 64, which ends in logits."""
+def small_mlp(num_features: int, num_classes: int, units: int = 64) -> keras.Model:
+    """Returns a perceptron with one hidden layer, which ends in logits."""
     layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((num_features,)),
-            layers.Dense(64, activation="relu"),
+            layers.Dense(units, activation="relu"),
             layers.Dense(num_classes),
         ]
     )

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting._events import CLIPPINGS
 
 METHODS = ("auto", "ghost", "vectorized")
 
@@ -53,6 +54,9 @@ class Clip:
 
     Attributes:
         l2_norm_clip: the bound C, a number or a scalar tensor.
+        clipping: ``"norm"`` bounds the norms of gradients by C, ``"label_distance"`` their distance
+            for two labels of an example by 2 C; see ``_label_distance``. The latter is for groups
+            of one and for losses that ``check_candidates`` allows.
         group_size: contiguous rows that are clipped as one: the gradient of a group is that of its
             weighted losses' sum, divided by its number of rows with weight (or 1).
         scales: positive factors on the gradients, like ``model.trainable_variables``, multiplied on
@@ -63,9 +67,13 @@ class Clip:
     l2_norm_clip: Any
     group_size: int = 1
     scales: Sequence[tf.Tensor] | None = None
+    clipping: str = "norm"
 
     def __post_init__(self) -> None:
         _validate.integer_at_least("group_size", self.group_size, 1)
+        _validate.one_of("clipping", self.clipping, CLIPPINGS)
+        if self.clipping != "norm" and self.group_size > 1:
+            raise ValueError("clipping='label_distance' clips single examples, not groups of them.")
         clip = self.l2_norm_clip
         if not tf.is_tensor(clip):
             clip = _validate.positive_finite("l2_norm_clip", clip)
@@ -119,6 +127,14 @@ def squared_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n(
         [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
     )
+
+
+def inner_products(gradients: Sequence[tf.Tensor], ways: int) -> tf.Tensor:
+    """Returns the inner products (N, ways, ways) over all weights of gradients (N * ways, ...)."""
+    if ways == 1:
+        return squared_norms(gradients)[:, tf.newaxis, tf.newaxis]
+    flat = [tf.reshape(part, (part.shape[0] // ways, ways, -1)) for part in gradients]
+    return tf.add_n([tf.matmul(part, part, transpose_b=True) for part in flat])
 
 
 def in_chunks(values: tf.Tensor, rows: int) -> tf.Tensor:

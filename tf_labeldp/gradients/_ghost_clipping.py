@@ -22,10 +22,11 @@ from tf_labeldp.gradients._clip import (
     Sums,
     by_row,
     in_chunks,
-    squared_norms,
+    inner_products,
     weighted_sum,
     zero_where,
 )
+from tf_labeldp.gradients._label_distance import Candidates, directions
 from tf_labeldp.gradients._layer_rules import (
     FLOAT_BYTES,
     LayerRule,
@@ -38,20 +39,50 @@ from tf_labeldp.gradients._layer_rules import (
 
 @dataclasses.dataclass(frozen=True)
 class LayerRecord:
-    """The name of a layer, how its gradient follows, and what it saw in one backward pass."""
+    """The name of a layer, how its gradient follows, and what it saw in one backward pass.
+
+    With several ``ways`` each row of inputs (B, ...) has as many neighbouring rows of output
+    gradients (B * ways, ...), one for each direction that was followed back.
+    """
 
     name: str
     rule: Rule
     seen: Seen
+    ways: int = 1
+
+    def products(self, ghost: bool) -> tf.Tensor:
+        """Returns the inner products of each group's gradients, (groups, ways, ways)."""
+        seen, ways = self.seen, self.ways
+        if ghost and ways == 1:
+            return self.rule.squared_norms(seen)[:, tf.newaxis, tf.newaxis]
+        if ghost:
+            return self.rule.products(seen, ways)
+        if ways > 1:
+            seen = dataclasses.replace(seen, inputs=tf.repeat(seen.inputs, ways, axis=0))
+        return inner_products(self.rule.gradients(seen), ways)
 
     def sum(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the sum of the gradients of all rows times ``rows`` (B,); zero drops even NaN."""
+        """Returns the sum of the gradients of all rows times ``rows`` (B * ways,).
+
+        Zero drops even NaN.
+        """
         dropped = rows == 0
         kept = zero_where(dropped, self.seen.output_gradients)
-        inputs, weighted = zero_where(dropped, self.seen.inputs), kept * by_row(rows, kept)
+        weighted, inputs = kept * by_row(rows, kept), self.seen.inputs
+        if self.ways > 1:
+            weighted = tf.reduce_sum(_by_example(weighted, self.ways), axis=1)
+            dropped = tf.reduce_all(tf.reshape(dropped, (-1, self.ways)), axis=1)
+        inputs = zero_where(dropped, inputs)
         return self.rule.sum(
             dataclasses.replace(self.seen, inputs=inputs, output_gradients=weighted)
         )
+
+
+def _by_example(values: tf.Tensor, ways: int) -> tf.Tensor:
+    """Returns ``values`` (B * ways, ...) as (B, ways, ...)."""
+    shape = tf.concat([[values.shape[0] // ways, ways], tf.shape(values)[1:]], 0)
+    static = (values.shape[0] // ways, ways, *values.shape[1:])
+    return tf.ensure_shape(tf.reshape(values, shape), static)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +91,7 @@ class Plan:
 
     Attributes:
         keep: form all gradients once, and use them for the norms and for the sum.
-        ghost: norms without gradients.
+        ghost: norms (inner products) without gradients.
         chunk: groups whose norms are computed at a time.
     """
 
@@ -69,14 +100,19 @@ class Plan:
     chunk: int
 
 
-def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
-    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``."""
+def make_plans(records: Sequence[LayerRecord], max_bytes: int, ways: int = 1) -> list[Plan]:
+    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``.
+
+    The records are those of one way; there are so many of the same shapes.
+    """
     plans: dict[int, Plan] = {}
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, record in enumerate(records):
-        formed = FLOAT_BYTES * record.rule.num_weights
+        formed = FLOAT_BYTES * record.rule.num_weights * ways
         ghost = record.rule.norm_bytes(record.seen)
+        if ways > 1:
+            ghost = record.rule.product_bytes(record.seen, ways)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
@@ -112,46 +148,79 @@ def clipped_sums(
         record.rule.gradients(record.seen) if plan.keep else []
         for record, plan in zip(records, plans, strict=True)
     ]
-    squares = [
-        squared_norms(formed) if formed else _norms_in_chunks(record, plan)
-        for record, plan, formed in zip(records, plans, kept, strict=True)
-    ]
-    norms = tf.sqrt(tf.add_n(squares))
-    coefficients = clip.coefficients(norms)
-    rows = tf.repeat(coefficients, clip.group_size)
+
+    def clipped(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        norms = tf.sqrt(products[:, 0, 0])
+        return clip.coefficients(norms), norms
+
+    return _combined(records, plans, kept, clipped)
+
+
+def _combined(
+    records: Sequence[LayerRecord],
+    plans: Sequence[Plan],
+    kept: Sequence[list[tf.Tensor]],
+    choose: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+    """Returns each layer's sum of gradients times what ``choose`` makes of their products.
+
+    It returns a coefficient for each gradient, group by group, and the norms to report.
+    """
+    products = tf.add_n(
+        [
+            inner_products(formed, record.ways) if formed else _products_in_chunks(record, plan)
+            for record, plan, formed in zip(records, plans, kept, strict=True)
+        ]
+    )
+    coefficients, norms = choose(products)
     sums = [
-        [weighted_sum(coefficients, part) for part in formed] if formed else record.sum(rows)
+        [weighted_sum(coefficients, part) for part in formed]
+        if formed
+        else record.sum(tf.repeat(coefficients, record.seen.group_size))
         for record, formed in zip(records, kept, strict=True)
     ]
     return sums, norms
 
 
-def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
-    """Returns the squared norms (N,) of a layer, ``plan.chunk`` groups at a time."""
-    seen, rule = record.seen, record.rule
+def _products_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
+    """Returns the inner products (N, ways, ways) of a layer, ``plan.chunk`` groups at a time."""
+    seen, ways = record.seen, record.ways
+    gradients = seen.output_gradients if ways == 1 else _by_example(seen.output_gradients, ways)
 
-    def norms(inputs: tf.Tensor, output_gradients: tf.Tensor) -> tf.Tensor:
-        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=output_gradients)
-        return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
+    def products(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+        if ways > 1:
+            gradients = tf.reshape(gradients, tf.concat([[-1], tf.shape(gradients)[2:]], 0))
+            gradients = tf.ensure_shape(
+                gradients, (inputs.shape[0] * ways, *seen.output_gradients.shape[1:])
+            )
+        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=gradients)
+        return dataclasses.replace(record, seen=chunk).products(plan.ghost)
 
-    tensors = (seen.inputs, seen.output_gradients)
-    return map_chunks(norms, tensors, plan.chunk * seen.group_size, plan.chunk)
+    rows, shape = plan.chunk * seen.group_size, (ways, ways)
+    return map_chunks(products, (seen.inputs, gradients), rows, plan.chunk, shape)
 
 
 def map_chunks(
-    function: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], rows: int, results: int
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    rows: int,
+    results: int,
+    shape: tuple[int, ...] = (),
 ) -> tf.Tensor:
-    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other."""
+    """Applies ``function`` to ``rows`` rows at a time, one chunk after the other.
+
+    It returns (``results``, *``shape``) for each chunk.
+    """
     batch = tensors[0].shape[0]
     if rows >= batch:
         return function(*tensors)
     mapped = tf.map_fn(
         lambda chunk: function(*chunk),
         [in_chunks(tensor, rows) for tensor in tensors],
-        fn_output_signature=tf.TensorSpec((results,), tf.float32),
+        fn_output_signature=tf.TensorSpec((results, *shape), tf.float32),
         parallel_iterations=1,  # in parallel, the chunks would need the memory of all
     )
-    return tf.reshape(mapped, (-1,))[: batch * results // rows]
+    return tf.reshape(mapped, (-1, *shape))[: batch * results // rows]
 
 
 class GhostClipping:
@@ -183,25 +252,32 @@ class GhostClipping:
     def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
         """Returns the clipped sum for the trainable variables, the norms and the outputs."""
         variables = self._model.trainable_variables
-        with tf.GradientTape() as tape:
+        by_distance = clip.clipping == "label_distance"
+        with tf.GradientTape(persistent=by_distance) as tape:
             # A variable that was created frozen is not watched by itself.
             tape.watch([variable.value for variable in variables])
             tapped = self._taps(batch.x, training=True)
-            total = batch.total_loss(tapped["model"])
-        by_outputs = batch.unscaled(
-            tape.gradient(total, tapped["outputs"], unconnected_gradients="zero")
-        )
+            total = None if by_distance else batch.total_loss(tapped["model"])
+
         scales = {}
         if clip.scales is not None:
             scales = dict(zip(map(id, variables), clip.scales, strict=True))
-        records = []
-        for rule, *tensors in zip(
-            self._layers, tapped["inputs"], tapped["outputs"], by_outputs, strict=True
-        ):
-            factors = [scales[id(v)] for v in rule.variables] if scales else None
-            seen = Seen(*rule.factors(*tensors), clip.group_size, factors)
-            records.append(LayerRecord(rule.layer.name, rule.rule, seen))
-        sums, norms = clipped_sums(records, clip, max_bytes)
+
+        def back(way: tf.Tensor | None = None) -> list[LayerRecord]:
+            target = total if way is None else tapped["model"]
+            gradients = tape.gradient(target, tapped["outputs"], way, unconnected_gradients="zero")
+            parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
+            records = []
+            for rule, *tensors in zip(self._layers, *parts, strict=True):
+                factors = [scales[id(v)] for v in rule.variables] if scales else None
+                seen = Seen(*rule.factors(*tensors), clip.group_size, factors)
+                records.append(LayerRecord(rule.layer.name, rule.rule, seen))
+            return records
+
+        if by_distance:
+            sums, norms = _sums_by_distance(back, tapped["model"], batch, clip, max_bytes)
+        else:
+            sums, norms = clipped_sums(back(), clip, max_bytes)
         found = {
             id(variable): gradient
             for rule, gradients in zip(self._layers, sums, strict=True)
@@ -212,6 +288,61 @@ class GhostClipping:
             for variable in variables
         ]
         return gradients, norms, tapped["model"]
+
+
+def _sums_by_distance(
+    back: Callable[[tf.Tensor], list[LayerRecord]],
+    logits: tf.Tensor,
+    batch: Batch,
+    clip: Clip,
+    max_bytes: int,
+) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
+    """Returns what ``clipped_sums`` does, of gradients whose distance is clipped.
+
+    ``back`` follows one direction (B, L) back from the logits.
+    """
+    candidates = Candidates.of(logits, batch)
+    given = directions(logits) * batch.loss_scale
+    given = tf.cast(tf.transpose(given, (1, 0, 2)), logits.dtype)
+    records, ways = back(given[0]), candidates.ways
+    plans = make_plans(records, max_bytes, ways)
+
+    def parts(records: list[LayerRecord]) -> list[list[tf.Tensor]]:
+        return [
+            record.rule.gradients(record.seen) if plan.keep else [record.seen.output_gradients]
+            for record, plan in zip(records, plans, strict=True)
+        ]
+
+    found = parts(records)
+    if ways > 1:
+        like = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), found)
+        # One after the other: unrolled, the graph would grow with the classes.
+        stacked = tf.map_fn(lambda way: parts(back(way)), given, fn_output_signature=like)
+        found = tf.nest.map_structure(_side_by_side, stacked)
+        records = [
+            LayerRecord(
+                record.name,
+                record.rule,
+                dataclasses.replace(record.seen, output_gradients=part[0]),  # unused if kept
+                ways,
+            )
+            for record, part in zip(records, found, strict=True)
+        ]
+
+    def clipped(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        mixed, norms = candidates.coefficients(products, clip.l2_norm_clip)
+        return tf.reshape(mixed, (-1,)), norms
+
+    kept = [part if plan.keep else [] for plan, part in zip(plans, found, strict=True)]
+    return _combined(records, plans, kept, clipped)
+
+
+def _side_by_side(stacked: tf.Tensor) -> tf.Tensor:
+    """Returns ``stacked`` (ways, B, ...) as (B * ways, ...)."""
+    axes = (1, 0, *range(2, stacked.shape.rank))
+    shape = tf.concat([[-1], tf.shape(stacked)[2:]], 0)
+    rows = tf.reshape(tf.transpose(stacked, axes), shape)
+    return tf.ensure_shape(rows, (stacked.shape[0] * stacked.shape[1], *stacked.shape[2:]))
 
 
 # The model as a graph of layers.

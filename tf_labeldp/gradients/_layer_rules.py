@@ -76,6 +76,17 @@ class Rule(abc.ABC):
         """Returns the squared norms (groups,) of ``gradients`` without forming them."""
         raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
 
+    def product_bytes(self, seen: Seen, ways: int) -> int | None:
+        """Returns the working memory of ``products`` for an example; None if there is no way."""
+        return None
+
+    def products(self, seen: Seen, ways: int) -> tf.Tensor:
+        """Returns inner products (B, ways, ways) of gradients without forming them.
+
+        Each row of inputs has ``ways`` rows of output gradients.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
+
     def sum(self, seen: Seen) -> list[tf.Tensor]:
         """Returns the gradient summed over all rows: that of one group of the whole batch."""
         whole = dataclasses.replace(seen, group_size=seen.output_gradients.shape[0])
@@ -286,6 +297,17 @@ class ProductRule(KernelRule):
         longest = tf.reduce_sum(tf.sqrt(tf.cast(squares * product_squares, tf.float64)), axis=-1)
         exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
         return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
+
+    def product_bytes(self, seen: Seen, ways: int) -> int | None:
+        """Returns that of dense layers on vectors; the others have no way."""
+        is_vector = self.window is None and seen.output_gradients.shape.rank == 2
+        return FLOAT_BYTES * ways**2 if is_vector and seen.scales is None else None
+
+    def products(self, seen: Seen, ways: int) -> tf.Tensor:
+        gradients = tf.reshape(seen.output_gradients, (-1, ways, self.bias_size))
+        squares = tf.reduce_sum(tf.square(seen.inputs), axis=1) * float(self.has_kernel)
+        factor = squares + float(self.has_bias)
+        return factor[:, tf.newaxis, tf.newaxis] * tf.matmul(gradients, gradients, transpose_b=True)
 
     def _scaled_squared_norms(self, seen: Seen, scales: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns those of a dense layer on vectors: sum_ij a_i^2 s_ij^2 g_j^2."""

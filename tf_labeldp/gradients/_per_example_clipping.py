@@ -49,7 +49,8 @@ class PerExampleClipping:
     Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
         L2 norm, whatever the model, the loss and the weights are: every group adds at most
-        ``l2_norm_clip``.
+        ``l2_norm_clip``. With ``clipping="label_distance"`` that holds for a replaced label alone,
+        and for cross-entropy: an example adds up to ``2 * LONGEST_CLIP * l2_norm_clip`` then.
         A group whose gradient is not finite adds exactly zero.
         No layer mixes examples: each group's contribution depends on its own rows alone.
         All this is up to the rounding of ``float32``; on GPUs that round the factors of products

@@ -17,9 +17,11 @@ from tf_labeldp.gradients._clip import (
     Clip,
     Sums,
     in_chunks,
+    inner_products,
     squared_norms,
     weighted_sum,
 )
+from tf_labeldp.gradients._label_distance import Candidates, directions
 from tf_labeldp.gradients._model_checks import added_loss, parts_of
 
 _ONE_BY_ONE = (
@@ -41,9 +43,10 @@ class VectorizedClipping:
         model, group_size, num_rows = self._model, clip.group_size, batch.weights.shape[0]
         values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
         states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
+        by_distance = clip.clipping == "label_distance"
 
         def example(row: Any) -> tuple[list[tf.Tensor], Any]:
-            return self._example(batch, row, values, states)
+            return self._example(batch, row, values, states, by_distance)
 
         # Each example has random numbers (dropout) of its own.
         rows = (batch.x, batch.y, batch.weights, row_seeds(states, num_rows))
@@ -53,6 +56,9 @@ class VectorizedClipping:
 
         def clipped(rows: Any) -> Sums:
             gradients, outputs = trace.map_rows(example, rows)
+            if by_distance:
+                part = dataclasses.replace(batch, y=rows[1], weights=rows[2])
+                return (*_sums_by_distance(gradients, Candidates.of(outputs, part), clip), outputs)
             groups = rows[2].shape[0] // group_size
             grouped = [
                 tf.reduce_sum(tf.reshape(g, (groups, group_size, *g.shape[1:])), axis=1)
@@ -76,20 +82,29 @@ class VectorizedClipping:
         return _sums_in_chunks(clipped, rows, chunk, group_size)
 
     def _example(
-        self, batch: Batch, row: Any, values: list[tf.Tensor], states: list[Any]
+        self,
+        batch: Batch,
+        row: Any,
+        values: list[tf.Tensor],
+        states: list[Any],
+        by_distance: bool,
     ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the weighted gradient of one example by each weight, and the model's output."""
+        """Returns the weighted gradient of one example by each weight, and the model's output.
+
+        ``by_distance`` asks for the gradients (R, *weight shape) of the logits along the directions
+        of ``_label_distance`` instead.
+        """
         model = self._model
         x, y, weight = tf.nest.map_structure(lambda part: part[tf.newaxis], row[:3])
         alone = dataclasses.replace(batch, x=x, y=y, weights=weight)
         mapping = [*zip(model.trainable_variables, values, strict=True)]
         mapping += [*zip(states, row[3], strict=True)]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(by_distance, watch_accessed_variables=False) as tape:
             tape.watch(values)
             # Nothing that the model would write to its own variables gets out of this scope.
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 outputs = model(x, training=True)
-            total = alone.total_loss(outputs)
+            total = outputs if by_distance else alone.total_loss(outputs)
         if scope.losses:
             raise added_loss(model)
         seeded = {id(state) for state in states}
@@ -104,8 +119,28 @@ class VectorizedClipping:
                 "state carries examples into the steps of others. Freeze these layers or leave "
                 "them out (a stateful RNN: stateful=False)."
             )
-        gradients = tape.gradient(total, values, unconnected_gradients="zero")
-        return batch.unscaled(gradients), tf.nest.map_structure(lambda out: out[0], outputs)
+        ways: list[Any] = [None]
+        if by_distance:
+            scaled = directions(outputs) * batch.loss_scale
+            ways = tf.unstack(tf.cast(scaled, outputs.dtype), axis=1)
+        found = [
+            batch.unscaled(tape.gradient(total, values, way, unconnected_gradients="zero"))
+            for way in ways
+        ]
+        gradients = [tf.stack(p) for p in zip(*found, strict=True)] if by_distance else found[0]
+        return gradients, tf.nest.map_structure(lambda out: out[0], outputs)
+
+
+def _sums_by_distance(
+    gradients: list[tf.Tensor], candidates: Candidates, clip: Clip
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns the clipped sum and the norms of gradients (B, R, *weight shape)."""
+    if clip.scales is not None:
+        gradients = [g * scale for g, scale in zip(gradients, clip.scales, strict=True)]
+    flat = [tf.reshape(g, (g.shape[0] * g.shape[1], *g.shape[2:])) for g in gradients]
+    products = inner_products(flat, candidates.ways)
+    coefficients, norms = candidates.coefficients(products, clip.l2_norm_clip)
+    return [weighted_sum(tf.reshape(coefficients, (-1,)), g) for g in flat], norms
 
 
 def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:

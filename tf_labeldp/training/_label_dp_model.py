@@ -21,6 +21,7 @@ from tf_labeldp.accounting._receipts import (
 )
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
+from tf_labeldp.gradients._label_distance import check_candidates, check_labels
 from tf_labeldp.gradients._model_checks import check_layers, per_example_loss
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
@@ -226,6 +227,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             )
         check_layers(self)
         losses = per_example_loss(loss)
+        if optimizer.clipping == "label_distance":
+            check_candidates(self, loss)
         settings["auto_scale_loss"] = False
         super().compile(optimizer=optimizer, loss=loss, jit_compile=jit_compile, **settings)
         self._guard = StepGuard(compiled=self.jit_compile)
@@ -325,6 +328,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                     "share each batch evenly."
                 )
         check_codes(self, self.loss, plan)
+        if self.optimizer.clipping == "label_distance":
+            _check_candidates_of(plan, self.output_shape[-1])
 
     def _begin(self, plan: TrainingPlan) -> None:
         if not self.optimizer.built:  # before a callback restores its variables
@@ -462,6 +467,19 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
             "steps_per_execution='auto' is not supported: steps are charged by the epoch, so their "
             "number must be known. Give a number that divides the steps of an epoch."
         )
+
+
+def _check_candidates_of(plan: TrainingPlan, outputs: int) -> None:
+    """Raises for labels that clipping by distance has no candidates of."""
+    if plan.unit != "label":
+        raise ValueError(
+            "clipping='label_distance' protects single labels, and these batches are of users. Use "
+            "clipping='norm'."
+        )
+    if plan.vault is not None:
+        _ = plan.vault.num_classes  # raises for numbers and rows of labels
+    elif (known := plan.known_labels()) is not None:
+        check_labels(known, outputs)
 
 
 def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting._events import CLIPPINGS, dp_sgd_event
 from tf_labeldp.gradients._clip import Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import (
@@ -21,7 +22,7 @@ from tf_labeldp.training._preconditioner import GaussNewton
 _LEAST_CLIP = 1e-10
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
-_NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "insecure_seed")
+_NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping", "insecure_seed")
 _SPEED = ("method", "max_bytes")
 
 
@@ -40,9 +41,10 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     Guarantee:
         One step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
         ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice
-        ``l2_norm_clip`` at most. Denoiser and inner optimizer only process what has been made
-        private. Gradients that did not go through ``LabelDPModel`` are refused: there is no way to
-        train in the clear with it. What all steps together cost is in ``LabelDPModel.guarantee()``.
+        ``l2_norm_clip`` at most, with either ``clipping``. Denoiser and inner optimizer only
+        process what has been made private. Gradients that did not go through ``LabelDPModel`` are
+        refused: there is no way to train in the clear with it. What all steps together cost is in
+        ``LabelDPModel.guarantee()``.
         The clip, the noise, the denoiser and the preconditioner can't be changed: compile the model
         with another optimizer.
 
@@ -50,13 +52,19 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate
             schedule, weight decay and ``use_ema``; its own clipping and gradient accumulation
             must be off, as they would act on noisy gradients.
-        l2_norm_clip: C, the largest L2 norm of one example's gradient; above zero.
+        l2_norm_clip: C, the largest L2 norm of one example's gradient (half of the largest distance
+            with ``clipping="label_distance"``); above zero.
         noise_multiplier: standard deviation of the noise over C, above zero
             (``accounting.calibrate_noise_multiplier`` finds it for a target epsilon).
         denoiser: ``AltConv``, ``SelfConv``, ``SelfSpan``, or None for plain DP-SGD.
         preconditioner: ``"gauss_newton"`` or a ``GaussNewton``, to clip and to add noise in
             coordinates that follow the curvature of the loss, which no label is needed for; not
             together with a denoiser. None for the weights themselves.
+        clipping: ``"norm"`` bounds each gradient by ``l2_norm_clip``. ``"label_distance"`` bounds
+            by twice that how far the gradients that an example has for any two labels are apart,
+            and so clips less at the same noise, mostly where the model is sure of a label. It is
+            for plain cross-entropy of logits, and takes a backward pass for each class but one;
+            calibrate the noise for it (``calibrate_noise_multiplier(..., clipping=...)``).
         num_microbatches: clips means of ``batch / num_microbatches`` neighbouring examples instead
             of single gradients; None: one example each.
         noise: another source of noise than ``GaussianNoise(noise_multiplier)``; then
@@ -89,6 +97,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         denoiser: Denoiser | None = None,
         num_microbatches: int | None = None,
         *,
+        clipping: str = "norm",
         preconditioner: GaussNewton | str | None = None,
         noise: NoiseMechanism | None = None,
         insecure_seed: int | None = None,
@@ -116,6 +125,9 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         if num_microbatches is not None:
             num_microbatches = _validate.integer_at_least("num_microbatches", num_microbatches, 1)
         self._num_microbatches = num_microbatches
+        self._clipping = _validate.one_of("clipping", clipping, CLIPPINGS)
+        if self._clipping == "label_distance":
+            _check_by_distance(self._noise, num_microbatches)
         speed = Speed(method, max_bytes)
         self.method, self.max_bytes = speed.method, speed.max_bytes
         self._noise_state: Any = ()
@@ -124,6 +136,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     l2_norm_clip: float = fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
     noise: NoiseMechanism = fixed("_noise", "Where the noise comes from.")
+    clipping: str = fixed("_clipping", "What is bounded of each example's gradients.")
     denoiser: Denoiser = fixed("_denoiser", "What makes a better gradient of a noisy one.")
     preconditioner: GaussNewton | None = fixed(
         "_preconditioner", "What decides the coordinates of clipping and noise, or None."
@@ -136,6 +149,12 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     def noise_multiplier(self) -> float:
         """Standard deviation of one step's noise over ``l2_norm_clip``."""
         return self.noise.noise_multiplier
+
+    def dp_event(self, sampling_probability: float, steps: int) -> Any:
+        """Returns the event of some steps, as ``NoiseMechanism.dp_event`` does."""
+        if self.clipping == "norm":
+            return self.noise.dp_event(sampling_probability, steps)
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, self.clipping)
 
     def build(self, variables: list[Any]) -> None:
         """Makes the variables of the inner optimizer, the noise and the denoiser."""
@@ -314,6 +333,20 @@ def _checked_clip(value: Any) -> float:
             f"in single precision, got {clip:g}. Scale the loss instead."
         )
     return clip
+
+
+def _check_by_distance(noise: NoiseMechanism, num_microbatches: int | None) -> None:
+    """Raises for what clipping by distance is not accounted with."""
+    if num_microbatches is not None:
+        raise ValueError(
+            f"num_microbatches={num_microbatches} clips means of examples, and "
+            "clipping='label_distance' single ones. Leave one of them out."
+        )
+    if type(noise) is not GaussianNoise:
+        raise ValueError(
+            "clipping='label_distance' needs GaussianNoise: other noise is accounted for gradients "
+            f"of norm l2_norm_clip at most, got {type(noise).__name__}. Use clipping='norm'."
+        )
 
 
 def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | None:

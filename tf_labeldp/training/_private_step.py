@@ -280,7 +280,7 @@ class PrivateStep:
         group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
         result = self._clipping.clipped_sum(
             Batch(x, y, weights, self.per_example_loss),
-            Clip(optimizer.l2_norm_clip, group_size, scales),
+            Clip(optimizer.l2_norm_clip, group_size, scales, optimizer.clipping),
         )
         step = optimizer.iterations.value
         half = {one.name for one in all_layers(self._model) if one.compute_dtype == "float16"}

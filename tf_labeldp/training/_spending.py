@@ -186,7 +186,8 @@ class Spending:
         name = type(noise).__name__
         if plan.sampling_probability is None:
             return Charge.unknown(_UNKNOWN)
-        event = noise.dp_event(plan.sampling_probability, plan.uses_an_epoch * epochs)
+        uses = plan.uses_an_epoch * epochs
+        event = self.optimizer.dp_event(plan.sampling_probability, uses)
         if event is None:
             if plan.vault is not None:
                 raise ValueError(
@@ -195,7 +196,8 @@ class Spending:
                 )
             return Charge.unknown(_NO_EVENT.format(name=name))
         # The number of steps is in the receipts.
-        sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit)
+        clipping = self.optimizer.clipping
+        sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit, clipping)
         notes = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
         if not is_of_this_library(noise):
             notes.insert(0, _CLAIMED.format(name=name))

@@ -1,0 +1,260 @@
+"""Clipping by the distance of an example's gradients for two labels, against loops over labels."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_labeldp.accounting._events import LONGEST_CLIP
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._label_distance import (
+    check_candidates,
+    check_labels,
+    chosen,
+    largest_clips,
+)
+from tf_labeldp.gradients._per_example_clipping import ClippedSum, PerExampleClipping
+
+layers = keras.layers
+ROWS = 10
+WEIGHTS = np.array([1.0, 1.0, 0.3, 1.0, 0.0, 1.0, 2.0, 1.0, 1.0, 1.0], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    keras.utils.set_random_seed(4)
+
+
+def model(outputs: int, *more: Any) -> keras.Model:
+    """A small network whose gradients are large, and whose predictions are mostly sure."""
+    made = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(5, "tanh"),
+            *more,
+            layers.Dense(outputs),
+        ]
+    )
+    for variable in made.trainable_variables:
+        variable.assign(3.0 * variable)
+    return made
+
+
+def batch(outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(ROWS, 6, 6, 2)).astype(np.float32)
+    return x, rng.integers(max(outputs, 2), size=ROWS)
+
+
+def clipped(made: keras.Model, x: Any, y: Any, clip: float, **given: Any) -> ClippedSum:
+    speed = Speed(given.pop("method", "auto"), given.pop("max_bytes", 2**30))
+    weights = given.pop("weights", WEIGHTS)
+
+    def unused(y_true: Any, y_pred: Any) -> Any:
+        raise AssertionError("the gradients are those of cross-entropy, whatever the loss")
+
+    return PerExampleClipping(made, speed).clipped_sum(
+        Batch(x, y, weights, unused), Clip(clip, clipping="label_distance", **given)
+    )
+
+
+def flat(gradients: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(g, np.float64)) for g in gradients])
+
+
+def candidates(made: keras.Model, x: np.ndarray, scales: Any = None) -> np.ndarray:
+    """Gradients (B, K, weights) of Keras's cross-entropy, example by example, label by label."""
+    outputs = made.output_shape[-1]
+    found = []
+    for row in x:
+        with tf.GradientTape(persistent=True) as tape:
+            logits = made(row[np.newaxis])
+            losses = [
+                keras.losses.BinaryCrossentropy(from_logits=True)(
+                    np.array([[k]], np.float32), logits
+                )
+                if outputs == 1
+                else keras.losses.SparseCategoricalCrossentropy(from_logits=True)(
+                    np.array([k]), logits
+                )
+                for k in range(max(outputs, 2))
+            ]
+        values = [v.value for v in made.trainable_variables]
+        gradients = [tape.gradient(loss, values) for loss in losses]
+        if scales is not None:
+            gradients = [[g * s for g, s in zip(one, scales, strict=True)] for one in gradients]
+        found.append([flat(one) for one in gradients])
+    return np.array(found)
+
+
+def shortened(vectors: np.ndarray, length: float) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors * np.minimum(1.0, length / np.maximum(norms, 1e-30))
+
+
+def diameter(vectors: np.ndarray) -> float:
+    return max(np.linalg.norm(u - v) for u, v in itertools.product(vectors, vectors))
+
+
+def best_clip(vectors: np.ndarray, distance: float) -> float:
+    """The largest clip, by bisection of the distance itself."""
+    low, high = 0.0, LONGEST_CLIP * distance
+    if diameter(shortened(vectors, high)) <= distance:
+        return high
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = diameter(shortened(vectors, middle)) > distance
+        low, high = (low, middle) if above else (middle, high)
+    return low
+
+
+CASES = [(1, 0.5), (1, 4.0), (2, 0.5), (2, 4.0), (4, 0.5), (4, 4.0)]
+
+
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+@pytest.mark.parametrize(("outputs", "clip"), CASES)
+def test_sums_are_those_of_a_loop_over_examples_and_labels(outputs, clip, method):
+    made, (x, y) = model(outputs), batch(outputs)
+    wanted = np.zeros(made.count_params())
+    norms, distances = [], []
+    for vectors, weight, label in zip(candidates(made, x), WEIGHTS, y, strict=True):
+        vectors = weight * vectors
+        kept = shortened(vectors, best_clip(vectors, 2 * clip))
+        wanted += kept[label]
+        norms.append(np.linalg.norm(vectors[label]))
+        distances.append(diameter(kept))
+    found = clipped(made, x, y, clip, method=method)
+    np.testing.assert_allclose(flat(found.gradients), wanted, rtol=2e-4, atol=2e-5 * clip)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
+    # The distance is used up, and not just half of it.
+    assert max(distances) == pytest.approx(2 * clip) or clip > 1
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_memory_changes_no_result(outputs):
+    made, (x, y) = model(outputs), batch(outputs)
+    wanted = flat(clipped(made, x, y, 1.0).gradients)
+    for max_bytes in (4_000, 30_000):
+        found = tf.function(lambda m=max_bytes: clipped(made, x, y, 1.0, max_bytes=m).gradients)()
+        np.testing.assert_allclose(flat(found), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="max_bytes=100 is too small for layer"):
+        clipped(made, x, y, 1.0, max_bytes=100)
+
+
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+def test_scaled_gradients_are_clipped_as_scaled(method):
+    made, (x, y) = model(3), batch(3)
+    rng = np.random.default_rng(1)
+    scales = [
+        tf.constant(rng.uniform(0.2, 3, v.shape), tf.float32) for v in made.trainable_variables
+    ]
+    wanted = 0.0
+    for vectors, label in zip(candidates(made, x, scales), y, strict=True):
+        wanted += shortened(vectors, best_clip(vectors, 2.0))[label]
+    ones = np.ones(ROWS, np.float32)
+    found = clipped(made, x, y, 1.0, method=method, scales=scales, weights=ones)
+    np.testing.assert_allclose(flat(found.gradients), wanted, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["ghost", "vectorized"])
+@pytest.mark.parametrize(("outputs", "clip"), CASES)
+def test_one_replaced_label_moves_the_sum_by_the_distance_at_most(outputs, clip, method):
+    """From both sides: it is kept, and used."""
+    made, (x, y) = model(outputs, layers.Dropout(0.3)), batch(outputs)
+    sums = []
+    for label in range(max(outputs, 2)):
+        keras.utils.set_random_seed(7)  # the same dropout
+        generator = made.layers[3].seed_generator
+        generator.state.assign(np.array([1, 2], generator.state.dtype))
+        labels = np.where(np.arange(ROWS) == 3, label, y)
+        sums.append(flat(clipped(made, x, labels, clip, method=method).gradients))
+    assert diameter(np.array(sums)) <= 2 * clip * (1 + 1e-5)
+    if clip < 1:  # nothing of the distance is left but for the bound of norms
+        assert diameter(np.array(sums)) > 2 * clip * LONGEST_CLIP * (1 - 1e-5)
+
+
+def test_one_logit_has_the_clip_of_the_closed_form():
+    rng = np.random.default_rng(3)
+    p, norm = rng.uniform(size=200), rng.exponential(4.0, size=200)
+    low, high = np.minimum(p, 1 - p) * norm, np.maximum(p, 1 - p) * norm
+    gram = np.array([[low * low, -low * high], [-low * high, high * high]]).transpose(2, 0, 1)
+    found = largest_clips(
+        tf.constant(gram, tf.float32), tf.constant(np.stack([low, high], 1), tf.float32), 2.0
+    )
+    closed = np.maximum(1.0, 2.0 - low)
+    np.testing.assert_allclose(
+        np.minimum(found, high), np.minimum(np.minimum(closed, 2 * LONGEST_CLIP), high), rtol=1e-5
+    )
+    assert np.any(closed > 1.3) and np.any(closed == 1.0)
+
+
+def test_an_example_whose_label_is_none_or_that_is_not_finite_adds_nothing():
+    made, (x, y) = model(3), batch(3)
+    ones = np.ones(ROWS, np.float32)
+    without = ones.copy()
+    without[[1, 5, 7]] = 0.0
+    wanted = flat(clipped(made, x, y, 1.0, weights=without).gradients)
+    y = np.eye(3, dtype=np.float32)[y]
+    y[1], y[5] = (0.5, 0.5, 0.0), 0.0
+    x[7] = np.nan
+    for method in ("ghost", "vectorized"):
+        found = clipped(made, x, y, 1.0, weights=ones, method=method)
+        np.testing.assert_allclose(flat(found.gradients), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_come_as_codes_or_one_hot_rows():
+    codes = np.array([2, 0, 1])
+    for y in (codes, codes[:, None], codes.astype(np.float32), np.eye(3)[codes]):
+        np.testing.assert_array_equal(chosen(tf.constant(y), 3), np.eye(3)[codes])
+    np.testing.assert_array_equal(chosen(tf.constant([[1.0], [0.0]]), 1), [[0, 1], [1, 0]])
+    check_labels(codes, 3)
+    for wrong, outputs in ((codes, 2), (codes + 0.5, 4), (np.full((3, 3), 1 / 3), 3)):
+        with pytest.raises(
+            ValueError, match="one class for each example, and some labels are none"
+        ):
+            check_labels(wrong, outputs)
+
+
+LOSSES = keras.losses
+BAD_LOSSES = [
+    "mse",
+    "sparse_categorical_crossentropy",
+    LOSSES.SparseCategoricalCrossentropy(),
+    LOSSES.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+    LOSSES.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+    LOSSES.CategoricalCrossentropy(from_logits=True, axis=1),
+    LOSSES.CategoricalFocalCrossentropy(from_logits=True),
+    lambda y_true, y_pred: keras.ops.sum(y_pred, axis=1),
+]
+
+
+@pytest.mark.parametrize("loss", BAD_LOSSES)
+def test_losses_whose_candidates_are_not_known_are_refused(loss):
+    with pytest.raises(ValueError, match=r"knows the gradients .* plain cross-entropy of logits"):
+        check_candidates(model(3), loss)
+
+
+def test_outputs_have_to_be_logits_of_one_class():
+    check_candidates(model(3), LOSSES.CategoricalCrossentropy(from_logits=True))
+    check_candidates(model(1), LOSSES.BinaryCrossentropy(from_logits=True))
+    for made, loss in (
+        (model(1), LOSSES.SparseCategoricalCrossentropy(from_logits=True)),
+        (model(3), LOSSES.BinaryCrossentropy(from_logits=True)),
+    ):
+        with pytest.raises(ValueError, match=r"needs a model that returns .* logit"):
+            check_candidates(made, loss)
+    sequence = keras.Sequential([keras.Input((4, 5)), layers.Dense(3)])
+    with pytest.raises(ValueError, match=r"K logits, \(B, K\).*got shape \(None, 4, 3\)"):
+        check_candidates(sequence, LOSSES.SparseCategoricalCrossentropy(from_logits=True))
+
+
+def test_groups_are_refused():
+    with pytest.raises(ValueError, match="single examples, not groups"):
+        Clip(1.0, 2, clipping="label_distance")

@@ -1,0 +1,140 @@
+"""``clipping="label_distance"`` in training: what is refused, charged, stated and added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from label_dp_cases import DELTA, LOSS, SIGMA, D, K, N, batches, codes, features, vault
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import dp_sgd_guarantee
+from tf_labeldp.training import GaussianNoise, GaussNewton, LabelDPModel, LabelDPOptimizer
+
+BY_DISTANCE = {"clipping": "label_distance"}
+
+
+class OtherNoise(GaussianNoise):
+    """Noise of somebody else, accounted for gradients of norm ``l2_norm_clip``."""
+
+
+def private_model(loss: Any = LOSS, jit: bool = False, **settings: Any) -> LabelDPModel:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((D,))
+    hidden = keras.layers.Dense(5, "tanh")(inputs)
+    model = LabelDPModel(inputs, keras.layers.Dense(K)(hidden))
+    noise = settings.pop("noise", None) or GaussianNoise(SIGMA, source="device" if jit else "host")
+    optimizer = LabelDPOptimizer(
+        keras.optimizers.SGD(0.5), 0.1, noise=noise, **{**BY_DISTANCE, **settings}
+    )
+    model.compile(optimizer, loss=loss, jit_compile=jit)
+    return model
+
+
+def test_the_statement_is_that_of_its_own_accounting() -> None:
+    model, labels = private_model(), vault()
+    model.fit(batches(labels), epochs=2, verbose=0)
+    exact = dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA, **BY_DISTANCE)
+    found = model.guarantee(DELTA)
+    assert found.epsilon == pytest.approx(exact.epsilon)
+    assert labels.guarantee().epsilon == pytest.approx(exact.epsilon)
+    assert found.epsilon > 1.02 * dp_sgd_guarantee(SIGMA, 0.1, 6, DELTA).epsilon
+    assert any("for any two labels are at most twice" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_replaced_label_moves_a_step_by_the_distance_at_most(jit: bool) -> None:
+    """The noise of a seed is the same, so what is left between two fits is the label."""
+    sums = []
+    for label in range(K):
+        model = private_model(
+            jit=jit,
+            noise=GaussianNoise(1e-3, source="device" if jit else "host", insecure_seed=1),
+        )
+        before = [np.array(weight) for weight in model.get_weights()]
+        y = np.where(np.arange(N) == 0, label, codes())
+        model.fit(features(), y, batch_size=N, verbose=0)
+        moved = [(a - b) * N / 0.5 for a, b in zip(before, model.get_weights(), strict=True)]
+        sums.append(np.concatenate([part.ravel() for part in moved]).astype(np.float64))
+    apart = [np.linalg.norm(a - b) for a in sums for b in sums]
+    assert 0.19 < max(apart) <= 0.2 * (1 + 1e-3)
+
+
+def test_settings_are_fixed_and_kept() -> None:
+    optimizer = private_model().optimizer
+    again = LabelDPOptimizer.from_config(optimizer.get_config())
+    assert again.clipping == optimizer.clipping == "label_distance"
+    assert LabelDPOptimizer("sgd", 1.0, 1.0).clipping == "norm"
+    with pytest.raises(AttributeError):
+        optimizer.clipping = "norm"
+
+
+def test_what_is_not_accounted_is_refused_at_construction() -> None:
+    with pytest.raises(ValueError, match="clipping must be one of norm, label_distance, got"):
+        LabelDPOptimizer("sgd", 1.0, 1.0, clipping="distance")
+    with pytest.raises(ValueError, match="num_microbatches=4 clips means of examples"):
+        LabelDPOptimizer("sgd", 1.0, 1.0, num_microbatches=4, **BY_DISTANCE)
+    with pytest.raises(ValueError, match=r"needs GaussianNoise.*got OtherNoise"):
+        LabelDPOptimizer("sgd", 1.0, noise=OtherNoise(1.0), **BY_DISTANCE)
+
+
+def test_losses_without_known_candidates_are_refused_on_compile() -> None:
+    with pytest.raises(ValueError, match="plain cross-entropy of logits alone, got loss"):
+        private_model(loss=lambda y_true, y_pred: keras.ops.mean(y_pred, axis=1))
+
+
+def numbers() -> Any:
+    budget = ldp.PrivacyBudget(3.0, DELTA)
+    return ldp.PrivateLabels(np.zeros(N), low=0.0, high=1.0, budget=budget)
+
+
+def rows() -> Any:
+    budget = ldp.PrivacyBudget(3.0, DELTA)
+    return ldp.PrivateLabels(np.zeros((N, K), int), num_labels=K, budget=budget)
+
+
+@pytest.mark.parametrize("kind", [numbers, rows])
+def test_labels_that_are_no_classes_are_refused_before_anything_is_charged(kind: Any) -> None:
+    model, labels = private_model(), kind()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="have no classes"):
+        model.fit(batches(labels), verbose=0)
+    assert not list(labels.history())
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_users_and_soft_labels_are_refused() -> None:
+    labels = vault()
+    by_user = batches(labels, q=0.2, users=np.arange(N) // 2, max_examples_per_user=2)
+    with pytest.raises(ValueError, match="protects single labels, and these batches are of users"):
+        private_model().fit(by_user, verbose=0)
+    assert not list(labels.history())
+    soft = np.full((N, K), 1.0 / K, np.float32)
+    model = private_model(loss=keras.losses.CategoricalCrossentropy(from_logits=True))
+    for data in ((features(), soft), (batches(soft), None)):
+        with pytest.raises(ValueError, match="some labels are none"):
+            model.fit(*data, verbose=0)
+
+
+def test_one_hot_labels_train_as_codes_do() -> None:
+    found = []
+    for y, loss in (
+        (codes(), LOSS),
+        (np.eye(K, dtype=np.float32)[codes()], keras.losses.CategoricalCrossentropy(True)),
+    ):
+        model = private_model(loss=loss, noise=GaussianNoise(SIGMA, insecure_seed=2))
+        model.fit(features(), y, batch_size=N, verbose=0)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_it_trains_with_a_denoiser_and_with_a_preconditioner() -> None:
+    for settings in ({"denoiser": ldp.AltConv(8)}, {"preconditioner": GaussNewton(8)}):
+        model = private_model(**settings)
+        before = model.get_weights()
+        history = model.fit(batches(vault()), verbose=0).history
+        assert np.isfinite(history["noisy_gradient_norm"][0])
+        assert not np.array_equal(before[0], model.get_weights()[0])
