@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
+from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
 from tf_labeldp.vault._carried import receipts_of
 
 N, D, K = 40, 3, 3
@@ -156,17 +156,31 @@ def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
     assert [one.kind for one in receipts_of(model)] == ["steps"] * 2  # each was charged once
 
 
-@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "mse", "binary_crossentropy"])
-def test_losses_by_name(loss: str) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    ["sparse_categorical_crossentropy", "categorical_crossentropy", "mse", "binary_crossentropy"],
+)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_losses_by_name_of_probabilities(loss: str, jit_compile: bool) -> None:
     x, y = data()
-    inputs = keras.Input((D,))
-    units, activation = (K, "softmax") if loss.startswith("sparse") else (1, "sigmoid")
-    model = LabelDPModel(inputs, keras.layers.Dense(units, activation=activation)(inputs))
-    model.compile(optimizer(), loss=loss)
-    labels = y if units == K else (y == 1).astype(np.float32)[:, None]
-    before = model.evaluate(x, labels, verbose=0)
-    model.fit(x, labels, epochs=5, batch_size=20, verbose=0)
-    assert model.evaluate(x, labels, verbose=0) < before
+    weights = []
+    for method in ("auto", "vectorized"):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((D,))
+        units, activation = (K, "softmax") if "categorical" in loss else (1, "sigmoid")
+        model = LabelDPModel(inputs, keras.layers.Dense(units, activation=activation)(inputs))
+        noise = GaussianNoise(1e-9, source="device" if jit_compile else "host")
+        inner = keras.optimizers.SGD(1.0)
+        private = LabelDPOptimizer(inner, l2_norm_clip=1.0, noise=noise, method=method)
+        model.compile(private, loss=loss, jit_compile=jit_compile)
+        labels = np.eye(K, dtype=np.float32)[y] if loss.startswith("cat") else y
+        labels = labels if units == K else (y == 1).astype(np.float32)[:, None]
+        before = model.evaluate(x, labels, verbose=0)
+        model.fit(x, labels, epochs=5, batch_size=20, shuffle=False, verbose=0)
+        assert model.evaluate(x, labels, verbose=0) < 0.7 * before
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_embeddings_and_inputs_by_name() -> None:

@@ -257,7 +257,10 @@ class GhostClipping:
             # A variable that was created frozen is not watched by itself.
             tape.watch([variable.value for variable in variables])
             tapped = self._taps(batch.x, training=True)
-            total = None if by_distance else batch.total_loss(tapped["model"])
+            # Of probabilities that know their logits Keras takes the loss from these, past the
+            # tensors that are differentiated by here; a copy does not know them.
+            outputs = tf.nest.map_structure(tf.identity, tapped["model"])
+            total = None if by_distance else batch.total_loss(outputs)
 
         scales = {}
         if clip.scales is not None:
