@@ -210,7 +210,7 @@ def test_both_kinds_of_products_see_the_same_masks() -> None:
             GradientOperator(
                 lambda: -tf.nn.log_softmax(forward(x)), forward.variables, products=products
             )
-            for products in ("recorded", "recomputed")
+            for products in ("double_backward", "forward")
         ]
         return [[*operator.matvec(u), operator.rmatvec(v)] for operator in made]
 
