@@ -64,7 +64,7 @@ def test_loops_in_a_model_need_double_backward(case_of, like_variables, flat):
         lambda products: case.operator(products=products).rmatvec(like_variables(case, v))
     )
     np.testing.assert_allclose(np.ravel(product("double_backward")), v @ matrix, atol=1e-4)
-    with pytest.raises(ValueError, match="forward mode cannot pass.*products='double_backward'"):
+    with pytest.raises(ValueError, match=r"forward mode cannot pass.*products='double_backward'"):
         product("forward")
 
 

@@ -97,6 +97,11 @@ class GradientOperator:
         return rows, labels
 
     @property
+    def losses(self) -> tf.Tensor:
+        """The losses (n, K) themselves, in ``dtype``."""
+        return tf.cast(self._values, self.dtype)
+
+    @property
     def variable_shapes(self) -> list[tf.TensorShape]:
         """Shapes of what ``rmatvec`` takes and ``matvec`` gives."""
         return [variable.shape for variable in self._variables]

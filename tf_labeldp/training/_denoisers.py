@@ -180,13 +180,15 @@ class _Hull(Denoiser):
     def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
         """Returns the smoothed projection onto the hull, and its certificate."""
         operator = GradientOperator(vertices.losses, vertices.variables, products=self.products)
-        predictions = vertices.predictions()
+        known = vertices.cross_entropy
+        predictions = tf.exp(-operator.losses) if known else vertices.predictions()
         found = project_onto_hull(
             operator,
             gradients,
             hull=self.hull,
             start=self.start,
             predictions=predictions,
+            zero_at_predictions=known,
             solver=self.solver,
             relative_gap=self.relative_gap,
             max_products=self.max_products,
@@ -290,8 +292,8 @@ class AltConv(_Hull):
             examples. Without a ``residual``, 20 to 40 gain accuracy.
         step_size: of ``"pgd"`` alone.
         steps: of ``"pgd"`` alone.
-        products: how products with the transpose are computed, ``"double_backward"`` or the
-            paper's ``"forward"`` mode, which is slower on a CPU: see ``gradients.GradientOperator``.
+        products: how products with the transpose are computed: ``"double_backward"``, or the
+            paper's ``"forward"`` mode, slower on a CPU (see ``gradients.GradientOperator``).
 
     Raises:
         ValueError: an argument out of range.
