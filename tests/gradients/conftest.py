@@ -80,6 +80,10 @@ def make_case(kind: str, n: int = 5, labels: int = 3, dtype: str = "float64") ->
                 layers.Dense(labels, **with_policy),
             ]
         )
+    elif kind in ("recurrent", "unrolled"):
+        x = rng.normal(size=(n, 4, 2))
+        layer = layers.LSTM(3, unroll=kind == "unrolled", **with_policy)
+        model = keras.Sequential([layer, layers.Dense(labels, **with_policy)])
     elif kind == "two_inputs":
         first, second = keras.Input([6], dtype=dtype), keras.Input([2], dtype=dtype)
         merged = layers.Concatenate(dtype=dtype)(

@@ -208,12 +208,13 @@ def test_the_distance_to_the_target_never_rises(solver, hull, dense, like_variab
     ("solver", "kwargs"),
     [
         ("conjugate", {"max_products": 15}),
+        ("conjugate", {"max_products": 15, "zero_at_predictions": True}),
         (accelerated, {"max_products": 14}),
         (frank_wolfe, {"max_products": 12}),
         (StopAtNoise(1e-9), {"max_products": 16}),
         ("pgd", {"steps": 3}),
     ],
-    ids=["conjugate", "accelerated", "frank_wolfe", "stop_at_noise", "pgd"],
+    ids=["conjugate", "from_zero", "accelerated", "frank_wolfe", "stop_at_noise", "pgd"],
 )
 def test_products_are_counted_as_they_are_taken(
     solver, kwargs, hull, dense, like_variables, monkeypatch
@@ -273,6 +274,29 @@ def test_predictions_start_at_zero_for_cross_entropy(dense, flat):
     result = project_onto_hull(case.operator(), zero, predictions=case.predictions)
     np.testing.assert_allclose(flat(result.point), 0.0, atol=1e-8)
     np.testing.assert_allclose(float(result.gap), 0.0, atol=1e-8)
+
+
+@pytest.mark.parametrize("start", ["predictions", "uniform"])
+def test_a_start_known_to_be_zero_saves_a_product_and_nothing_else(
+    start, dense, flat, like_variables
+):
+    case, matrix = dense
+
+    def project(**known):
+        return project_onto_hull(
+            case.operator(),
+            like_variables(case, target_near(matrix)),
+            start=start,
+            predictions=case.predictions,
+            relative_gap=0.0,
+            max_products=8,
+            **known,
+        )
+
+    plain, known = project(), project(zero_at_predictions=True)
+    assert int(plain.num_products) - int(known.num_products) == (start == "predictions")
+    np.testing.assert_allclose(flat(known.point), flat(plain.point), atol=1e-7)
+    np.testing.assert_allclose(float(known.gap), float(plain.gap), rtol=1e-5)
 
 
 @pytest.mark.parametrize("hull", HULLS)
@@ -446,7 +470,7 @@ def test_post_processing_of_the_target_sees_no_labels(function):
     public = {
         *("operator", "hull", "start", "predictions", "solver", "relative_gap"),
         *("max_products", "curvature", "mask", "step_size", "steps", "tolerance", "num_probes"),
-        *("seed", "losses", "variables", "scales", "products"),
+        *("seed", "losses", "variables", "scales", "products", "zero_at_predictions"),
     }
     assert set(inspect.signature(function).parameters) <= public | {"target"}
 

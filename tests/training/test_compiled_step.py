@@ -182,8 +182,9 @@ def test_statements_and_charges_are_those_of_other_steps() -> None:
         {"preconditioner": GaussNewton(8)},
         pytest.param({"denoiser": SelfSpan(max_products=8)}, marks=pytest.mark.slow),
         pytest.param({"denoiser": SelfConv(max_products=8)}, marks=pytest.mark.slow),
+        pytest.param({"denoiser": AltConv(8, products="forward")}, marks=pytest.mark.slow),
     ],
-    ids=["dropout", "GaussNewton", "SelfSpan", "SelfConv"],
+    ids=["dropout", "GaussNewton", "SelfSpan", "SelfConv", "AltConv"],
 )
 def test_what_has_other_random_numbers_in_xla_trains_in_it(settings: dict[str, Any]) -> None:
     model = private_model(**settings)

@@ -169,6 +169,7 @@ def test_no_label_is_within_reach(denoiser: Denoiser) -> None:
         "variables",
         "mask",
         "noise_stddev",
+        "cross_entropy",
     }
 
 
@@ -203,6 +204,41 @@ def test_permuted_labels_leave_all_that_a_denoiser_is_handed(reveals_batch: bool
         handed.append([np.array(part) for part in recording.seen[0] if part is not None])
     for first, second in zip(*handed, strict=True):
         np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("denoiser", [AltConv(8), SelfConv()], ids=["AltConv", "SelfConv"])
+def test_what_goes_from_step_to_step_follows_from_what_was_released(
+    denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same noisy gradients, other labels change neither weights nor a denoiser's state."""
+    x = np.random.default_rng(5).normal(size=(40, D)).astype(np.float32)
+    y = np.arange(40) % K
+    release = LabelDPOptimizer.add_noise
+
+    def trained(labels: np.ndarray) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((D,))
+        model = LabelDPModel(inputs, keras.layers.Dense(K)(inputs))
+        model.compile(
+            LabelDPOptimizer(keras.optimizers.SGD(0.1), CLIP, 1.0, denoiser, insecure_seed=0),
+            loss=LOSS,
+        )
+        batches = poisson_batches(x, labels, sampling_probability=0.25, steps=3, insecure_seed=3)
+        model.fit(batches, verbose=0)
+        state = tf.nest.flatten(model.optimizer._denoiser_state)
+        assert float(state[0]) > 0.0
+        return [*model.get_weights(), *(keras.ops.convert_to_numpy(part) for part in state)]
+
+    def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+        return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+    assert not same(trained(y), trained(y[::-1].copy()))
+    monkeypatch.setattr(
+        LabelDPOptimizer,
+        "add_noise",
+        lambda self, clipped: release(self, [tf.ones_like(part) for part in clipped]),
+    )
+    assert same(trained(y), trained(y[::-1].copy()))
 
 
 # Each against its definition.
@@ -311,6 +347,24 @@ def test_the_residual_is_added_back_after_smoothing(smoothing: float) -> None:
     assert np.max(np.abs(projected - noisy()[0])) > 0.1
 
 
+@pytest.mark.parametrize("kind", [SelfSpan, SelfConv, lambda **kinds: AltConv(N, **kinds)])
+def test_kinds_of_products_are_used_and_agree(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+
+    class Counted(tf.autodiff.ForwardAccumulator):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            passes.append(None)
+
+    monkeypatch.setattr(tf.autodiff, "ForwardAccumulator", Counted)
+    w = weights()
+    [expected], _, _ = denoised(kind(), noisy(), vertices_of(w))
+    assert not passes
+    [found], _, report = denoised(kind(products="forward"), noisy(), vertices_of(w))
+    assert len(passes) >= float(report["projection_products"]) // 2  # half are with the transpose
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_the_joint_hull_is_the_larger_set() -> None:
     w, distances = weights(), {}
     for hull in ("joint", "per_example"):
@@ -370,6 +424,7 @@ def test_configs_of_earlier_versions_load(
     }
     loaded = keras.saving.deserialize_keras_object(saved)
     del old["stop_at_noise"]
+    old["products"] = "double_backward"
     assert loaded.get_config() == old  # what was saved, not the defaults of today
     assert AltConv.from_config({"num_examples": 7}).residual == 0.0  # before there was one
     said = [str(w.message) for w in recwarn if w.category is UserWarning]
@@ -392,6 +447,8 @@ def test_configs_of_earlier_versions_load(
         (lambda: AltConv(4, max_products=2), "max_products must be at least 4"),
         (lambda: AltConv(4, step_size=0.1), "are for solver='pgd'"),
         (lambda: AltConv(4, solver="pgd", steps=0), "steps must be at least 1"),
+        (lambda: AltConv(4, products="fast"), "products must be one of double_backward, forward"),
+        (lambda: SelfSpan(products="fast"), "products must be one of double_backward, forward"),
         (lambda: SelfSpan(tolerance=-1.0), r"tolerance must be in \[1e-06, inf\), got -1"),
         (lambda: SelfSpan(tolerance=1e-7), r"tolerance must be in \[1e-06, inf\), got 1e-07"),
         (lambda: SelfSpan(max_products=1), "max_products must be at least 4"),

@@ -78,9 +78,15 @@ def test_losses_of_classes(loss: Any, spec: Any, activation: str | None) -> None
             else:
                 y = np.array([[k]] if spec is COLUMN else [k])
             expected[i, k] = np.ravel(function(y, net(features()[i : i + 1])))[0]
-    values = found(net, loss, spec).losses()
+    vertices = found(net, loss, spec)
+    values = vertices.losses()
     assert values.shape == (N, K)
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+    # What is said to save evaluations is only said where it is true.
+    plain = bool(getattr(loss, "from_logits", False)) and not getattr(loss, "label_smoothing", 0.0)
+    assert vertices.cross_entropy is plain
+    if plain:
+        np.testing.assert_allclose(tf.exp(-values), vertices.predictions(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_both_kinds_of_products_see_the_same_masks() -> None:
             GradientOperator(
                 lambda: -tf.nn.log_softmax(forward(x)), forward.variables, products=products
             )
-            for products in ("recorded", "recomputed")
+            for products in ("double_backward", "forward")
         ]
         return [[*operator.matvec(u), operator.rmatvec(v)] for operator in made]
 

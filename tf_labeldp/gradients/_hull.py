@@ -192,6 +192,7 @@ class HullProblem(NamedTuple):
     relative_gap: tf.Tensor
     max_products: int
     curvature: tf.Tensor  # what the solver returned at the last training step; 0: nothing known
+    starts_at_zero: bool = False  # whether ``G a`` is zero for the first coefficients
 
     def image(self, coefficients: tf.Tensor) -> tf.Tensor:
         """Returns ``G a`` (d,): one product."""
@@ -206,6 +207,13 @@ class HullProblem(NamedTuple):
         """Returns coefficients with their image and slope: two products."""
         image = self.image(coefficients)
         return self.centred(Point(coefficients, image, self.slope(image)))
+
+    def first(self, start: tf.Tensor) -> tuple[Point, int]:
+        """Returns the point to begin with, and the number of products that it took."""
+        if not self.starts_at_zero:
+            return self.point(start), 2
+        image = tf.zeros_like(self.target)
+        return self.centred(Point(start, image, self.slope(image))), 1
 
     def centred(self, point: Point) -> Point:
         """Returns the point with its slope centred anew."""
@@ -236,7 +244,7 @@ def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
     gradients. Without a known curvature, the first step goes towards a vertex.
     """
     feasible, dtype = problem.feasible, start.dtype
-    first = problem.point(start)
+    first, taken = problem.first(start)
 
     def unfinished(products: Any, point: Point, _: Point, __: Any, length: Any) -> Any:
         # After a step of no length there is no way down at this precision.
@@ -276,7 +284,7 @@ def solve_conjugate(problem: HullProblem, start: tf.Tensor) -> Solution:
     nothing = Point(*(tf.zeros_like(part) for part in first))
     scale = tf.math.divide_no_nan(one, problem.curvature)
     products, point, _, scale, _ = tf.while_loop(
-        unfinished, step, (tf.constant(2), first, nothing, scale, one)
+        unfinished, step, (tf.constant(taken), first, nothing, scale, one)
     )
     return point, products, tf.math.divide_no_nan(one, scale)
 
@@ -338,6 +346,7 @@ def project_onto_hull(
     *,
     start: Any = "predictions",
     predictions: Any = None,
+    zero_at_predictions: bool = False,
     solver: str | Solver = "conjugate",
     relative_gap: float = 1e-2,
     max_products: int = 30,
@@ -364,11 +373,13 @@ def project_onto_hull(
             cross-entropy and no ``scales``; ``"uniform"`` with equal coefficients for all labels,
             as the paper; or coefficients (n, K), which are first projected onto the set.
         predictions: float (n, K), the model's probabilities of the labels, for this start.
+        zero_at_predictions: whether this start is known to be point 0, which saves a product.
         solver: ``"conjugate"``: projected conjugate gradients. ``"pgd"``: the paper's fixed number
             of plain steps, for comparison. Or a callable ``(problem, start) -> (point,
             num_products, curvature)``: ``problem.point(a)`` evaluates coefficients (n, K) in two
-            products, ``problem.feasible`` is their set, ``problem.is_solved(point)`` says when to
-            stop, and ``problem.max_products`` is the limit.
+            products, ``problem.first(start)`` does in one where it can and counts them,
+            ``problem.feasible`` is their set, ``problem.is_solved(point)`` says when to stop, and
+            ``problem.max_products`` is the limit.
         relative_gap: stop once ``gap <= relative_gap |point|^2 / 2``; at least 0.
         max_products: integer of at least 4: stop before more products than this.
         curvature: that of the last training step's result, for a better first step; None or 0:
@@ -420,6 +431,7 @@ def project_onto_hull(
         relative_gap=tf.cast(relative_gap, dtype),
         max_products=_validate.integer_at_least("max_products", max_products, 4),
         curvature=tf.cast(0.0 if curvature is None else curvature, dtype),
+        starts_at_zero=zero_at_predictions and isinstance(start, str) and start == "predictions",
     )
     first = _starting_coefficients(start, predictions, operator, feasible)
     point, num_products, curvature = solve(problem, first)

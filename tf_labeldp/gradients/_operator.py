@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 
-PRODUCTS = ("recorded", "recomputed")
+PRODUCTS = ("double_backward", "forward")
 
 
 class GradientOperator:
@@ -18,7 +18,7 @@ class GradientOperator:
 
     Column ``(i, k)`` is the gradient, with respect to all d weights, of the loss that example i
     would have with label k (``ghazi2024``, section 3.2). It needs no true label. ``G`` is never
-    formed: ``G u`` is one backward pass, ``G^T v`` one forward-mode pass (appendix C).
+    formed: ``G u`` is one backward pass, ``G^T v`` one pass forward (appendix C).
 
     The losses are evaluated at the values that the variables have now: make a new operator once
     they have changed, inside the ``tf.function`` that uses it. Its products may be taken inside
@@ -34,16 +34,20 @@ class GradientOperator:
             variables, or tensors that the losses are made from.
         scales: float (n, K), or a shape that broadcasts to it: factors on the columns, such as
             ``min(1, C / norm)`` to clip each of them. None: 1.
-        products: ``"recorded"`` keeps the activations of one evaluation of the model for all
-            products, and computes ``G^T v`` as the derivative of ``<v, G u>`` with respect to u.
-            ``"recomputed"`` evaluates the model in each product, and computes ``G^T v`` in forward
-            mode, which also works for operations that have no second derivative. Both give the
-            same numbers; on the CNN of Table 10(a) the first takes 0.7 of the second's time.
+        products: how ``G^T v`` is computed; both ways give the same numbers, and ``G u`` is the
+            same backward pass through one evaluation of the model. ``"double_backward"`` reuses
+            this evaluation: ``G^T v`` is the derivative of ``<v, G u>`` by u. ``"forward"`` is the
+            paper's forward mode, ``tf.autodiff.ForwardAccumulator``, which evaluates the model
+            again for each product. On the CNN of Table 10(a) it takes 1.7 times as long on a CPU,
+            and as long under XLA, which shares the evaluations; it is not for models with loops,
+            such as a recurrent layer without ``unroll=True``. It needs no derivatives that
+            the other does not need.
 
     Raises:
         TypeError: ``losses`` is not callable, or its result not floating-point.
         ValueError: no variables, losses that are not (n, K), scales that do not broadcast to
-            them, or an unknown ``products``.
+            them, an unknown ``products``, or losses that forward mode cannot pass through (seen
+            in the first product).
 
     Example:
         >>> import tensorflow as tf
@@ -65,22 +69,19 @@ class GradientOperator:
         variables: Sequence[Any],
         *,
         scales: Any = None,
-        products: str = "recorded",
+        products: str = PRODUCTS[0],
     ) -> None:
         if not callable(losses):
             raise TypeError(
                 f"losses must be a callable without arguments, got {type(losses).__name__}. Write "
                 "lambda: -tf.nn.log_softmax(model(x))."
             )
-        self._recorded = _validate.one_of("products", products, PRODUCTS) == "recorded"
+        self._forward = _validate.one_of("products", products, PRODUCTS) == "forward"
         self._losses = losses
         self._variables = [_plain_variable(variable) for variable in variables]
         if not self._variables:
             raise ValueError("variables must not be empty: give model.trainable_variables.")
-        if self._recorded:
-            self._record()
-        else:
-            self._values = _checked_losses(losses())
+        self._record()
         self._scales = None if scales is None else _checked_scales(scales, self._values)
 
     @property
@@ -94,6 +95,11 @@ class GradientOperator:
         """Shape (n, K) of what ``matvec`` takes and ``rmatvec`` gives."""
         rows, labels = self._values.shape.as_list()
         return rows, labels
+
+    @property
+    def losses(self) -> tf.Tensor:
+        """The losses (n, K) themselves, in ``dtype``."""
+        return tf.cast(self._values, self.dtype)
 
     @property
     def variable_shapes(self) -> list[tf.TensorShape]:
@@ -117,8 +123,7 @@ class GradientOperator:
         seed = tf.cast(coefficients, self.dtype)
         if self._scales is not None:
             seed *= self._scales
-        values, tape = (self._values, self._tape) if self._recorded else self._evaluated()
-        return self._pulled_back(tape, values, tf.cast(seed, values.dtype))
+        return self._pulled_back(tf.cast(seed, self._values.dtype))
 
     def rmatvec(self, vector: Sequence[Any]) -> tf.Tensor:
         """Returns ``G^T v`` (n, K), the inner product of each column with v, like the variables."""
@@ -126,36 +131,46 @@ class GradientOperator:
             tf.cast(part, variable.dtype)
             for part, variable in zip(vector, self._variables, strict=True)
         ]
-        if self._recorded:
+        if self._forward:
+            try:
+                with tf.autodiff.ForwardAccumulator(self._variables, tangents) as accumulator:
+                    values = self._losses()
+                products = accumulator.jvp(values, unconnected_gradients="zero")
+            except (ValueError, LookupError) as error:
+                raise ValueError(
+                    "TensorFlow's forward mode cannot pass through these losses; it fails in loops "
+                    f"such as a recurrent layer's. Use products={PRODUCTS[0]!r}."
+                ) from error
+        else:
             products = self._transposed_tape.gradient(
                 self._transposed, self._seed, tangents, unconnected_gradients="zero"
             )
-        else:
-            with tf.autodiff.ForwardAccumulator(self._variables, tangents) as accumulator:
-                values = self._losses()
-            products = accumulator.jvp(values, unconnected_gradients="zero")
         products = tf.cast(products, self.dtype)
         return products if self._scales is None else products * self._scales
 
     def _record(self) -> None:
-        """Evaluates the losses and their backward pass once, for all products to come."""
+        """Evaluates the losses once, for all products to come."""
         with tf.GradientTape(persistent=True) as self._transposed_tape:
-            self._values, self._tape = self._evaluated()
+            with tf.GradientTape(persistent=True) as self._tape:
+                self._tape.watch([v for v in self._variables if not isinstance(v, tf.Variable)])
+                self._values = _checked_losses(self._losses())
+            if self._forward:
+                return
             # The backward pass is linear in its seed, so its derivative is the same at any: 0.
             self._seed = tf.zeros_like(self._values)
             self._transposed_tape.watch(self._seed)
-            self._transposed = self._pulled_back(self._tape, self._values, self._seed)
+            self._transposed = self._pulled_back(self._seed)
 
-    def _evaluated(self) -> tuple[tf.Tensor, tf.GradientTape]:
-        with tf.GradientTape(persistent=self._recorded) as tape:
-            tape.watch([v for v in self._variables if not isinstance(v, tf.Variable)])
-            values = _checked_losses(self._losses())
-        return values, tape
-
-    def _pulled_back(self, tape: Any, values: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+    def _pulled_back(self, seed: tf.Tensor) -> list[tf.Tensor]:
         """Returns the backward pass from a seed, with embeddings' sparse gradients made dense."""
-        parts = tape.gradient(values, self._variables, seed, unconnected_gradients="zero")
-        return [tf.convert_to_tensor(part) for part in parts]
+        parts = self._tape.gradient(
+            self._values, self._variables, seed, unconnected_gradients="zero"
+        )
+        # Some gradients come without their sizes, which loops around products need.
+        return [
+            tf.ensure_shape(part, variable.shape)
+            for part, variable in zip(parts, self._variables, strict=True)
+        ]
 
 
 def _plain_variable(variable: Any) -> Any:

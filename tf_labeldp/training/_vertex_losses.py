@@ -37,6 +37,8 @@ class VertexLosses:
             With cross-entropy and squared error the gradient vanishes there.
         variables: the trainable weights.
         mask: float (n,), 0 for rows that are padding; None where all count.
+        cross_entropy: whether the losses are minus the logarithms of the predictions, which saves
+            evaluations.
         noise_stddev: of the noise in each coordinate of the noisy mean gradient; None where it is
             not known.
 
@@ -56,6 +58,7 @@ class VertexLosses:
     variables: list[Any]
     mask: tf.Tensor | None = None
     noise_stddev: Any = None
+    cross_entropy: bool = False
 
 
 class TrainingPass:
@@ -163,7 +166,9 @@ def vertex_losses(
         shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
         return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
 
-    return VertexLosses(losses, predictions, forward.variables, mask, noise_stddev)
+    return VertexLosses(
+        losses, predictions, forward.variables, mask, noise_stddev, _is_cross_entropy(loss)
+    )
 
 
 def _is_one_number(y_pred: tf.Tensor) -> bool:
