@@ -322,8 +322,8 @@ def test_a_table_says_that_the_store_has_handed_out_more(tmp_path):
     budget = PrivacyBudget(9.0, 1e-3)
     vault = PrivateLabels(labels, 1000, budget=budget, store=tmp_path / "store")
     vault.randomize(RandomizedResponse(0.01, 1000), key="another's")
-    task = Classification(1.0, tmp_path / "store", None, 1000)
-    stated = task.draw(task.vault(labels)).noisy_labels.guarantee()
+    task = Classification(1.0, tmp_path / "store", "stored", None, 1000)
+    stated = task.draw(task.vault(labels, None)).noisy_labels.guarantee()
     assert vault.guarantee().epsilon < stated.epsilon == 1.0
     assert any("this is the statement of this table alone" in text for text in stated.remarks)
     assert not any("nothing else is made" in text for text in stated.assumptions)
