@@ -7,6 +7,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from _composed_loss import ComposedLoss
 from scipy import optimize, stats
 
 from tf_labeldp.accounting import (
@@ -109,39 +110,6 @@ def test_the_divergence_is_that_of_the_best_half_line(sigma, q):
         near = grid[np.argmin(less(grid))]
         best = optimize.minimize_scalar(less, bounds=(near - 0.1, near + 0.1), method="bounded")
         assert ours == pytest.approx(max(-best.fun, 0.0), rel=1e-6, abs=1e-15)
-
-
-class ComposedLoss:
-    """The privacy loss of steps of several kinds, by its characteristic function.
-
-    As in ``test_dp_sgd.py``: tails by Gil-Pelaez's formula; no accountant is asked.
-    """
-
-    def __init__(self, *kinds):
-        mean = sum(n * np.sum(one * loss) for loss, one, _, n in kinds)
-        square = sum(
-            n * (np.sum(one * loss**2) - np.sum(one * loss) ** 2) for loss, one, _, n in kinds
-        )
-        self.dt = 2 * math.pi / (60 * math.sqrt(square) + abs(mean))
-        blocks, start = [], 0
-        while not blocks or np.max(np.abs(blocks[-1][1:])) > 1e-15:
-            times = (np.arange(start, start + 256) + 0.5) * self.dt
-            both = np.ones((2, 256), complex)
-            for loss, one, other, n in kinds:
-                wave = np.exp(1j * np.outer(times, loss))
-                both *= np.stack([(wave @ one) ** n, (wave @ other) ** n])
-            blocks.append(np.stack([times, *both]))
-            start += 256
-        times, self.one, self.other = np.concatenate(blocks, axis=1)
-        self.times = times.real
-
-    def delta(self, epsilon):
-        turn = np.exp(-1j * self.times * epsilon) / self.times
-        above = [
-            0.5 + np.sum(np.imag(turn * transform)) * self.dt / math.pi
-            for transform in (self.one, self.other)
-        ]
-        return above[0] - math.exp(epsilon) * above[1]
 
 
 def worst_pair(sigma, q, back=False):

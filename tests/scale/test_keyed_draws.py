@@ -289,7 +289,7 @@ def test_a_vault_draws_rows_in_blocks(tmp_path, monkeypatch, by_group):
     budget = PrivacyBudget(2.0)
     made = vault(y, tmp_path / "store", budget=budget)
     whole = made.randomize(mechanism, priors=priors, key="a").values
-    monkeypatch.setattr(_keyed_draws, "_ROWS", 2)
+    monkeypatch.setattr(_random, "_BLOCK_ROWS", 2)
     secret = ReleaseKey(tmp_path / "store" / "labels.key").secret
     np.testing.assert_array_equal(
         whole, randomize_batch(range(5), y, mechanism, secret, "vault/a", priors)

@@ -36,13 +36,13 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     RRTopK,
     RRWithPrior,
+    _random,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, serialize
 from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError, publish
 
 _FORMAT = 1
-_ROWS = 1 << 18
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
 KEYED_ASSUMPTIONS = (
     "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
@@ -337,8 +337,11 @@ class KeyedDraws:
                 f"there are {len(self._ids)} ids and {size} labels. Give each row one."
             )
         key = secrets.token_bytes(32)
-        blocks = [_id_blocks(self._ids[part], key)[0] for part in _parts(size)]
-        hashes = np.sort(np.concatenate([_encrypted(key, one)[:, 0] for one in blocks]))
+
+        def hashed(start: int, stop: int) -> np.ndarray:
+            return _encrypted(key, _id_blocks(self._ids[start:stop], key)[0])[:, 0]
+
+        hashes = np.sort(_random.in_blocks(hashed, size, None))
         if not (hashes[1:] == hashes[:-1]).any():  # a tenth of the memory of an exact search
             return
         if repeated := size - len(self._ids.unique()):
@@ -372,18 +375,13 @@ class KeyedDraws:
         release, given = f"vault/{name}", None if priors is None else Priors.of(priors)
         if _is_by_row(given):
             _groups(given, len(rows))
-        drawn = [
-            randomize_batch(
-                self._ids.take(pa.array(rows[part])),
-                labels[part],
-                mechanism,
-                self._secret,
-                release,
-                _of_rows(given, part),
-            )
-            for part in _parts(len(rows))
-        ]
-        return np.concatenate(drawn)
+
+        def draw(start: int, stop: int) -> np.ndarray:
+            part = slice(start, stop)
+            ids, of_rows = self._ids.take(pa.array(rows[part])), _of_rows(given, part)
+            return randomize_batch(ids, labels[part], mechanism, self._secret, release, of_rows)
+
+        return _random.in_blocks(draw, len(rows), None)
 
 
 class _Uneven(Exception):
@@ -436,11 +434,6 @@ def _encrypted(key: bytes, blocks: np.ndarray) -> np.ndarray:
 
 def _subkey(key: bytes, purpose: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(content, key=key, digest_size=32, person=purpose).digest()
-
-
-def _parts(size: int) -> list[slice]:
-    """Returns rows in blocks that need little memory; one block at least."""
-    return [slice(i, min(i + _ROWS, size)) for i in range(0, max(size, 1), _ROWS)]
 
 
 def _of_rows(priors: Priors | None, part: slice) -> Priors | None:

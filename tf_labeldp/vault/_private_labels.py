@@ -164,8 +164,7 @@ class PrivateLabels:
                 raise TypeError(f"{name} must be a name, a str, got {text!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
-        if draws not in ("stored", "keyed"):
-            raise ValueError(f'draws must be "stored" or "keyed", got {draws!r}.')
+        _validate.one_of("draws", draws, ("stored", "keyed"))
         if draws == "keyed" and num_labels is not None:
             raise ValueError('draws="keyed" takes one label an example, and num_labels was given.')
         if (insecure_seed if draws == "keyed" else ids) is not None:
