@@ -16,7 +16,7 @@ from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.accounting._receipts import Receipt, ReceiptError, compose_receipts
 from tf_labeldp.estimation import debiased, posterior
-from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault._label_kinds import class_array
@@ -91,9 +91,14 @@ class NoisyStatistic:
                 f"priors are made of histograms, and this is a {type(self.mechanism).__name__}. "
                 "Release a HistogramMechanism."
             )
-        cells = self.mechanism.values
-        values = None if cells is None else np.asarray(cells)
-        return Priors(histogram_prior(self.values), self.groups, values, self.receipts)
+        if self.mechanism.values is None:
+            return Priors(histogram_prior(self.values), self.groups, None, self.receipts)
+        if self.groups is not None:
+            totals = np.bincount(self.groups, minlength=len(self.values))
+        else:
+            totals = self.receipts[-1].num_examples if self.receipts else self.values.sum()
+        prior = ordered_prior(self.values, totals, self.mechanism.noise_stddev)
+        return Priors(prior, self.groups, np.asarray(self.mechanism.values), self.receipts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
