@@ -110,6 +110,11 @@ def load(name: str, data_dir: str | pathlib.Path) -> InsuranceData:
     )
 
 
+def column(name: str, column: str, data_dir: str | pathlib.Path) -> np.ndarray:
+    """Returns a column of numbers of all rows of a data set."""
+    return _read(pathlib.Path(data_dir) / "insurance" / f"{name}.csv.gz")[column].astype(np.float64)
+
+
 def split(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the row numbers of 80 % training and 20 % test data."""
     order = np.random.default_rng(seed).permutation(num_rows)

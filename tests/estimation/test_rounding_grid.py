@@ -38,7 +38,8 @@ LIPSCHITZ = {
 
 
 def step(values):
-    return (values[-1] - values[0]) / (len(values) - 1)
+    """The widest one."""
+    return np.diff(values).max()
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -103,7 +104,6 @@ def test_whole_numbers_where_they_fit():
     one_less = rounding_grid(-3, 400, 403, whole_numbers=True)
     assert len(one_less) == 403 and step(one_less) == pytest.approx(403 / 402)
     assert one_less[0] == -3.0 and one_less[-1] == 400.0
-    assert step(rounding_grid(0.0, 1.5, 1024, whole_numbers=True)) == 1.5 / 1023
     assert rounding_grid(0, 1, 64, whole_numbers=True).tolist() == [0.0, 1.0]
 
 
@@ -114,6 +114,20 @@ def test_real_labels_between_whole_ends_are_told_apart():
     values = rounding_grid(0, 30, 64)  # two parts of each unit fit, three do not
     assert step(values) == 0.5 and set(range(31)) <= set(values.tolist())
     assert rounding_grid(0, 52, 64).tolist() == list(range(53))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 5000.0), (18.0, 90.0), (0.5, 1e6)])
+def test_amounts_are_told_apart_where_they_are_small(low, high):
+    values = rounding_grid(low, high, 64)
+    steps = np.diff(values)
+    assert len(values) == 64 and np.all(np.diff(steps) > 0.0)
+    logs = np.diff(np.log(values + high / math.expm1(4.0)))
+    np.testing.assert_allclose(logs, logs[0], rtol=1e-6)
+    assert steps[-1] < 0.07 * (high - low)
+    # The same labels in another currency.
+    np.testing.assert_allclose(rounding_grid(3 * low, 3 * high, 64), 3 * values, rtol=1e-12)
+    below_zero = rounding_grid(-high, high, 64)
+    np.testing.assert_allclose(np.diff(below_zero), 2 * high / 63, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 0.7), (-1e-9, 1e9), (1e15, 1e15 + 0.5)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.estimation._priors import histogram_prior
+from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RROnBins, optimal_bins
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, PrivateLabels
 
@@ -56,7 +56,7 @@ def test_theorem_6_is_tight_on_the_worst_pair():
             histogram = log_mass(zeros - known - 1, ones - known) - log_mass(
                 zeros - known, ones - known - 1
             )
-            prior = histogram_prior(np.array([zeros, ones]))
+            prior = ordered_prior(np.array([zeros, ones]), 2 * known + 1, 1.0)
             matrix = optimal_bins(values, prior, rest).transition_matrix()
             worst = max(worst, np.max(np.abs(histogram + np.log(matrix[0] / matrix[1]))))
     assert worst == pytest.approx(prior_epsilon + rest, abs=1e-12)
@@ -69,25 +69,21 @@ def test_nothing_is_spent_where_the_two_do_not_fit():
     assert vault.guarantee().epsilon == 0.0
 
 
-def test_the_split_of_theorem_7():
+def test_the_split_is_four_times_that_of_theorem_7():
     randomizer = LabelRandomizer(1.0, values=tuple(np.linspace(0.0, 400.0, 401)))
     values, prior_epsilon = randomizer.split(1_000_000, 0.0, 400.0)
-    assert values.size == 401 and prior_epsilon == math.sqrt(401 / 1_000_000)
+    assert values.size == 401 and prior_epsilon == 4.0 * math.sqrt(401 / 1_000_000)
+    values, prior_epsilon = LabelRandomizer(3.0).split(100_000, 0.0, 400.0)
+    assert values.size == 64 and prior_epsilon == 4.0 * math.sqrt(64 / 100_000)
+    values, prior_epsilon = LabelRandomizer(1.0, whole_numbers=True).split(5000, 0.0, 7.0)
+    assert values.tolist() == list(range(8)) and prior_epsilon == 4.0 * math.sqrt(8 / 5000)
 
 
-def test_the_split_for_few_labels():
-    """Below n = 4 k / epsilon^2 the grid gets coarser, so that the prior has half at most."""
-    for epsilon, size, spent in (
-        (0.05, 16, 0.025),
-        (0.2, 50, 0.1),
-        (3.0, 64, math.sqrt(64 / 5000)),
-    ):
-        values, prior_epsilon = LabelRandomizer(epsilon).split(5000, 0.0, 400.0)
-        assert values.size == size
-        assert prior_epsilon == pytest.approx(spent)
-    values, prior_epsilon = LabelRandomizer(0.1, whole_numbers=True).split(5000, 0.0, 7.0)
-    assert values.tolist() == list(range(8)) and prior_epsilon == math.sqrt(8 / 5000)
-    assert LabelRandomizer(1.0).split(1, 0.0, 400.0)[1] == 0.5
+def test_the_prior_of_few_labels_has_a_quarter_of_epsilon():
+    for epsilon, size in ((0.05, 5000), (0.2, 5000), (1e9, 1), (1.0, 1)):
+        assert LabelRandomizer(epsilon).split(size, 0.0, 400.0)[1] == pytest.approx(
+            min(epsilon / 4.0, 4.0 * math.sqrt(64 / size))
+        )
 
 
 def test_a_split_by_hand():
@@ -138,6 +134,58 @@ def test_the_error_is_near_that_of_the_known_prior():
     best = optimal_bins(np.linspace(0, 400, 801), true, 2.0).expected_loss(true)
     slack = 5.0 * errors.std() / math.sqrt(errors.size)  # 6e-7
     assert best - slack < errors.mean() < 1.1 * best + slack
+
+
+def _shapes(rng, size=100_000):
+    """Labels whose histograms are empty for the most part: name, labels, high, whole."""
+    claims = np.where(rng.random(size) < 0.1, rng.lognormal(6.0, 1.2, size), 0.0)
+    yield rng.gamma(1.0, 80.0, size).clip(0.0, 2000.0), 2000.0, False
+    yield claims.clip(0.0, 5000.0), 5000.0, False
+    yield rng.poisson(0.15, size).clip(0, 7).astype(float), 7.0, True
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_noisy_labels_add_up(epsilon):
+    """Totals were 21 to 43 % too high, where negative counts became zero."""
+    for labels, high, whole in _shapes(np.random.default_rng(11)):
+        randomizer = LabelRandomizer(epsilon, whole_numbers=whole)
+        means, scores = [], []
+        for seed in range(20):
+            vault = make(labels, epsilon, high=high, insecure_seed=seed)
+            noisy = vault.randomize(randomizer)
+            means.append([noisy.values.mean(), noisy.debiased().mean()])
+            if seed < 8:
+                total, error = randomizer.total(noisy)
+                assert total == pytest.approx(noisy.debiased().sum(), rel=1e-12)
+                scores.append((total - labels.sum()) / error)
+        off = np.array(means) / labels.mean() - 1.0
+        bias, error = off.mean(axis=0), off.std(axis=0, ddof=1) / math.sqrt(len(off))
+        assert np.all(np.abs(bias) < [0.03, 0.02] + 3.0 * error) and np.all(error < 0.03)
+        # chi-squared of eight, at 1 in 10^4 on each side, with room for the bias.
+        assert 0.9 < np.sum(np.square(scores)) < 45.0
+        # Before: negative counts to zero on equally spaced values, by Theorem 7's split.
+        values = np.linspace(0.0, high, 8 if whole else 64)
+        histogram = HistogramMechanism(math.sqrt(values.size / labels.size), values=tuple(values))
+        counts = np.tile(histogram.exact_counts(labels), (20, 1))
+        released = histogram.add_noise(counts, rng=np.random.default_rng(0))
+        assert np.mean(histogram_prior(released) @ values) > 1.05 * labels.mean()
+
+
+def test_a_total_is_of_its_own_noisy_labels():
+    made = make(epsilon=1.0).randomize(LabelRandomizer(1.0))
+    for other in (
+        LabelRandomizer(2.0).total,
+        LabelRandomizer(1.0, values=(0.0, 400.0), prior=(0.5, 0.5)).total,
+    ):
+        with pytest.raises(ValueError, match="not by this LabelRandomizer of epsilon"):
+            other(make(epsilon=1.0).randomize(LaplaceMechanism(1.0, 0.0, 400.0)))
+    with pytest.raises(ValueError, match="not by this LabelRandomizer of epsilon=2"):
+        LabelRandomizer(2.0).total(made)
+    values = tuple(np.linspace(0.0, 400.0, 65))
+    known = np.bincount(np.rint(AMOUNTS / 6.25).astype(int), minlength=65) / AMOUNTS.size
+    public = LabelRandomizer(1.0, values=values, prior=tuple(known))
+    total, error = public.total(make(epsilon=1.0, insecure_seed=3).randomize(public))
+    assert abs(total - AMOUNTS.sum()) < 4.0 * error < 0.2 * AMOUNTS.sum()
 
 
 def test_posterior_means():
@@ -205,14 +253,14 @@ def test_a_stored_draw_survives_another_choice_among_equal_medians(tmp_path, mon
 
     monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 0, 1, 1)))
     monkeypatch.setattr(
-        "tf_labeldp.vault._noisy_labels.histogram_prior", lambda _: np.array([0.25] * 4)
+        "tf_labeldp.vault._noisy_labels.ordered_prior", lambda *_: np.array([0.25] * 4)
     )
     made = make(**arguments).randomize(randomizer)
     monkeypatch.setattr("tf_labeldp.vault._label_randomizer.optimal_bins", tied((0, 1, 1, 1)))
     with pytest.raises(LabelStoreError, match="not optimal"):
         make(**arguments).randomize(randomizer)
     monkeypatch.setattr(
-        "tf_labeldp.vault._noisy_labels.histogram_prior", lambda _: np.array([0.5, 0.0, 0.0, 0.5])
+        "tf_labeldp.vault._noisy_labels.ordered_prior", lambda *_: np.array([0.5, 0.0, 0.0, 0.5])
     )
     again = make(**arguments).randomize(randomizer)
     np.testing.assert_array_equal(again.values, made.values)

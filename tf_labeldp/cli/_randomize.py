@@ -312,6 +312,9 @@ def _report(
         say(f"warning: {_repeated(most_rows)}", error=True)
     to_stdout = args.output == _tables.STREAM  # which then has nothing but rows
     say(str(draw.noisy_labels.guarantee()), error=to_stdout)
+    if total := draw.facts.get("total"):
+        words = f"{total['estimate']:.6g} (standard error {total['standard_error']:.2g})"
+        say(f"total of the true labels, estimated from the noisy ones: {words}", error=to_stdout)
     written = f"wrote {output.written(len(draw.noisy_labels))}"
     say(f"\n{one_line(written)}", error=to_stdout)
 

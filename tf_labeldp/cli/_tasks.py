@@ -342,21 +342,22 @@ class Regression(Task):
             options["max_values"] = self.max_values
         if self.prior is not None:
             options["values"], options["prior"] = (tuple(part.tolist()) for part in self.prior)
-        noisy = vault.randomize(
-            LabelRandomizer(
-                self.epsilon,
-                self.loss,
-                prior_epsilon=self.prior_epsilon,
-                whole_numbers=self.whole_numbers,
-                **options,
-            )
+        randomizer = LabelRandomizer(
+            self.epsilon,
+            self.loss,
+            prior_epsilon=self.prior_epsilon,
+            whole_numbers=self.whole_numbers,
+            **options,
         )
+        noisy = vault.randomize(randomizer)
         bins, told = noisy.mechanism, noisy.priors
         if not isinstance(bins, mechanisms.RROnBins) or told is None:
             raise CommandError("the draw of this store was not made on bins; give a new --store")
+        total, error = randomizer.total(noisy)
         return noisy, {
             **facts,
             "loss": self.loss,
+            "total": {"estimate": total, "standard_error": error},
             **self.split(bins, self.epsilon - bins.epsilon),
             "outputs": np.asarray(bins.outputs).tolist(),
             "prior": {

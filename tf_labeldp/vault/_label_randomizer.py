@@ -36,7 +36,7 @@ class LabelRandomizer(Randomizer):
 
     Source: ``ghazi2023``, Algorithm 3, with three changes, so that totals are right too, not only
     single labels: ``prior_epsilon`` is four times that of Theorem 7, so ``4 sqrt(k / n)`` for k
-    values and n labels, but ``epsilon / 2`` at most; the values are closer to each other where
+    values and n labels, but ``epsilon / 4`` at most; the values are closer to each other where
     amounts are small; and negative counts do not simply become zero, which would move mass to where
     no labels are (``tests/benchmarks`` has what each does to the mean of the noisy labels).
 
@@ -123,7 +123,7 @@ class LabelRandomizer(Randomizer):
         if self.prior_epsilon is not None:
             return values, float(self.prior_epsilon)
         rule = _TIMES_THEOREM_7 * math.sqrt(values.size / num_labels)
-        return values, min(rule, self.epsilon / 2.0)
+        return values, min(rule, self.epsilon / 4.0)
 
     def total(self, noisy: NoisyLabels, seed: int = 0) -> tuple[float, float]:
         """Returns an estimate of the sum of the true labels, and its standard error.

@@ -93,10 +93,9 @@ class NoisyStatistic:
             )
         if self.mechanism.values is None:
             return Priors(histogram_prior(self.values), self.groups, None, self.receipts)
+        totals: Any = self.receipts[-1].num_examples if self.receipts else self.values.sum()
         if self.groups is not None:
             totals = np.bincount(self.groups, minlength=len(self.values))
-        else:
-            totals = self.receipts[-1].num_examples if self.receipts else self.values.sum()
         prior = ordered_prior(self.values, totals, self.mechanism.noise_stddev)
         return Priors(prior, self.groups, np.asarray(self.mechanism.values), self.receipts)
 
