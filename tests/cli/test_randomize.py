@@ -80,6 +80,18 @@ def statement_of(output: Path) -> dict:
     return json.loads(_outputs.statement_path(output).read_text(encoding="utf-8"))
 
 
+def test_the_total_is_told_with_its_standard_error(tmp_path: Path, capsys) -> None:
+    source, output = write(tmp_path / "labels.csv", table()), tmp_path / "noisy.csv"
+    randomize(source, output, *REGRESSION, "--epsilon", 2, "--insecure-seed", 4)
+    told = statement_of(output)["total"]
+    words = f"{told['estimate']:.6g} (standard error {told['standard_error']:.2g})"
+    assert f"total of the true labels, estimated from the noisy ones: {words}" in (
+        capsys.readouterr().out
+    )
+    assert abs(told["estimate"] - AMOUNTS.sum()) < 4.0 * told["standard_error"]
+    assert 0.0 < told["standard_error"] < 0.1 * AMOUNTS.sum()
+
+
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
 def test_regression_leaves_ids_and_few_bins(source: Path, tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"noisy.{suffix}"
