@@ -368,9 +368,9 @@ def table(
                 spread = f" ± {np.std(values, ddof=1):.1f} ({len(values)})" if values[1:] else ""
                 cells.append(f"{np.mean(values):.1f}{spread}" if found else "")
                 passes.append(f"{most}" if found else "-")
-                seconds += [r["seconds"] for r in found]
-            if seconds:
-                took = f"{np.median(seconds) / 60:.0f}"
+                seconds += [r["seconds"] for r in found if r["seconds"] is not None]
+            if any(cells):
+                took = f"{np.median(seconds) / 60:.0f}" if seconds else "-"
                 rows.append([name, method, *cells, " / ".join(passes), took])
     columns = ["data", "method", *(f"ε {one:g}" for one in epsilons), "passes", "minutes"]
     return _results.markdown(columns, rows)
