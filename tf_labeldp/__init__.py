@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         data,
         estimation,
         features,
+        front_door,
         gradients,
         heads,
         mechanisms,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+    from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor, recommend
     from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
     from tf_labeldp.mechanisms import (
         ALIBI,
@@ -53,8 +55,11 @@ if TYPE_CHECKING:
         guarantee,
     )
 
-# In the order of the README: the vault, what leaves it, and what is made of that.
+# In the order of the README: the front door, the vault, what leaves it, and what is made of that.
 _HOME_OF = {
+    "PrivateClassifier": "front_door",
+    "PrivateRegressor": "front_door",
+    "recommend": "front_door",
     "PrivateLabels": "vault",
     "PrivacyBudget": "accounting",
     "PrivacyGuarantee": "accounting",
@@ -91,6 +96,7 @@ _PARTS = (
     "self_supervised",
     "semi_supervised",
     "pate",
+    "front_door",
     "tf_privacy",
     "scale",
     "keras_layers",

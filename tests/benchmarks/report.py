@@ -22,6 +22,7 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).parent
 PAGES = (HERE / "README.md", HERE / "REFERENCE.md")
+MEASURED = HERE.parents[1] / "tf_labeldp" / "front_door" / "measured.json"
 _TABLE = re.compile(
     r"(?P<head>(?P<indent>[ ]*)<!-- table (?P<name>\S+)(?P<choice>[^>]*) -->\n)"
     r".*?(?P<end>[ ]*<!-- end -->)",
@@ -91,6 +92,33 @@ PLOTS = {
         ),
     ],
 }
+
+
+_MEASURED = {
+    "images": (
+        "one_release/accuracy",
+        {"mnist", "fashion_mnist"},
+        {"smooth logistic", "logistic", "RR", "LP-2ST"},
+    ),
+    "table": ("one_release/accuracy", {"adult"}, {"ridge", "logistic", "RR", "LP-2ST"}),
+    "numbers": ("front_door/accuracy", None, None),
+}
+"""What `tf_labeldp.recommend` tells of: the table, its data sets and its methods; None for all."""
+
+
+def measured() -> str:
+    """Returns the content of `measured.json` of the front door."""
+    made = {}
+    for kind, (name, data, methods) in _MEASURED.items():
+        table = table_of(name)
+        at = [i for i, column in enumerate(table["columns"]) if _X_COLUMN.fullmatch(column)]
+        rows = [
+            [row[0], row[1], *(row[i] for i in at)]
+            for row in table["rows"]
+            if (data is None or row[0] in data) and (methods is None or row[1] in methods)
+        ]
+        made[kind] = {"epsilons": [table["columns"][i].split()[-1] for i in at], "rows": rows}
+    return json.dumps(made, ensure_ascii=False, indent=1) + "\n"
 
 
 def table_of(name: str) -> dict[str, Any]:
@@ -198,7 +226,8 @@ def draw(panels: list[Panel], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Writes both pages and all plots."""
+    """Writes both pages, what the front door tells of, and all plots."""
+    MEASURED.write_text(measured(), encoding="utf-8")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
         print(page.name)

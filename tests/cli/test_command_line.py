@@ -360,3 +360,11 @@ def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
         check=False,
     )
     return done.returncode, done.stderr, set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
+    assert main(words) == 0
+    assert "adult  ridge     85.2" in capsys.readouterr().out
+    assert main([*words[:-1], "pictures"]) == 2
+    assert "invalid choice: 'pictures'" in capsys.readouterr().err

@@ -219,13 +219,31 @@ def test_parameters_follow_scikit_learn():
         ({}, {}, "no columns"),
         ({}, {"a": np.zeros(3), "b": np.zeros(2)}, r"shape \(n,\)"),
         ({}, {"a": np.zeros(0)}, "no rows"),
-        ({}, {"a": np.array([1.0, np.nan])}, "'a' must be finite, but 1 of 2"),
+        ({}, {"a": np.array([1.0, np.inf])}, "'a' must be finite, but 1 of 2"),
+        ({}, {"a": np.array([np.nan, np.nan])}, "'a' holds no number"),
         ({}, {"a": np.arange(10_001).astype(str)}, "'a' has 10001 categories.*hash_buckets"),
     ],
 )
 def test_bad_input_of_fit(arguments, table, message):
     with pytest.raises(ValueError, match=message):
         RandomFourierFeatures(**arguments).fit(table)
+
+
+def test_missing_numbers_become_the_mean_and_a_column(tmp_path):
+    table = {**some_table(), "gain": np.where(np.arange(200) % 4, some_table()["gain"], np.nan)}
+    model = RandomFourierFeatures(64).fit(table)
+    rows = encode(model.columns_, Table(table))
+    missing = np.isnan(table["gain"])
+    assert model.n_features_out_ == RandomFourierFeatures(64).fit(some_table()).n_features_out_ + 1
+    np.testing.assert_array_equal(rows[:, 2], missing)
+    assert np.all(rows[missing, 1] == 0.0)
+    present = rows[~missing, 1]
+    np.testing.assert_allclose([present.mean(), present.std()], [0.0, 1.0], atol=1e-5)
+    batch = {name: keras.ops.convert_to_tensor(v.reshape(-1, 1)) for name, v in table.items()}
+    batch |= {name: keras.ops.cast(batch[name], "float32") for name in ("age", "gain", "zip")}
+    model.to_keras().save(tmp_path / "map.keras")
+    made = keras.models.load_model(tmp_path / "map.keras")(batch)
+    np.testing.assert_allclose(made, model.transform(table), atol=1e-4)
 
 
 def test_wrong_kinds():
@@ -249,7 +267,7 @@ def test_bad_input_of_transform():
     with pytest.raises(TypeError, match="in fit they were"):
         model.transform(changed)
     gone = {**some_table(), "gain": np.full(200, np.nan)}
-    with pytest.raises(ValueError, match="'gain' must be finite, but 200 of 200"):
+    with pytest.raises(ValueError, match=r"'gain' lacks 200 of 200 numbers .* it was complete"):
         model.transform(gone)
     with pytest.raises(ValueError, match="not fitted"):
         RandomFourierFeatures().to_keras()

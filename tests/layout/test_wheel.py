@@ -60,7 +60,7 @@ def test_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
         f"tf_labeldp/{path.relative_to(ROOT).as_posix()}"
         for path in ROOT.glob("keras_layers/**/*.py")
     }
-    expected |= {"tf_labeldp/py.typed"}
+    expected |= {"tf_labeldp/py.typed", "tf_labeldp/front_door/measured.json"}
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 

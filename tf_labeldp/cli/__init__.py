@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_demo(verbs)
     _add_randomize(verbs)
+    _add_recommend(verbs)
     words = _joined(sys.argv[1:] if argv is None else argv)
     # The verb is known before the arguments are parsed: all errors begin with the same name.
     name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
@@ -189,6 +190,22 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 
 
 # fmt: off
+def _add_recommend(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "recommend",
+        help="say which method was best at this epsilon",
+        description="Prints what PrivateClassifier would choose for data of this kind, why, and "
+        "what was measured, before any label is read.",
+    )
+    parser.set_defaults(check=lambda args: None)
+    add = parser.add_argument
+    add("--epsilon", required=True, type=_epsilon, help="privacy parameter")
+    add("--examples", required=True, type=_at_least(1), metavar="N", help="number of labels")
+    add("--kind", required=True, choices=("images", "table", "numbers"),
+        help="of the features: images, a table of columns, or rows of numbers of one meaning, such "
+        "as embeddings")
+
+
 def _add_demo(verbs: Any) -> None:
     parser = verbs.add_parser(
         "demo",

@@ -26,11 +26,12 @@ _MOST_CATEGORIES = 10_000
 class RandomFourierFeatures(FeatureMap):
     """Maps a table to random features of a Gaussian kernel, beside the columns themselves.
 
-    Numeric columns are standardised; categorical ones become one-hot (with one more place for
-    categories that ``fit`` did not see) or are hashed. A missing text is a category of its own
-    (``None`` is ``"None"``, NaN is ``"nan"``); a missing number is refused. The features are
-    cosines and sines of random projections of the encoded row, and the encoded row itself scaled
-    to unit norm. Every row of features has unit norm.
+    Numeric columns are standardised; where ``fit`` saw missing numbers (NaN), these become the mean
+    and another column says where they are. Categorical columns become one-hot (with one more place
+    for categories that ``fit`` did not see) or are hashed; a missing text is a category of its own
+    (``None`` is ``"None"``, NaN is ``"nan"``). The features are cosines and sines of random
+    projections of the encoded row, and the encoded row itself scaled to unit norm. Every row of
+    features has unit norm.
 
     Guarantee:
         No label is looked at, so fitting and using it costs no budget, as long as the table is
@@ -60,7 +61,8 @@ class RandomFourierFeatures(FeatureMap):
 
     Raises:
         TypeError: ``fit`` on something that is no table, or text in a numeric column.
-        ValueError: ``fit`` on arguments out of range, unknown column names, numbers not finite.
+        ValueError: ``fit`` on arguments out of range, unknown column names, infinite numbers, or a
+            column without a number.
 
     Example:
         >>> import numpy as np
@@ -122,7 +124,8 @@ class RandomFourierFeatures(FeatureMap):
 
         Raises:
             TypeError: a column of another kind than in ``fit``.
-            ValueError: not fitted, columns missing, numbers not finite.
+            ValueError: not fitted, columns missing, infinite numbers, or a number missing in a
+                column that was complete in ``fit``.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
         columns = Table(table)
@@ -222,27 +225,45 @@ def _median_distance(rows: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers, standardised."""
+    """A column of numbers, standardised; and a second one that says where numbers are missing."""
 
     name: str | int
     mean: float
     stddev: float
-    width = 1
+    has_missing: bool = False
 
     input_dtype = "float32"  # of a Keras input
+
+    @property
+    def width(self) -> int:
+        """The number of places."""
+        return 1 + self.has_missing
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
         """Returns the column with the mean and the standard deviation of public values."""
-        numbers = _numbers(name, values)
+        given = _numbers(name, values)
+        numbers = given[~np.isnan(given)]
+        if not numbers.size:
+            raise ValueError(f"column {name!r} holds no number, NaN alone. Leave it out.")
         stddev = float(numbers.std())
         # Of a constant column, rounding leaves a deviation that must not be divided by.
         constant = stddev <= 1e-12 * float(np.abs(numbers).max(initial=0.0))
-        return cls(name, float(numbers.mean()), 1.0 if constant else stddev)
+        has_missing = numbers.size < given.size
+        return cls(name, float(numbers.mean()), 1.0 if constant else stddev, has_missing)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """Fills ``out`` (n, 1)."""
-        out[:, 0] = (_numbers(self.name, values) - self.mean) / self.stddev
+        """Fills ``out`` (n, width)."""
+        numbers = _numbers(self.name, values)
+        missing = np.isnan(numbers)
+        if not self.has_missing and np.any(missing):
+            raise ValueError(
+                f"column {self.name!r} lacks {int(missing.sum())} of {numbers.size} numbers (NaN), "
+                "and in fit it was complete. Fill them in, or fit on rows that lack some."
+            )
+        out[:, 0] = np.where(missing, 0.0, (numbers - self.mean) / self.stddev)
+        if self.has_missing:
+            out[:, 1] = missing
 
     def layers(self, inputs: Any) -> Any:
         """Returns the same of a Keras tensor (n, 1)."""
@@ -250,7 +271,12 @@ class NumericColumn:
 
         # The deviation itself and not Normalization, which puts a floor under it.
         centre = keras.layers.Rescaling(1.0, offset=-self.mean, dtype="float32")
-        return keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(inputs))
+        scaled = keras.layers.Rescaling(1.0 / self.stddev, dtype="float32")(centre(inputs))
+        if not self.has_missing:
+            return scaled
+        missing = keras.ops.isnan(inputs)
+        filled = keras.ops.where(missing, keras.ops.zeros_like(scaled), scaled)
+        return keras.ops.concatenate([filled, keras.ops.cast(missing, "float32")], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,11 +398,11 @@ def _numbers(name: str | int, values: np.ndarray) -> np.ndarray:
                 "categorical=, or convert it."
             ) from None
     numbers = values.astype(np.float64)
-    bad = int(np.count_nonzero(~np.isfinite(numbers)))
+    bad = int(np.count_nonzero(np.isinf(numbers)))
     if bad:
         raise ValueError(
-            f"column {name!r} must be finite, but {bad} of {numbers.size} entries are NaN or "
-            "infinite. Fill them in, and add a column that says where."
+            f"column {name!r} must be finite, but {bad} of {numbers.size} entries are infinite. "
+            "Make them numbers, or NaN where they are missing."
         )
     return numbers
 

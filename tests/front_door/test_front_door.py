@@ -1,0 +1,233 @@
+"""The front door: what it chooses, from public facts alone, and what it promises."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import tf_labeldp as ldp
+from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
+from tf_labeldp.front_door import _recommend
+from tf_labeldp.front_door._estimators import Beside, kind_of
+
+N = 1500
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(N, 6)).astype("float32")
+CLASSES = (ROWS @ RNG.normal(size=(6, 3))).argmax(axis=1)
+TABLE = pd.DataFrame(
+    {
+        "age": np.where(RNG.random(N) < 0.1, np.nan, RNG.uniform(18, 90, N)),
+        "job": RNG.choice(["nurse", "smith", None], N),
+        "sick": pd.Categorical(RNG.choice(["yes", "no"], N)),
+    }
+)
+ILL = (TABLE["age"].fillna(50) + 20 * (TABLE["job"] == "smith") > 60).to_numpy().astype(int)
+
+
+def classifier(epsilon=3.0, **arguments):
+    return ldp.PrivateClassifier(epsilon, **{"num_classes": 3, "insecure_seed": 0, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("features", "kind"),
+    [
+        (TABLE, "table"),
+        ({"a": np.zeros(3)}, "table"),
+        (np.array([["a", 1.0]], dtype=object), "table"),
+        (ROWS, "numbers"),
+        (ROWS.tolist(), "numbers"),
+        (scipy.sparse.csr_matrix(ROWS), "numbers"),
+        (np.zeros((5, 8, 8)), "images"),
+        (np.zeros((5, 32, 32, 3), "uint8"), "images"),
+    ],
+)
+def test_kinds_of_features(features, kind):
+    assert kind_of(features) == kind
+
+
+def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
+    model = classifier(num_classes=2).fit(TABLE, ILL)
+    assert model.score(TABLE, ILL) > 0.85
+    assert model.feature_names_in_ == ("age", "job", "sick")
+    assert isinstance(model.head_, ldp.PrivateRidge) and model.choice_.kind == "table"
+    with pytest.raises(ValueError, match="lacks columns that fit saw: 'job'"):
+        model.predict(TABLE.drop(columns="job"))
+    made = model.to_keras()
+    made.save(tmp_path / "model.keras")
+    batch = {
+        "age": keras.ops.convert_to_tensor(TABLE["age"].to_numpy("float32")[:, np.newaxis]),
+        **{
+            name: keras.ops.convert_to_tensor(np.asarray(TABLE[name]).astype(str)[:, np.newaxis])
+            for name in ("job", "sick")
+        },
+    }
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(batch), model.predict_proba(TABLE), atol=1e-5)
+    assert ldp.guarantee(again).epsilon == model.guarantee().epsilon
+
+
+def test_images_are_smoothed_patches():
+    digits = load_digits()
+    model = classifier(1.0, num_classes=10).fit(digits.images[:1400], digits.target[:1400])
+    assert model.score(digits.images[1400:], digits.target[1400:]) > 0.9
+    assert isinstance(model.head_.encoder, NeighbourSmoothing)
+    made = model.to_keras().predict(digits.images[1400:], verbose=0)
+    np.testing.assert_allclose(made, model.predict_proba(digits.images[1400:]), atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_rows_of_numbers(scale):
+    """One column in another unit changes what is smoothed, and not what comes out much."""
+    rows = ROWS * [scale, 1, 1, 1, 1, 1]
+    model = classifier().fit(rows, CLASSES)
+    assert model.score(rows, CLASSES) > 0.75
+    encoder = model.head_.encoder
+    assert isinstance(encoder, Beside)
+    assert (encoder.maps[1].encoder is None) == (scale == 1.0)
+    made = model.to_keras().predict(rows, verbose=0)
+    np.testing.assert_allclose(made, model.predict_proba(rows), atol=1e-4)
+
+
+def test_side_by_side_features_are_centred_and_of_unit_norm():
+    maps = tuple(RandomFourierFeatures(16, seed=seed).fit(ROWS) for seed in (0, 1))
+    both = Beside(maps).fit(ROWS).transform(ROWS)
+    width = both.shape[1] // 2
+    for part, one in ((both[:, :width], maps[0]), (both[:, width:], maps[1])):
+        features = one.transform(ROWS)
+        centred = features - features.mean(axis=0)
+        expected = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+        np.testing.assert_allclose(part, expected, atol=1e-5)
+
+
+def test_sparse_rows_and_few_rows_are_taken_as_they_are():
+    sparse = scipy.sparse.csr_matrix(np.maximum(ROWS, 0.0) + 0.1)
+    assert classifier().fit(sparse, CLASSES).head_.encoder is None
+    few = classifier().fit(ROWS[:60], CLASSES[:60])
+    assert isinstance(few.head_.encoder, RandomFourierFeatures)
+
+
+def test_no_choice_depends_on_labels():
+    """Other labels, the same features: the same encoder, head, key and words."""
+    one, other = (
+        classifier().fit(ROWS, labels) for labels in (CLASSES, np.zeros(N, dtype=np.int64))
+    )
+    assert one.choice_ == other.choice_
+    assert type(one.head_) is type(other.head_)
+    np.testing.assert_array_equal(
+        one.head_.encoder.transform(ROWS), other.head_.encoder.transform(ROWS)
+    )
+
+
+def test_guarantee_is_that_of_one_release_charged_to_the_vault():
+    budget = ldp.PrivacyBudget(0.7, 1e-6)
+    labels = ldp.PrivateLabels(CLASSES, num_classes=3, budget=budget)
+    model = ldp.PrivateClassifier(0.6).fit(ROWS, labels)
+    assert [receipt.kind for receipt in labels.receipts] == ["release"]
+    assert model.guarantee() == labels.guarantee()
+    assert model.guarantee().epsilon == pytest.approx(0.6) and model.guarantee().delta == 1e-6
+    with pytest.raises(ldp.BudgetExceededError):
+        ldp.PrivateClassifier(0.6, key="again").fit(ROWS, labels)
+    assert len(labels.receipts) == 1
+    alone = ldp.PrivateClassifier(0.5, num_classes=3).fit(ROWS, CLASSES)
+    assert alone.guarantee().delta == 1e-5
+
+
+def test_numbers_as_labels():
+    labels = np.clip(20.0 + 8.0 * ROWS[:, 0], 10.0, 30.0)
+    model = ldp.PrivateRegressor(3.0, low=10.0, high=30.0, insecure_seed=0).fit(ROWS, labels)
+    assert model.score(ROWS, labels) > 0.7
+    assert 10.0 <= model.predict(ROWS).min() and model.predict(ROWS).max() <= 30.0
+    made = model.to_keras().predict(ROWS, verbose=0)[:, 0]
+    np.testing.assert_allclose(made, model.predict(ROWS), atol=1e-3)
+    vault = ldp.PrivateLabels(labels, low=10, high=30, budget=ldp.PrivacyBudget(3.0, 1e-6))
+    assert ldp.PrivateRegressor(3.0).fit(ROWS, vault).guarantee() == vault.guarantee()
+
+
+def test_scikit_learn_s_conventions():
+    model = classifier(classes=["a", "b", "c"], num_classes=None)
+    assert clone(model).get_params() == model.get_params()
+    names = np.array(["a", "b", "c"])[CLASSES]
+    pipeline = make_pipeline(StandardScaler(), model).fit(ROWS, names)
+    assert pipeline.score(ROWS, names) > 0.75
+    assert set(pipeline.predict(ROWS)) <= {"a", "b", "c"}
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(ROWS), model.predict(ROWS))
+    assert again.guarantee() == model.guarantee()
+
+
+def test_an_encoder_of_one_s_own():
+    encoder = RandomFourierFeatures(32).fit(ROWS)
+    model = classifier(encoder=encoder).fit(ROWS, CLASSES)
+    assert model.head_.encoder is encoder
+    assert model.choice_.reason.startswith("The encoder that was given")
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "arguments", "message"),
+    [
+        (ROWS, [], {}, "there are no labels"),
+        (ROWS[:, 0], CLASSES, {}, r"a row for each example, got shape \(1500,\)"),
+        (ROWS[:10], CLASSES, {}, "10 rows of features and 1500 labels"),
+        (ROWS, CLASSES + 9, {}, "labels must"),
+        (ROWS, CLASSES, {"epsilon": 0.0}, "epsilon must be finite and above zero"),
+        (ROWS, CLASSES, {"delta": 2.0}, "delta must"),
+        (np.where(ROWS > 3, np.inf, ROWS), CLASSES, {}, "column 0 must be finite|infinite"),
+    ],
+)
+def test_bad_input(features, labels, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        classifier(**arguments).fit(features, labels)
+
+
+def test_a_failed_fit_leaves_the_model_as_it_was():
+    model = classifier().fit(ROWS, CLASSES)
+    before = model.predict(ROWS)
+    with pytest.raises(ValueError, match="labels must"):
+        model.fit(ROWS, CLASSES + 9)
+    np.testing.assert_array_equal(model.predict(ROWS), before)
+    with pytest.raises(ValueError, match="not fitted"):
+        classifier().predict(ROWS)
+    with pytest.raises(TypeError, match=r"tf\.data\.Dataset.*more than once"):
+        import tensorflow as tf
+
+        classifier().fit(tf.data.Dataset.from_tensors(ROWS), CLASSES)
+
+
+@pytest.mark.parametrize("kind", _recommend.KINDS)
+def test_recommendations_are_measured_rows_the_best_first(kind):
+    table = _recommend._measured()[kind]
+    made = ldp.recommend(0.9, 50_000, kind)
+    assert made.measured_at == 1.0 and not made.remarks
+    at = 2 + table["epsilons"].index("1")
+    assert set(made.rows) == {(*row[:2], row[at]) for row in table["rows"] if row[at]}
+    for data in {row[0] for row in made.rows}:
+        figures = [float(row[2].split()[0]) for row in made.rows if row[0] == data]
+        assert figures == sorted(figures, reverse=True)
+    assert str(made).startswith(made.reason) and made.rows[0][2] in str(made)
+
+
+def test_recommendations_say_where_the_tables_do_not_reach():
+    assert "reach from epsilon 0.01 to 2, not to 9" in str(ldp.recommend(9.0, 60_000, "images"))
+    few = ldp.recommend(1.0, 600, "images")
+    assert few.remarks == (
+        "They are of up to 60,000 examples: with 600, expect about what they have at epsilon 0.01.",
+    )
+    for arguments in ((0.0, 9, "table"), (1.0, 0, "table"), (1.0, 9, "tables")):
+        with pytest.raises(ValueError, match="must be"):
+            ldp.recommend(*arguments)
+
+
+def test_measured_figures_are_those_of_the_results():
+    report = importlib.import_module("report")
+    assert json.loads(report.MEASURED.read_text(encoding="utf-8")) == json.loads(report.measured())

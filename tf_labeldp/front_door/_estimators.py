@@ -1,0 +1,300 @@
+"""Estimators that choose features and head themselves, from public facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features._estimator import FeatureMap
+from tf_labeldp.features._reader import Table, column_names, is_dataset
+from tf_labeldp.front_door._recommend import recommend
+from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.vault import PrivateLabels
+
+_Self = TypeVar("_Self", bound="_FrontDoor")
+_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
+"""The default delta is at most this, and at most this over n."""
+_ALIKE = 20.0
+"""Columns whose standard deviations differ by less, from the median up, have one unit."""
+_FEWEST = 100
+"""Examples from which neighbours are looked for."""
+_SMALL_IMAGE = 16
+"""Images with a side below have small patches."""
+_ONE = np.float32(1e-12)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Beside(FeatureMap):
+    """Features of several fitted maps side by side, each centred and scaled to unit norm."""
+
+    maps: tuple[Any, ...] = ()
+
+    def fit(self, inputs: Any, labels: Any = None) -> Beside:
+        """Learns the means of the maps' features; labels are not looked at."""
+        del labels
+        self._means = [np.asarray(one.transform(inputs)).mean(axis=0) for one in self.maps]
+        self.n_features_out_ = sum(mean.size for mean in self._means)
+        return self
+
+    def transform(self, inputs: Any) -> np.ndarray:
+        """Returns ``float32`` (n, n_features_out_)."""
+        parts = []
+        for one, mean in zip(self.maps, self._means, strict=True):
+            rows = np.asarray(one.transform(inputs), np.float32) - mean.astype(np.float32)
+            parts.append(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _ONE))
+        return np.concatenate(parts, axis=1)
+
+    def to_keras(self) -> Any:
+        """Returns a ``keras.Model`` from rows of numbers to the features."""
+        import keras
+
+        models = [one.to_keras() for one in self.maps]
+        inputs = keras.Input(models[0].input_shape[1:], name="rows")
+        parts = []
+        for model, mean in zip(models, self._means, strict=True):
+            centred = keras.layers.Rescaling(1.0, (-mean).tolist(), dtype="float32")(model(inputs))
+            parts.append(keras.layers.UnitNormalization(axis=-1, dtype="float32")(centred))
+        return keras.Model(inputs, keras.layers.Concatenate(dtype="float32")(parts))
+
+
+class _FrontDoor(Head):
+    """Chooses an encoder from public inputs, and fits a head of one release on it."""
+
+    epsilon: float
+    delta: float | None
+    encoder: Any
+
+    def fit(self: _Self, features: Any, labels: Any) -> _Self:
+        """Chooses from the features alone, releases the moments of the labels once, and fits.
+
+        Args:
+            features: public: images (n, h, w) or (n, h, w, c); a data frame or another table, in
+                which texts are categories and numbers may be missing; rows of numbers (n, d), such
+                as embeddings; a sparse matrix.
+            labels: a ``PrivateLabels``, which charges the release to its budget; or an array (n,),
+                of which a vault with the budget (epsilon, delta) is made.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            BudgetExceededError: a vault's budget does not allow the release; nothing was released.
+            TypeError: features or labels of a wrong kind.
+            ValueError: features not finite, labels outside of the classes or the range, arguments
+                out of range. Nothing was released.
+        """
+        epsilon = _validate.positive_finite("epsilon", self.epsilon)
+        size = len(labels)
+        if not size:
+            raise ValueError("there are no labels; give at least one.")
+        kind = kind_of(features)
+        rows = Table(features).num_rows if kind == "table" else np.shape(features)[0]
+        if rows != size:
+            raise ValueError(
+                f"there are {rows} rows of features and {size} labels; give one label per row, in "
+                "the same order."
+            )
+        choice = recommend(epsilon, size, kind)
+        encoder = self.encoder
+        if encoder is None:
+            encoder = make_encoder(features, kind, size)
+        else:
+            reason = "The encoder that was given, and one noisy release for a linear head."
+            choice = dataclasses.replace(choice, reason=reason)
+        head = self._head(epsilon, self._delta(labels, size), encoder, kind)
+        head.fit(features, labels)
+        self.head_, self.choice_ = head, choice
+        self.receipts_, self._label_range = head.receipts_, head._label_range
+        self.classes_, self.n_features_in_ = head.classes_, head.n_features_in_
+        self._remember_columns(head._known_columns())
+        return self
+
+    def predict(self, features: Any) -> np.ndarray:
+        """Returns class values (m,), or numbers (m,) within their range."""
+        self._check_fitted()
+        return self.head_.predict(features)
+
+    def to_keras(self) -> Any:
+        """Returns a ``keras.Model`` from the inputs of ``fit`` to predictions, with its receipts.
+
+        Of a table it takes a dict of columns (m, 1) by name. ``import tf_labeldp.keras_layers``
+        before loading its file.
+
+        Raises:
+            TypeError: an encoder that has no Keras model, or sparse inputs.
+        """
+        self._check_fitted()
+        return self.head_.to_keras()
+
+    def _delta(self, labels: Any, size: int) -> float:
+        if self.delta is not None:
+            return self.delta
+        if isinstance(labels, PrivateLabels):
+            return float(labels.budget.delta)
+        return min(_DELTA, _DELTA_TIMES_N / size)
+
+    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str) -> Any:
+        """Returns the head, not fitted."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PrivateClassifier(_FrontDoor):
+    """The classifier that was best in our measurements for data of this kind, in one call.
+
+    What is chosen, features and head, depends on public facts alone: what the features are, how
+    many examples there are, and epsilon. ``choice_`` says what it was and why. It is a scikit-learn
+    estimator: ``clone``, pipelines and pickles work, and data frames keep their columns' names.
+
+    Guarantee:
+        (epsilon, delta)-label-DP for the replacement of one label, by one release; the rest is
+        public or post-processing. Assumes what ``PrivateRidge`` assumes: the features, the number
+        of examples and all arguments are public.
+
+    Args:
+        epsilon: finite and above zero.
+        delta: in (0, 1), below 1/n for n labels; None for that of the vault's budget, or, for an
+            array of labels, for the smaller of 1e-5 and 0.1/n.
+        num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
+        classes: the class values in the order of their codes, for other labels; public.
+        encoder: what makes features of raw inputs, in place of the one that would be chosen: a
+            fitted feature map, a Keras model, a callable.
+        key: the name of the release in a vault.
+        insecure_seed: makes the fit repeatable, and the statement "not private: seeded".
+
+    Attributes:
+        choice_: what was chosen, why, and the measured rows that it rests on; print it.
+        head_: the fitted head, a ``PrivateLogisticRegression`` or a ``PrivateRidge``.
+        classes_: class values (K,).
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"age": rng.uniform(18, 90, 3000), "job": rng.choice(["a", "b"], 3000)}
+        >>> ill = (table["age"] > 60).astype(int)
+        >>> model = PrivateClassifier(epsilon=1.0, num_classes=2).fit(table, ill)
+        >>> model.score(table, ill) > 0.9, round(model.guarantee().epsilon, 3)
+        (True, 1.0)
+    """
+
+    epsilon: float
+    delta: float | None = None
+    _: dataclasses.KW_ONLY
+    num_classes: int | None = None
+    classes: Any = None
+    encoder: Any = None
+    key: str | None = None
+    insecure_seed: int | None = None
+
+    def predict_proba(self, features: Any) -> np.ndarray:
+        """Returns class probabilities (m, K)."""
+        self._check_fitted()
+        return self.head_.predict_proba(features)
+
+    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str) -> Any:
+        made = PrivateRidge if kind == "table" else PrivateLogisticRegression
+        return made(
+            epsilon,
+            delta,
+            num_classes=self.num_classes,
+            classes=self.classes,
+            encoder=encoder,
+            key=self.key,
+            insecure_seed=self.insecure_seed,
+        )
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PrivateRegressor(_FrontDoor):
+    """The same as ``PrivateClassifier`` for labels that are numbers, by the squared error.
+
+    Guarantee:
+        That of ``PrivateClassifier``.
+
+    Args:
+        epsilon: finite and above zero.
+        delta: as for ``PrivateClassifier``, like ``encoder``, ``key`` and ``insecure_seed``.
+        low: the smallest label, public. Leave it out for a vault, which knows its labels.
+        high: the largest label, public.
+
+    Attributes:
+        choice_: what was chosen and why; its measured rows are those of classes.
+        head_: the fitted ``PrivateRidge``.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(3000, 4))
+        >>> y = np.clip(x[:, 0], -2, 2)
+        >>> model = PrivateRegressor(epsilon=2.0, low=-2, high=2).fit(x, y)
+        >>> model.score(x, y) > 0.5
+        True
+    """
+
+    epsilon: float
+    delta: float | None = None
+    _: dataclasses.KW_ONLY
+    low: float | None = None
+    high: float | None = None
+    encoder: Any = None
+    key: str | None = None
+    insecure_seed: int | None = None
+
+    def _is_regressor(self) -> bool:
+        return True
+
+    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str) -> Any:
+        del kind
+        return PrivateRidge(
+            epsilon,
+            delta,
+            low=self.low,
+            high=self.high,
+            encoder=encoder,
+            key=self.key,
+            insecure_seed=self.insecure_seed,
+        )
+
+
+def kind_of(features: Any) -> str:
+    """Returns the kind of public features, one of ``recommend``'s."""
+    if is_dataset(features):
+        raise TypeError(
+            "features are a tf.data.Dataset, and the choice needs to read them more than once. "
+            "Give arrays or a table; the heads (PrivateLogisticRegression) take data sets."
+        )
+    if column_names(features) is not None:
+        return "table"
+    if hasattr(features, "tocsr"):
+        return "numbers"
+    array = np.asarray(features)
+    if array.ndim < 2:
+        raise ValueError(
+            f"features must have a row for each example, got shape {array.shape}. Turn one column "
+            "into rows with .reshape(-1, 1)."
+        )
+    if array.ndim > 2:
+        return "images"
+    return "numbers" if array.dtype.kind in "biuf" else "table"
+
+
+def make_encoder(features: Any, kind: str, size: int) -> Any:
+    """Returns an encoder that was fitted on public features; None for features as they are."""
+    if hasattr(features, "tocsr"):
+        return None  # dense features of it might not fit
+    if kind == "images":
+        small = min(np.shape(features)[1:3]) < _SMALL_IMAGE
+        patches = PatchDictionary(50, 3) if small else PatchDictionary()
+        patches.fit(features)
+        return patches if size < _FEWEST else NeighbourSmoothing(patches).fit(features)
+    fourier = RandomFourierFeatures().fit(features)
+    if kind == "table" or size < _FEWEST:
+        return fourier
+    deviations = np.asarray(features, np.float64).std(axis=0)
+    deviations = deviations[deviations > 0.0]
+    alike = deviations.size and deviations.max() < _ALIKE * np.median(deviations)
+    smooth = NeighbourSmoothing(None if alike else fourier).fit(features)
+    return Beside((fourier, smooth)).fit(features)
