@@ -23,12 +23,13 @@ def test_the_python_blocks_run(
     assert pages.count("epochs=120") == 1
     pages = pages.replace("epochs=120", "epochs=2")
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:  # they go on from one another
         exec(compile(block, str(README), "exec"), names)
     shown = capsys.readouterr().out
+    assert "A table: random Fourier features" in shown and (tmp_path / "model.keras").exists()
     assert "(2, 0)-label-DP" in shown and "RROnBins(epsilon=" in shown
     assert 0.9 < float(re.findall(r"^(0\.\d+)$", shown, re.M)[-1]) < 1.0  # the head on digits
     assert "(1, 1e-05)-label-DP" in shown and "(3, 0)-label-DP" in shown
