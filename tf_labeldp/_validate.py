@@ -185,7 +185,7 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
             f"{name} must have shape (n,), got shape {array.shape}. Turn one-hot labels into "
             "indices with np.argmax(labels, axis=1), and columns into vectors with .ravel()."
         )
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
             f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast them "
             "with .astype('int64') if they are whole numbers, or give PrivateLabels the list "

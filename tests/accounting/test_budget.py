@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import dp_accounting
 import pytest
@@ -180,3 +181,12 @@ def test_a_tiny_gain_is_not_worth_a_delta_and_an_assumption():
     four = [Charge(1.0, 0.0, pure_dp_event(1.0))] * 4
     assert composed_epsilon([charge.event for charge in four], 1e-5) < 4.0
     assert compose_charges(four, 1e-5) == PrivacyGuarantee(epsilon=4.0, delta=0.0)
+
+
+@pytest.mark.parametrize("arguments", [(100.0,), (1.0, 0.5)])
+def test_a_budget_that_protects_nothing_is_told(arguments):
+    with pytest.warns(UserWarning, match="protects next to nothing"):
+        PrivacyBudget(*arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivacyBudget(20.0, 0.009)

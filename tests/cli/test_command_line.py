@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -365,6 +366,22 @@ def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
 def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0
-    assert "adult  ridge     85.2" in capsys.readouterr().out
+    assert re.search(r"\n  adult +ridge +85\.2", capsys.readouterr().out)
     assert main([*words[:-1], "pictures"]) == 2
     assert "invalid choice: 'pictures'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["randomise", "x.csv"], "did you mean randomize?"),
+        (["demo", "--epsilon", "1,2"], "1,2', several go with spaces between them"),
+        (["demo", "--epoch-count", "3"], "unrecognized arguments: --epoch-count"),
+        (["demo", "--epoches", "3"], "--epoches 3; did you mean --epochs?"),
+    ],
+)
+def test_what_was_nearly_right_is_told(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err

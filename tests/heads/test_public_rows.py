@@ -201,7 +201,9 @@ def test_rows_that_are_not_finite_are_refused(bad, monkeypatch):
     monkeypatch.setattr(_reader, "_BLOCK_BYTES", 560)  # ten rows a block
     x = table(dtype=np.float64)
     x[[17, 19, 30], 2] = bad
-    with pytest.raises(ValueError, match=r"2 row\(s\) hold NaN, infinity .* first at row 17"):
+    with pytest.raises(
+        ValueError, match=r"2 row\(s\) hold NaN, infinity .* first at row 17, column\(s\) 2\."
+    ):
         rows_of(x).survey()
 
 

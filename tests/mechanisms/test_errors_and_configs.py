@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -195,3 +196,13 @@ def test_pickles_of_earlier_versions_load(mechanism, module):
     earlier = f"{home.rpartition('.')[0]}.{module}"
     pickled = pickle.dumps(mechanism, protocol=0)  # which writes the name of the module as it is
     assert pickle.loads(pickled.replace(home.encode(), earlier.encode())) == mechanism
+
+
+def test_swapped_arguments_are_told():
+    with pytest.warns(UserWarning, match="epsilon comes first. Are the two swapped?"):
+        RandomizedResponse(10, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RandomizedResponse(9, 2)
+        RandomizedResponse(10, 10)
+        RandomizedResponse(10.5, 2)

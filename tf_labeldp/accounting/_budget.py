@@ -34,6 +34,10 @@ class BudgetExceededError(RuntimeError):
     """A use of the labels was refused because it would pass the budget. Nothing was charged."""
 
 
+_LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
+"""From here on, a budget is a mistake as a rule."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacyBudget:
     """The most that may be spent on one unit.
@@ -44,6 +48,9 @@ class PrivacyBudget:
 
     Raises:
         ValueError: a number is out of range.
+
+    Warns:
+        UserWarning: an epsilon above 20, or a delta of 0.01 or more.
 
     Example:
         >>> PrivacyBudget(epsilon=2.0).allows(PrivacyGuarantee(epsilon=1.5))
@@ -57,6 +64,11 @@ class PrivacyBudget:
         """Checks the ranges."""
         object.__setattr__(self, "epsilon", _validate.positive_finite("epsilon", self.epsilon))
         object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
+        if self.epsilon > _LARGE_EPSILON or self.delta >= _LARGE_DELTA:
+            _validate.warn(
+                f"a budget of {self} protects next to nothing: epsilon is of the order of 1, and "
+                "delta below 1 / n for n labels."
+            )
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
         """Returns whether ``guarantee`` stays within this budget (to float rounding)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import math
 import os
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tf_labeldp._version import __version__
@@ -142,7 +143,19 @@ class _Parser(argparse.ArgumentParser):
         if re.search("required: (?!-)", message):
             # It may have been given: options that take several words take all that follow.
             message += " (before the options, as --classes and the like take all words after them)"
+        if given := re.search("invalid choice: '([^']*)' \\(choose from (.*)\\)", message):
+            message += _meant(given[1], re.findall(r"[\w-]+", given[2]))
+        elif given := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            verbs: Any = self._subparsers._group_actions[0].choices if self._subparsers else {}
+            known = [word for parser in verbs.values() for word in parser._option_string_actions]
+            message += _meant(given[1], known)
         raise _console.UsageError(message)
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """Returns a question after a word that is nearly one that is known."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _epsilon(text: str) -> float:
@@ -151,6 +164,7 @@ def _epsilon(text: str) -> float:
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(
             f"epsilon must be a finite number above zero, got {text!r}"
+            + (", several go with spaces between them" if "," in text else "")
         )
     if value > _LARGEST_EPSILON:
         raise argparse.ArgumentTypeError(

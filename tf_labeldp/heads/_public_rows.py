@@ -400,9 +400,12 @@ def checked_norms(raw: np.ndarray, start: int) -> np.ndarray:
     norms = _norms(raw)
     bad = ~(norms < _LARGEST)  # true for NaN too
     if np.any(bad):
+        first = int(bad.argmax())
+        columns = np.flatnonzero(~(np.abs(raw[first]) < _LARGEST))[:3].tolist()
+        where = f", column(s) {', '.join(map(str, columns))}" if columns else ""
         raise ValueError(
             f"features must be finite, but {int(bad.sum())} row(s) hold NaN, infinity or numbers "
-            f"beyond {_LARGEST:g}, the first at row {start + int(bad.argmax())}. Fill them in "
+            f"beyond {_LARGEST:g}, the first at row {start + first}{where}. Fill them in "
             "or leave these examples out, by a rule that does not look at labels."
         )
     return norms

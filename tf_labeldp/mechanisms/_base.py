@@ -236,6 +236,10 @@ class Frozen(Mechanism):
             object.__setattr__(self, name, value)
 
 
+_SWAPPED = 10.0
+"""A whole epsilon from here on, above the number of classes, is that number as a rule."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FrozenClassification(Frozen, ClassificationMechanism):
     """The mechanisms for classes of this library."""
@@ -245,6 +249,11 @@ class FrozenClassification(Frozen, ClassificationMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
+        if self.epsilon >= _SWAPPED and self.epsilon > self.num_classes and self.epsilon % 1 == 0:
+            _validate.warn(
+                f"epsilon={self.epsilon:g} protects next to nothing, and there are "
+                f"num_classes={self.num_classes}: epsilon comes first. Are the two swapped?"
+            )
 
 
 class WithoutPriors(LabelMechanism):

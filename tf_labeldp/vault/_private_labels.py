@@ -582,10 +582,12 @@ class PrivateLabels:
     def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:
         raise TypeError(
             "PrivateLabels does not give out true labels: it cannot be pickled, copied, indexed, "
-            "iterated or turned into an array. Call randomize(mechanism) for noisy labels."
+            "iterated, turned into an array or given to model.fit. Call randomize(mechanism) for "
+            "noisy labels, or train with PrivateClassifier, a head or LabelDPModel."
         )
 
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
+    shape = property(_refuse)  # what Keras asks for first
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:
