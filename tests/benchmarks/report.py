@@ -61,6 +61,10 @@ PLOTS = {
         Panel("one_release/accuracy", "Fashion-MNIST", "fashion_mnist", {"ylim": (55, 93)}),
         Panel("one_release/accuracy", "Adult (and AUC)", "adult", {"ylim": (70, 92)}),
     ],
+    "learners.png": [
+        Panel("learners/accuracy", "MNIST", "mnist"),
+        Panel("learners/accuracy", "Fashion-MNIST", "fashion_mnist"),
+    ],
     "clusters.png": [
         Panel("clusters/mnist", "MNIST"),
         Panel("clusters/fashion_mnist", "Fashion-MNIST"),

@@ -41,6 +41,10 @@ noise is then found again on a machine that rounds the rows otherwise."""
 _SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
 """Up to so many numbers and columns of features a fit is on one thread: two took 2 to 10 times its
 processor time."""
+_CLEAR = 0.02
+"""On raw pixels of MNIST, where coefficients are alike before the spread, the risk is 2.6 to 5 %
+less; on smoothed patches, where they are not, 0.9 % at most, and logistic regression lost 1.5
+points of accuracy where that decided."""
 _SIGNIFICANT = 3.0
 """Standard deviations of pure noise below which a release counts as noise alone."""
 
@@ -392,7 +396,8 @@ class OneReleaseHead(Head):
         """Returns the release in its spectrum, and the variances of the prior.
 
         Coefficients have equal prior variances after the spread, or before it where that has
-        clearly less risk: by more than the standard deviation that pure noise gives the estimate.
+        clearly less risk: by more than the standard deviation that pure noise gives the estimate,
+        and by a part of the risk, as the loss of a classifier follows the squared error loosely.
         """
         spread = self._scaling.spread
         scales: list[np.ndarray | None] = [None]
@@ -413,7 +418,8 @@ class OneReleaseHead(Head):
             chosen = _ridge_path.bayes_filter(spectrum, *prior)
             found.append((problem, prior, spectrum.risk(chosen), spectrum.risk_stddev(chosen)))
         first, last = found[0], found[-1]
-        return last[:2] if last[2] < first[2] - first[3] else first[:2]
+        clearly = max(first[3], _CLEAR * abs(first[2]))
+        return last[:2] if last[2] < first[2] - clearly else first[:2]
 
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
