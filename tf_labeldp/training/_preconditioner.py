@@ -3,100 +3,141 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.gradients._clip import Coordinates
 from tf_labeldp.training._vertex_losses import VertexLosses
+
+_LONGEST = 1024  # side of a factor that is more than a diagonal
+_MODE = os.environ.get("KRON", "global")
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 @dataclasses.dataclass(eq=False)
 class GaussNewton:
-    """Scales by a power of the diagonal of the Gauss-Newton matrix, which needs no label.
+    """Whitens each weight's gradient by Kronecker factors, which need no label.
 
-    Noise hurts most in directions of high curvature. In the coordinates ``w / s`` with
-    ``s = (h + damping)^(-power / 2)``, where ``h`` is the diagonal over its mean, there is less of
-    it there, and more where the loss is flat. The step is taken in these coordinates too, so that
-    the noisy gradient is scaled by ``h^-power`` in all: between gradient descent (0) and Newton's
-    method (1).
+    Noise hurts most in directions of high curvature. In coordinates in which the curvature is about
+    the same in all directions there is less of it there, and more where the loss is flat. The step
+    is taken in these coordinates too, which makes it one of Gauss and Newton's method, damped.
 
-    The diagonal is that of cross-entropy, averaged over steps, by the Gauss-Newton-Bartlett
-    estimator: ``n`` times the square of the mean gradient for labels drawn from the model's own
-    predictions (Liu et al. 2023, "Sophia", section 2.3). The method is not in the papers.
+    With labels drawn from the model's own predictions, the mean gradient M of cross-entropy by a
+    weight has the Gauss-Newton matrix as its covariance (Liu et al. 2023, "Sophia", section 2.3).
+    This is taken for the product of ``E[M M^T]`` and ``E[M^T M]`` (Gupta et al. 2018, "Shampoo"),
+    averages over steps. Of a side longer than 1,024, and of a vector, only the diagonal is used;
+    the rows of a table of embeddings stay as they are. The method is not in the papers.
 
     Guarantee:
-        The same as without scales: they are made of public features and of weights that are private
-        already, without a label, and the scaled gradients are clipped to ``l2_norm_clip`` and
-        noised as unscaled ones. The public examples are drawn independently of the batch.
+        The same as without: the coordinates are made of public features and of weights that are
+        private already, without a label, and the gradients in them are clipped to ``l2_norm_clip``
+        and noised as others are. The public examples are drawn independently of the batch.
 
     Args:
         num_examples: public examples in each step, at least 2.
-        power: of the curvature, in (0, 1].
-        damping: added to the curvature over its mean, above zero.
-        momentum: of the average over steps, in [0, 1).
+        damping: added to the diagonal of each factor over its mean, at least 0.001.
+        momentum: of the averages over steps, in [0, 1).
 
     Raises:
         ValueError: an argument out of range.
 
     Example:
-        >>> GaussNewton().get_config()["power"]
-        1.0
+        >>> GaussNewton(damping=0.1).get_config()
+        {'num_examples': 256, 'damping': 0.1, 'momentum': 0.95}
     """
 
     num_examples: int = 256
-    power: float = 1.0
-    damping: float = 0.1
+    damping: float = 0.03
     momentum: float = 0.95
 
     def __post_init__(self) -> None:
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 2)
-        self.power = _validate.number_in("power", self.power, "(0, 1]")
-        self.damping = _validate.positive_finite("damping", self.damping)
+        # With less, factors of low rank have no inverse in single precision.
+        self.damping = _validate.number_in("damping", self.damping, "[0.001, inf)")
         self.momentum = _validate.number_in("momentum", self.momentum, "[0, 1)")
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns the average so far: zeros (scales do not depend on its size)."""
-        return [tf.zeros(shape) for shape in shapes]
+        """Returns the averages so far: zeros (coordinates do not depend on their size)."""
+        return [[tf.zeros(side) for side in _sides(shape)] for shape in shapes]
 
-    def scales(self, vertices: VertexLosses, state: Any) -> tuple[list[tf.Tensor], Any]:
-        """Returns a positive factor for each weight, of mean one, and the next state.
+    def coordinates(self, vertices: VertexLosses, state: Any) -> tuple[list[Coordinates], Any]:
+        """Returns those of each weight, in which noise has the same size in all, and the next state.
 
         Args:
             vertices: the public examples of this step, on each replica those that it has.
             state: from ``initial_state`` or the last step.
         """
-        average = [
-            self.momentum * old + (1.0 - self.momentum) * new
-            for old, new in zip(state, self._curvature(vertices), strict=True)
+        gradients, tables = self._gradients(vertices)
+        averages = [
+            [
+                self.momentum * old + (1.0 - self.momentum) * new
+                for old, new in zip(sides, _moments(gradient, sides), strict=True)
+            ]
+            for sides, gradient in zip(state, gradients, strict=True)
         ]
-        entries = tf.cast(sum(tf.size(part) for part in average), tf.float32)
-        mean = tf.add_n([tf.reduce_sum(part) for part in average]) / entries
-        floor = tf.constant(1e-30)  # of a model without any curvature, which then has scales of one
-        raw = [
-            tf.pow(part / tf.maximum(mean, floor) + self.damping, -self.power / 2.0)
-            for part in average
-        ]
-        scale = entries / tf.add_n([tf.reduce_sum(part) for part in raw])
-        return [part * scale for part in raw], average
+        found, noise, entries = [], [], 0
+        for sides, gradient, is_table in zip(averages, gradients, tables, strict=True):
+            *left, right = [self._whitening(side) for side in sides]
+            if is_table:
+                left = []
+            rows = math.prod(gradient.shape) // right.shape[0]
+            of_left = tf.reduce_sum(tf.square(left[0])) if left else float(rows)
+            if left and left[0].shape.rank == 1 is False:
+                pass
+            frob = of_left * tf.reduce_sum(tf.square(right))
+            n = math.prod(gradient.shape)
+            if _MODE == "tensor":
+                right = right * tf.sqrt(n / frob)
+                frob = tf.constant(float(n))
+            elif _MODE == "curv":
+                d = sides[-1] if sides[-1].shape.rank == 1 else tf.linalg.diag_part(sides[-1])
+                found.append((left[0] if left else None, right, tf.reduce_sum(d) / n))
+                noise.append(frob)
+                entries += n
+                continue
+            noise.append(frob)
+            entries += n
+            found.append((left[0] if left else None, right))
+        if _MODE == "curv":
+            total = tf.add_n([s * math.prod(g.shape) for (_, _, s), g in zip(found, gradients)]) / entries
+            c = [tf.math.rsqrt(s / tf.maximum(total, 1e-30) + self.damping) for _, _, s in found]
+            noise = [f * tf.square(cc) for f, cc in zip(noise, c)]
+            found = [(l, r * cc) for (l, r, _), cc in zip(found, c)]
+        scale = tf.sqrt(entries / tf.add_n(noise))
+        return [
+            Coordinates(left, scale * (right if right.shape.rank == 1 else tf.transpose(right)))
+            for left, right in found
+        ], averages
 
-    def _curvature(self, vertices: VertexLosses) -> list[tf.Tensor]:
-        """Returns an unbiased estimate of the diagonal, one tensor a variable."""
+    def _whitening(self, moment: tf.Tensor) -> tf.Tensor:
+        """Returns the inverse of a root of the moment over its mean, with damping added."""
+        if moment.shape.rank == 1:
+            mean = tf.reduce_mean(moment)
+            return tf.math.rsqrt(moment / tf.maximum(mean, 1e-30) + self.damping)
+        mean = tf.reduce_mean(tf.linalg.diag_part(moment))
+        identity = tf.eye(moment.shape[0])
+        damped = moment / tf.maximum(mean, 1e-30) + self.damping * identity
+        return tf.linalg.triangular_solve(tf.linalg.cholesky(damped), identity)
+
+    def _gradients(self, vertices: VertexLosses) -> tuple[list[tf.Tensor], list[bool]]:
+        """Returns those for labels drawn from the predictions, and which are of tables."""
         logits = tf.math.log(tf.maximum(vertices.predictions(), 1e-30))
         drawn = tf.random.categorical(tf.stop_gradient(logits), 1)[:, 0]
         variables = [variable.value for variable in vertices.variables]
-        with tf.GradientTape() as tape:
-            mean = tf.reduce_mean(tf.gather(vertices.losses(), drawn, batch_dims=1))
-        gradients = tape.gradient(mean, variables, unconnected_gradients="zero")
-        gradients = [tf.cast(tf.convert_to_tensor(part), tf.float32) for part in gradients]
-        examples = tf.cast(tf.shape(drawn)[0], tf.float32)
+        with tf.GradientTape() as tape:  # of a sum, whose parts are not too small for float16
+            total = tf.reduce_sum(tf.gather(vertices.losses(), drawn, batch_dims=1))
+        found = tape.gradient(total, variables, unconnected_gradients="zero")
+        tables = [isinstance(part, tf.IndexedSlices) for part in found]
+        gradients = [tf.cast(tf.convert_to_tensor(part), tf.float32) for part in found]
         replicas = tf.distribute.get_replica_context()
         if replicas.num_replicas_in_sync > 1:  # each has a part of the examples
             gradients = replicas.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
-            examples *= replicas.num_replicas_in_sync
-        return [examples * tf.square(part) for part in gradients]
+        return [tf.where(tf.math.is_finite(part), part, 0.0) for part in gradients], tables
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
@@ -106,3 +147,21 @@ class GaussNewton:
     def from_config(cls, config: dict[str, Any]) -> GaussNewton:
         """Returns the preconditioner that ``get_config`` described."""
         return cls(**config)
+
+
+def _sides(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Returns the shapes of a weight's factors: one of a vector, left and right of a matrix."""
+    if len(shape) < 2:
+        return [(math.prod(shape),)]
+    lengths = math.prod(shape[:-1]), shape[-1]
+    return [(n, n) if n <= _LONGEST else (n,) for n in lengths]
+
+
+def _moments(gradient: tf.Tensor, sides: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns ``M M^T`` and ``M^T M`` of a gradient M, or their diagonals."""
+    matrix = tf.reshape(gradient, (-1, sides[-1].shape[0]))
+    pairs = [(matrix, tf.transpose(matrix))][: len(sides) - 1] + [(tf.transpose(matrix), matrix)]
+    return [
+        tf.matmul(one, other) if side.shape.rank == 2 else tf.reduce_sum(tf.square(one), axis=1)
+        for side, (one, other) in zip(sides, pairs, strict=True)
+    ]
