@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from typing import Any
 
 import keras
@@ -15,7 +14,6 @@ from tf_labeldp.gradients._clip import Coordinates
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 _LONGEST = 1024  # side of a factor that is more than a diagonal
-_MODE = os.environ.get("KRON", "global")
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -80,49 +78,31 @@ class GaussNewton:
             ]
             for sides, gradient in zip(state, gradients, strict=True)
         ]
-        found, noise, entries = [], [], 0
-        for sides, gradient, is_table in zip(averages, gradients, tables, strict=True):
-            *left, right = [self._whitening(side) for side in sides]
-            if is_table:
-                left = []
-            rows = math.prod(gradient.shape) // right.shape[0]
-            of_left = tf.reduce_sum(tf.square(left[0])) if left else float(rows)
-            if left and left[0].shape.rank == 1 is False:
-                pass
-            frob = of_left * tf.reduce_sum(tf.square(right))
-            n = math.prod(gradient.shape)
-            if _MODE == "tensor":
-                right = right * tf.sqrt(n / frob)
-                frob = tf.constant(float(n))
-            elif _MODE == "curv":
-                d = sides[-1] if sides[-1].shape.rank == 1 else tf.linalg.diag_part(sides[-1])
-                found.append((left[0] if left else None, right, tf.reduce_sum(d) / n))
-                noise.append(frob)
-                entries += n
-                continue
-            noise.append(frob)
-            entries += n
-            found.append((left[0] if left else None, right))
-        if _MODE == "curv":
-            total = tf.add_n([s * math.prod(g.shape) for (_, _, s), g in zip(found, gradients)]) / entries
-            c = [tf.math.rsqrt(s / tf.maximum(total, 1e-30) + self.damping) for _, _, s in found]
-            noise = [f * tf.square(cc) for f, cc in zip(noise, c)]
-            found = [(l, r * cc) for (l, r, _), cc in zip(found, c)]
-        scale = tf.sqrt(entries / tf.add_n(noise))
-        return [
-            Coordinates(left, scale * (right if right.shape.rank == 1 else tf.transpose(right)))
-            for left, right in found
-        ], averages
+        sizes = [math.prod(gradient.shape) for gradient in gradients]
+        # The trace of either factor is the total curvature of the weight.
+        totals = [tf.reduce_sum(_diagonal(sides[-1])) for sides in averages]
+        mean = tf.maximum(tf.add_n(totals) / sum(sizes), 1e-30)
+        found, noise = [], []
+        for sides, size, total, is_table in zip(averages, sizes, totals, tables, strict=True):
+            used = sides[-1:] if is_table else sides
+            relative = total / size / mean
+            *left, right = [self._whitening(side, relative, len(used)) for side in used]
+            found.append((left[0] if left else None, _transposed(right)))
+            rows = tf.reduce_sum(tf.square(left[0])) if left else size / right.shape[0]
+            noise.append(rows * tf.reduce_sum(tf.square(right)))
+        scale = tf.sqrt(sum(sizes) / tf.add_n(noise))
+        return [Coordinates(left, scale * right) for left, right in found], averages
 
-    def _whitening(self, moment: tf.Tensor) -> tf.Tensor:
-        """Returns the inverse of a root of the moment over its mean, with damping added."""
-        if moment.shape.rank == 1:
-            mean = tf.reduce_mean(moment)
-            return tf.math.rsqrt(moment / tf.maximum(mean, 1e-30) + self.damping)
-        mean = tf.reduce_mean(tf.linalg.diag_part(moment))
-        identity = tf.eye(moment.shape[0])
-        damped = moment / tf.maximum(mean, 1e-30) + self.damping * identity
-        return tf.linalg.triangular_solve(tf.linalg.cholesky(damped), identity)
+    def _whitening(self, factor: tf.Tensor, relative: tf.Tensor, factors: int) -> tf.Tensor:
+        """Returns the inverse of a root of one of so many factors of the damped curvature."""
+        mean = tf.reduce_mean(_diagonal(factor))
+        unit = factor / tf.maximum(mean, 1e-30)
+        unit, damping = tf.pow(relative, 1.0 / factors) * unit, self.damping ** (1.0 / factors)
+        if factor.shape.rank == 1:
+            return tf.math.rsqrt(unit + damping)
+        identity = tf.eye(factor.shape[0])
+        root = tf.linalg.cholesky(unit + damping * identity)
+        return tf.linalg.triangular_solve(root, identity)
 
     def _gradients(self, vertices: VertexLosses) -> tuple[list[tf.Tensor], list[bool]]:
         """Returns those for labels drawn from the predictions, and which are of tables."""
@@ -147,6 +127,14 @@ class GaussNewton:
     def from_config(cls, config: dict[str, Any]) -> GaussNewton:
         """Returns the preconditioner that ``get_config`` described."""
         return cls(**config)
+
+
+def _diagonal(side: tf.Tensor) -> tf.Tensor:
+    return side if side.shape.rank == 1 else tf.linalg.diag_part(side)
+
+
+def _transposed(side: tf.Tensor) -> tf.Tensor:
+    return side if side.shape.rank == 1 else tf.transpose(side)
 
 
 def _sides(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
