@@ -52,7 +52,7 @@ class Batch:
 class Coordinates:
     """A linear map of the gradient by one weight: ``A M B``, with the gradient as a matrix M.
 
-    All axes of the weight but the last are the rows of M. A vector is one row.
+    All axes of the weight but the last are the rows of M. A vector is one row, without A.
 
     Attributes:
         left: A, or its diagonal; None for the identity.
@@ -91,9 +91,10 @@ def _mapped(gradients: tf.Tensor, left: Any, right: Any) -> tf.Tensor:
 
 
 def _times(rows: tf.Tensor, side: tf.Tensor | None) -> tf.Tensor:
-    """Returns rows (..., n) times a matrix (n, n) or its diagonal (n,)."""
+    """Returns rows (..., n) times a matrix (n, n) or its diagonal (n,), in the rows' precision."""
     if side is None:
         return rows
+    side = tf.cast(side, rows.dtype)
     return rows * side if side.shape.rank == 1 else tf.tensordot(rows, side, 1)
 
 

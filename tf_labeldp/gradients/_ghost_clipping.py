@@ -109,7 +109,8 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int, ways: int = 1) ->
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, record in enumerate(records):
-        formed = FLOAT_BYTES * record.rule.num_weights * ways
+        copies = 1 if record.seen.coordinates is None else 3  # before, after and in between
+        formed = FLOAT_BYTES * record.rule.num_weights * ways * copies
         ghost = record.rule.norm_bytes(record.seen)
         if ways > 1:
             ghost = record.rule.product_bytes(record.seen, ways)

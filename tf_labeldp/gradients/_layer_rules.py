@@ -145,16 +145,15 @@ class LookupRule(Rule):
         return [tf.reshape(rows, (groups, self.num_rows, self.width))]
 
     def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.positions is None or (seen.coordinates and seen.coordinates[0].left is not None):
+        mixes_rows = seen.coordinates is not None and seen.coordinates[0].left is not None
+        if seen.positions is None or mixes_rows:
             return None
         return 3 * FLOAT_BYTES * seen.positions * self.width
 
     def squared_norms(self, seen: Seen) -> tf.Tensor:
-        groups, products = seen.groups, seen.output_gradients
-        if seen.coordinates is not None:  # the same for all rows of the table
-            products = seen.coordinates[0].of_outputs(products)
+        groups = seen.groups
         indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
-        products = tf.reshape(products, (groups, -1, self.width))
+        products = tf.reshape(seen.output_gradients, (groups, -1, self.width))
         # Equal indices of a group add up before the norm: sorted, they are neighbours.
         order = tf.argsort(indices, axis=1)
         indices = tf.gather(indices, order, batch_dims=1)
@@ -164,6 +163,8 @@ class LookupRule(Rule):
         positions = tf.shape(slots)[1]
         slots += tf.range(groups)[:, tf.newaxis] * positions
         rows = self._rows(products, slots, groups * positions)
+        if seen.coordinates is not None:
+            rows = seen.coordinates[0].of_outputs(rows)
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
@@ -271,8 +272,8 @@ class ProductRule(KernelRule):
             return None
         # Two Gram matrices in double precision.
         needed = 4 * FLOAT_BYTES * seen.positions**2 if seen.positions > 1 else 2 * FLOAT_BYTES
-        if seen.coordinates is not None:  # and what both factors are mapped to
-            needed += 2 * FLOAT_BYTES * seen.positions * (self.fan_in + self.bias_size)
+        if seen.coordinates is not None:  # and both factors, before and after
+            needed += 4 * FLOAT_BYTES * seen.positions * (self.fan_in + self.bias_size)
         return needed
 
     def squared_norms(self, seen: Seen) -> tf.Tensor:
@@ -280,6 +281,7 @@ class ProductRule(KernelRule):
             return tf.add_n([rule.squared_norms(part) for rule, part in self.changed(seen)])
         views, products = self.factors(seen)
         bias = tf.reduce_sum(tf.square(tf.reduce_sum(products, axis=1)), axis=-1)
+        bias = tf.cast(bias, tf.float32)
         total = bias if self.has_bias else tf.zeros_like(bias)
         if not self.has_kernel:
             return total
@@ -321,17 +323,19 @@ class ProductRule(KernelRule):
         One is for the kernel and one for the bias: ``A (a g^T) B`` is ``(A a) (B^T g)^T``, at each
         position.
         """
-        inputs, gradients, found = seen.inputs, seen.output_gradients, []
-        given = iter(seen.coordinates or ())
+        found, coordinates, shape = [], list(seen.coordinates or ()), (self.fan_in, self.bias_size)
+        # Where positions may cancel, this rounds less than the norm can tell.
+        wide = tf.float32 if seen.positions == 1 else tf.float64
+        inputs, gradients = (tf.cast(part, wide) for part in (seen.inputs, seen.output_gradients))
         if self.has_kernel:
             if self.window is not None:
                 inputs = tf.concat(self.window.views(inputs, gradients.shape[1:-1]), -1)
-            of_kernel, rule = next(given), ProductRule((self.fan_in, self.bias_size), True, False)
+            of_kernel = coordinates.pop(0)
             mapped = of_kernel.of_inputs(inputs), of_kernel.of_outputs(gradients)
-            found.append((rule, Seen(*mapped, seen.group_size)))
+            found.append((ProductRule(shape, True, False), Seen(*mapped, seen.group_size)))
         if self.has_bias:
-            rule, mapped = ProductRule((0, self.bias_size), False, True), next(given)
-            found.append((rule, Seen(inputs, mapped.of_outputs(gradients), seen.group_size)))
+            mapped = inputs, coordinates.pop(0).of_outputs(gradients)
+            found.append((ProductRule(shape, False, True), Seen(*mapped, seen.group_size)))
         return found
 
 
