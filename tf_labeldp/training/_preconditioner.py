@@ -19,26 +19,28 @@ _LONGEST = 1024  # side of a factor that is more than a diagonal
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 @dataclasses.dataclass(eq=False)
 class GaussNewton:
-    """Whitens each weight's gradient by Kronecker factors, which need no label.
+    """Whitens the gradient of each weight by two factors of its curvature, which need no label.
 
     Noise hurts most in directions of high curvature. In coordinates in which the curvature is about
-    the same in all directions there is less of it there, and more where the loss is flat. The step
-    is taken in these coordinates too, which makes it one of Gauss and Newton's method, damped.
+    the same everywhere there is less of it there, and more where the loss is flat. The step is
+    taken in these coordinates too: it is one of Gauss and Newton's method, with damping.
 
-    With labels drawn from the model's own predictions, the mean gradient M of cross-entropy by a
-    weight has the Gauss-Newton matrix as its covariance (Liu et al. 2023, "Sophia", section 2.3).
-    This is taken for the product of ``E[M M^T]`` and ``E[M^T M]`` (Gupta et al. 2018, "Shampoo"),
-    averages over steps. Of a side longer than 1,024, and of a vector, only the diagonal is used;
-    the rows of a table of embeddings stay as they are. The method is not in the papers.
+    For labels drawn from the model's own predictions, the covariance of the mean gradient of
+    cross-entropy is the Gauss-Newton matrix, up to its size (Liu et al. 2023, "Sophia", section
+    2.3). For a weight with gradient M it is taken for the Kronecker product of ``E[M M^T]`` and
+    ``E[M^T M]``, averages over steps (Gupta et al. 2018, "Shampoo"), each with its share of the
+    damping (Martens and Grosse 2015, "K-FAC", section 6.3). Of a vector, and of a side longer than
+    1,024, it is the diagonal; rows of embeddings are not told apart. The method is not in the
+    papers.
 
     Guarantee:
         The same as without: the coordinates are made of public features and of weights that are
-        private already, without a label, and the gradients in them are clipped to ``l2_norm_clip``
-        and noised as others are. The public examples are drawn independently of the batch.
+        private already, without a label, and gradients are clipped to ``l2_norm_clip`` and noised
+        in them. The public examples are drawn independently of the batch.
 
     Args:
         num_examples: public examples in each step, at least 2.
-        damping: added to the diagonal of each factor over its mean, at least 0.001.
+        damping: added to the curvature over its mean, above zero.
         momentum: of the averages over steps, in [0, 1).
 
     Raises:
@@ -55,8 +57,7 @@ class GaussNewton:
 
     def __post_init__(self) -> None:
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 2)
-        # With less, factors of low rank have no inverse in single precision.
-        self.damping = _validate.number_in("damping", self.damping, "[0.001, inf)")
+        self.damping = _validate.positive_finite("damping", self.damping)
         self.momentum = _validate.number_in("momentum", self.momentum, "[0, 1)")
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
@@ -64,13 +65,15 @@ class GaussNewton:
         return [[tf.zeros(side) for side in _sides(shape)] for shape in shapes]
 
     def coordinates(self, vertices: VertexLosses, state: Any) -> tuple[list[Coordinates], Any]:
-        """Returns those of each weight, in which noise has the same size in all, and the next state.
+        """Returns those of each weight, and the next state.
+
+        On the way back from them, noise has the same variance in all as it would have without.
 
         Args:
             vertices: the public examples of this step, on each replica those that it has.
             state: from ``initial_state`` or the last step.
         """
-        gradients, tables = self._gradients(vertices)
+        gradients, are_tables = self._gradients(vertices)
         averages = [
             [
                 self.momentum * old + (1.0 - self.momentum) * new
@@ -78,38 +81,47 @@ class GaussNewton:
             ]
             for sides, gradient in zip(state, gradients, strict=True)
         ]
-        sizes = [math.prod(gradient.shape) for gradient in gradients]
-        # The trace of either factor is the total curvature of the weight.
-        totals = [tf.reduce_sum(_diagonal(sides[-1])) for sides in averages]
-        mean = tf.maximum(tf.add_n(totals) / sum(sizes), 1e-30)
-        found, noise = [], []
-        for sides, size, total, is_table in zip(averages, sizes, totals, tables, strict=True):
-            used = sides[-1:] if is_table else sides
-            relative = total / size / mean
-            *left, right = [self._whitening(side, relative, len(used)) for side in used]
-            found.append((left[0] if left else None, _transposed(right)))
-            rows = tf.reduce_sum(tf.square(left[0])) if left else size / right.shape[0]
-            noise.append(rows * tf.reduce_sum(tf.square(right)))
-        scale = tf.sqrt(sum(sizes) / tf.add_n(noise))
-        return [Coordinates(left, scale * right) for left, right in found], averages
+        shapes = [tuple(gradient.shape) for gradient in gradients]
+        return self._whitening(averages, shapes, are_tables), averages
 
-    def _whitening(self, factor: tf.Tensor, relative: tf.Tensor, factors: int) -> tf.Tensor:
-        """Returns the inverse of a root of one of so many factors of the damped curvature."""
-        mean = tf.reduce_mean(_diagonal(factor))
-        unit = factor / tf.maximum(mean, 1e-30)
-        unit, damping = tf.pow(relative, 1.0 / factors) * unit, self.damping ** (1.0 / factors)
-        if factor.shape.rank == 1:
-            return tf.math.rsqrt(unit + damping)
-        identity = tf.eye(factor.shape[0])
-        root = tf.linalg.cholesky(unit + damping * identity)
+    def _whitening(
+        self, averages: Any, shapes: list[tuple[int, ...]], are_tables: list[bool]
+    ) -> list[Coordinates]:
+        """Returns the coordinates in which the damped curvature is the same everywhere."""
+        sizes = [float(math.prod(shape)) for shape in shapes]
+        # Each factor of a weight has the trace of the weight's whole curvature.
+        traces = [tf.reduce_sum(_diagonal(sides[-1])) for sides in averages]
+        # A model without any curvature keeps its coordinates.
+        mean = tf.maximum(tf.add_n(traces) / sum(sizes), 1e-30)
+        maps, variances = [], []
+        for sides, size, trace, is_table in zip(averages, sizes, traces, are_tables, strict=True):
+            used = sides[-1:] if is_table else sides
+            roots = [self._inverse_root(side, trace / size / mean, len(used)) for side in used]
+            maps.append(([None, *roots][-2], _transposed(roots[-1])))
+            # Of the noise: for each row and column the squared length of its vector.
+            lengths = [tf.reduce_sum(tf.square(root)) / root.shape[0] for root in roots]
+            variances.append(size * tf.reduce_prod(lengths))
+        scale = tf.sqrt(sum(sizes) / tf.add_n(variances))
+        return [Coordinates(left, scale * right) for left, right in maps]
+
+    def _inverse_root(self, side: tf.Tensor, curvature: tf.Tensor, factors: int) -> tf.Tensor:
+        """Returns the inverse of a triangular root of one of so many damped factors."""
+        mean = tf.pow(curvature, 1.0 / factors)
+        factor = side * (mean / tf.maximum(tf.reduce_mean(_diagonal(side)), 1e-30))
+        # With less than a thousandth, single precision does not tell low rank from negative.
+        damping = tf.maximum(self.damping ** (1.0 / factors), 1e-3 * mean)
+        if side.shape.rank == 1:
+            return tf.math.rsqrt(factor + damping)
+        identity = tf.eye(side.shape[0])
+        root = tf.linalg.cholesky(factor + damping * identity)
         return tf.linalg.triangular_solve(root, identity)
 
     def _gradients(self, vertices: VertexLosses) -> tuple[list[tf.Tensor], list[bool]]:
-        """Returns those for labels drawn from the predictions, and which are of tables."""
+        """Returns those for labels drawn from the predictions, and which are of embeddings."""
         logits = tf.math.log(tf.maximum(vertices.predictions(), 1e-30))
         drawn = tf.random.categorical(tf.stop_gradient(logits), 1)[:, 0]
         variables = [variable.value for variable in vertices.variables]
-        with tf.GradientTape() as tape:  # of a sum, whose parts are not too small for float16
+        with tf.GradientTape() as tape:  # of a sum, whose terms are not too small for float16
             total = tf.reduce_sum(tf.gather(vertices.losses(), drawn, batch_dims=1))
         found = tape.gradient(total, variables, unconnected_gradients="zero")
         tables = [isinstance(part, tf.IndexedSlices) for part in found]
@@ -117,6 +129,7 @@ class GaussNewton:
         replicas = tf.distribute.get_replica_context()
         if replicas.num_replicas_in_sync > 1:  # each has a part of the examples
             gradients = replicas.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
+        # The average outlives a step in which float16 overflows.
         return [tf.where(tf.math.is_finite(part), part, 0.0) for part in gradients], tables
 
     def get_config(self) -> dict[str, Any]:
@@ -146,10 +159,11 @@ def _sides(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _moments(gradient: tf.Tensor, sides: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns ``M M^T`` and ``M^T M`` of a gradient M, or their diagonals."""
+    """Returns ``M M^T`` and ``M^T M`` of a gradient M, or their diagonals, as the sides are."""
     matrix = tf.reshape(gradient, (-1, sides[-1].shape[0]))
-    pairs = [(matrix, tf.transpose(matrix))][: len(sides) - 1] + [(tf.transpose(matrix), matrix)]
     return [
-        tf.matmul(one, other) if side.shape.rank == 2 else tf.reduce_sum(tf.square(one), axis=1)
-        for side, (one, other) in zip(sides, pairs, strict=True)
+        tf.reduce_sum(tf.square(rows), axis=1)
+        if side.shape.rank == 1
+        else tf.matmul(rows, rows, transpose_b=True)
+        for side, rows in zip(sides, [matrix, tf.transpose(matrix)][-len(sides) :], strict=True)
     ]
