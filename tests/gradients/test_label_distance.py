@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.accounting._events import LONGEST_CLIP
-from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._clip import Batch, Clip, Coordinates, Speed
 from tf_labeldp.gradients._label_distance import (
     check_candidates,
     check_labels,
@@ -69,7 +69,7 @@ def flat(gradients: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(g, np.float64)) for g in gradients])
 
 
-def candidates(made: keras.Model, x: np.ndarray, scales: Any = None) -> np.ndarray:
+def candidates(made: keras.Model, x: np.ndarray, coordinates: Any = None) -> np.ndarray:
     """Gradients (B, K, weights) of Keras's cross-entropy, example by example, label by label."""
     outputs = made.output_shape[-1]
     found = []
@@ -88,8 +88,11 @@ def candidates(made: keras.Model, x: np.ndarray, scales: Any = None) -> np.ndarr
             ]
         values = [v.value for v in made.trainable_variables]
         gradients = [tape.gradient(loss, values) for loss in losses]
-        if scales is not None:
-            gradients = [[g * s for g, s in zip(one, scales, strict=True)] for one in gradients]
+        if coordinates is not None:
+            gradients = [
+                [c.forward(g[tf.newaxis])[0] for g, c in zip(one, coordinates, strict=True)]
+                for one in gradients
+            ]
         found.append([flat(one) for one in gradients])
     return np.array(found)
 
@@ -149,17 +152,22 @@ def test_memory_changes_no_result(outputs):
 
 
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
-def test_scaled_gradients_are_clipped_as_scaled(method):
+def test_gradients_in_coordinates_are_clipped_there(method):
     made, (x, y) = model(3), batch(3)
     rng = np.random.default_rng(1)
-    scales = [
-        tf.constant(rng.uniform(0.2, 3, v.shape), tf.float32) for v in made.trainable_variables
+
+    def side(n: int) -> tf.Tensor:
+        return tf.constant(rng.normal(size=(n, n)), tf.float32)
+
+    coordinates = [
+        Coordinates(side(np.prod(v.shape[:-1])) if len(v.shape) > 1 else None, side(v.shape[-1]))
+        for v in made.trainable_variables
     ]
     wanted = 0.0
-    for vectors, label in zip(candidates(made, x, scales), y, strict=True):
+    for vectors, label in zip(candidates(made, x, coordinates), y, strict=True):
         wanted += shortened(vectors, best_clip(vectors, 2.0))[label]
     ones = np.ones(ROWS, np.float32)
-    found = clipped(made, x, y, 1.0, method=method, scales=scales, weights=ones)
+    found = clipped(made, x, y, 1.0, method=method, coordinates=coordinates, weights=ones)
     np.testing.assert_allclose(flat(found.gradients), wanted, rtol=2e-4, atol=2e-5)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import keras
@@ -10,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._clip import Batch, Clip
 from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 from tf_labeldp.training import (
     AltConv,
@@ -41,95 +43,130 @@ def linear_vertices(x: np.ndarray, weights: tf.Variable) -> VertexLosses:
     )
 
 
-def exact_diagonal(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the diagonal of the Gauss-Newton matrix of softmax regression: x^2 p (1 - p)."""
-    logits = x @ weights
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    return (x**2).T @ (p * (1 - p)) / len(x)
+def matrix(side: Any, size: int) -> np.ndarray:
+    """A factor of coordinates, written out."""
+    if side is None:
+        return np.eye(size)
+    array = np.asarray(side, np.float64)
+    return np.diag(array) if array.ndim == 1 else array
 
 
-def test_curvature_estimate_is_unbiased() -> None:
+def test_factors_are_those_of_the_gauss_newton_matrix() -> None:
     x, _ = data()
     weights = tf.Variable(np.random.default_rng(1).normal(size=(D, K)).astype("f"))
-    vertices, chooser = linear_vertices(x, weights), GaussNewton(N)
+    vertices, chooser = linear_vertices(x, weights), GaussNewton(N, momentum=0.0)
     tf.random.set_seed(3)
-    draw = tf.function(lambda: chooser._curvature(vertices)[0])
-    draws = np.stack([draw().numpy() for _ in range(2000)])
-    exact = exact_diagonal(x, weights.numpy())
-    error = draws.std(axis=0) / np.sqrt(len(draws))
-    # Twelve entries: 5 standard errors are passed with a probability below 1e-5.
-    assert np.all(np.abs(draws.mean(axis=0) - exact) < 5 * error)
-    assert np.any(np.abs(draws.mean(axis=0) - 1.2 * exact) > 5 * error)
-
-
-def test_scales_follow_the_curvature_and_have_mean_one() -> None:
-    x, _ = data()
-    weights = tf.Variable(np.zeros((D, K), "f"))
-    chooser = GaussNewton(N, power=0.5, damping=0.1, momentum=0.0)
-    [scales], [curvature] = chooser.scales(
-        linear_vertices(x * np.array([1, 10, 0.1], "f"), weights), chooser.initial_state([(D, K)])
+    zeros = chooser.initial_state([(D, K)])
+    draw = tf.function(lambda: chooser.coordinates(vertices, zeros)[1][0])
+    found = zip(*([side.numpy() for side in draw()] for _ in range(2000)), strict=True)
+    logits = x @ weights.numpy()
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    of_output = np.stack([np.diag(one) - np.outer(one, one) for one in p])
+    exact = (
+        np.einsum("ni,nj,nkk->ij", x, x, of_output),
+        np.einsum("ni,ni,nkl->kl", x, x, of_output),
     )
-    assert np.isclose(scales.numpy().mean(), 1.0, rtol=1e-5)
-    h = curvature.numpy() / curvature.numpy().mean()
-    expected = (h + 0.1) ** -0.25
-    np.testing.assert_allclose(scales.numpy(), expected / expected.mean(), rtol=1e-4)
-    assert scales.numpy()[1].max() < scales.numpy()[2].min()
+    for draws, expected in zip(map(np.stack, found), exact, strict=True):
+        error = draws.std(axis=0) / np.sqrt(len(draws))
+        # 25 entries: 5 standard errors are passed with a probability below 2e-5.
+        assert np.all(np.abs(draws.mean(axis=0) - expected) < 5 * error)
+        assert np.any(np.abs(draws.mean(axis=0) - 1.2 * expected) > 5 * error)
+
+
+def test_noise_is_the_inverse_of_the_damped_curvature_and_as_large_as_without() -> None:
+    rng = np.random.default_rng(0)
+    gradients = {shape: rng.normal(size=(9, *shape)) for shape in ((D, K), (2, 2, K), (K,))}
+    shapes, sizes = list(gradients), [math.prod(shape) for shape in gradients]
+    averages, curvature = [], []
+    for number, (shape, draws) in enumerate(gradients.items()):
+        m = draws.reshape(9, -1, shape[-1]) * (1.0 + number)
+        left, right = np.einsum("nij,nkj->ik", m, m), np.einsum("nji,njk->ik", m, m)
+        curvature.append((left, right))
+        sides = [np.diag(right)] if len(shape) == 1 else [left, right]
+        averages.append([tf.constant(side, tf.float32) for side in sides])
+    mean = sum(np.trace(right) for _, right in curvature) / sum(sizes)
+    wanted = []
+    for shape, size, (left, right) in zip(shapes, sizes, curvature, strict=True):
+        relative = np.trace(right) / size / mean
+        if len(shape) == 1:
+            wanted.append(np.diag(1 / (relative * np.diag(right) / np.diag(right).mean() + 0.2)))
+            continue
+        damped = [
+            np.sqrt(relative) * side / np.diag(side).mean() + np.sqrt(0.2) * np.eye(len(side))
+            for side in (left, right)
+        ]
+        wanted.append(np.kron(*(np.linalg.inv(side) for side in damped)))
+    scale = sum(sizes) / sum(np.trace(one) for one in wanted)
+    given = GaussNewton(damping=0.2)._whitening(averages, shapes, [False] * 3)
+    for shape, size, one, expected in zip(shapes, sizes, given, wanted, strict=True):
+        back = np.stack([one.back(tf.reshape(row, shape)) for row in tf.eye(size)])
+        covariance = back.reshape(size, size).T @ back.reshape(size, size)
+        np.testing.assert_allclose(covariance, scale * expected, rtol=1e-3, atol=1e-5)
+        a = matrix(one.left, size // shape[-1])
+        there = one.forward(tf.reshape(tf.eye(size), (size, *shape)))
+        dense = np.kron(a, matrix(one.right, shape[-1]).T)
+        np.testing.assert_allclose(np.reshape(there, (size, size)).T, dense, atol=1e-5)
 
 
 def test_average_over_steps() -> None:
     x, _ = data()
     chooser = GaussNewton(N, momentum=0.75)
     weights = tf.Variable(np.zeros((D, K), "f"))
-    before = [tf.ones([D, K])]
-    _, [after] = chooser.scales(linear_vertices(x, weights), before)
-    assert np.all(after.numpy() >= 0.75)
+    before = [[100.0 * tf.eye(D), 100.0 * tf.eye(K)]]
+    _, [after] = chooser.coordinates(linear_vertices(x, weights), before)
+    for side in after:
+        assert np.all(np.linalg.eigvalsh(side.numpy()) >= 75.0 - 1e-3)
 
 
-@pytest.mark.parametrize("method", ["ghost", "vectorized"])
-@pytest.mark.parametrize("group_size", [1, 2])
-def test_scaled_clipping_equals_a_loop(method: str, group_size: int) -> None:
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 1)),
-            layers.Conv2D(3, 3, activation="relu"),
-            layers.LayerNormalization(),
-            layers.Flatten(),
-            layers.Dense(5, activation="tanh"),
-            layers.Dense(K, use_bias=False),
-        ]
+@pytest.mark.parametrize("loss", [0.0, np.inf])
+def test_without_curvature_nothing_changes(loss: float) -> None:
+    """Nor where a gradient is not finite, as float16 may have it."""
+    x, _ = data()
+    weights = tf.Variable(np.zeros((D, K), "f"))
+    vertices = linear_vertices(x, weights)
+    vertices = dataclasses.replace(
+        vertices, losses=lambda: loss * tf.square(tf.constant(x) @ weights + 1.0)
     )
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(8, 6, 6, 1)).astype("f"), rng.integers(0, K, 8)
-    weights = np.array([1, 1, 0, 1, 1, 0.5, 1, 1], "f")
-    scales = [
-        tf.constant(rng.uniform(0.2, 3.0, v.shape).astype("f")) for v in model.trainable_variables
-    ]
+    chooser = GaussNewton(N)
+    [one], [state] = chooser.coordinates(vertices, chooser.initial_state([(D, K)]))
+    assert all(np.all(side.numpy() == 0.0) for side in state)
+    move = tf.random.normal((D, K), seed=1)
+    np.testing.assert_allclose(one.back(one.forward(move[tf.newaxis])[0]), move, rtol=1e-4)
+    np.testing.assert_allclose(one.left[0, 0] * one.right[0, 0], 1.0, rtol=1e-4)
 
-    def loss(y_true: Any, y_pred: Any) -> tf.Tensor:
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
 
-    scaled, norms = [], []
-    for first in range(0, 8, group_size):
-        rows = slice(first, first + group_size)
-        with tf.GradientTape() as tape:
-            losses = loss(tf.constant(y[rows]), model(x[rows], training=True)) * weights[rows]
-            total = tf.reduce_sum(losses) / max(1, np.count_nonzero(weights[rows]))
-        raw = tape.gradient(total, [v.value for v in model.trainable_variables])
-        scaled.append([g.numpy() * s.numpy() for g, s in zip(raw, scales, strict=True)])
-        norms.append(np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in scaled[-1])))
-    clip = float(np.median(norms))  # some are clipped, some are not
-    sums = [
-        sum(min(1.0, clip / max(norm, 1e-12)) * g for norm, g in zip(norms, parts, strict=True))
-        for parts in zip(*scaled, strict=True)
+def test_least_damping_is_that_of_single_precision() -> None:
+    draw = np.exp(3 * np.random.default_rng(0).normal(size=1024)).astype("f")
+    averages = [[tf.constant(np.outer(draw, draw)), tf.reduce_sum(draw**2)[None, None]]]
+    [one] = GaussNewton(damping=1e-30)._whitening(averages, [(1024, 1)], [False])
+    assert np.all(np.isfinite(one.left)) and np.all(np.diag(one.left) > 0.0)
+
+
+def test_long_sides_have_a_diagonal_and_tables_no_rows() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(20, 600)(inputs))
+    hidden = keras.layers.Dense(3, trainable=False)(keras.layers.Dense(4)(rows))
+    model = LabelDPModel(inputs, keras.layers.Dense(2)(hidden))
+    optimizer = LabelDPOptimizer("sgd", 1.0, 1.0, preconditioner=GaussNewton(8), insecure_seed=1)
+    model.compile(optimizer, loss=LOSS)
+    x = np.random.default_rng(0).integers(20, size=(30, 2))
+    batches = poisson_batches(x, x[:, 0] % 2, sampling_probability=0.5, steps=1, insecure_seed=1)
+    seen, made = [], GaussNewton._whitening
+
+    def keep(self: Any, *given: Any) -> Any:
+        seen.append(made(self, *given))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GaussNewton, "_whitening", keep)
+        model.fit(batches, verbose=0)
+    ranks = [
+        tuple(None if side is None else side.shape.rank for side in (one.left, one.right))
+        for one in seen[0]
     ]
-    found = PerExampleClipping(model, Speed(method)).clipped_sum(
-        Batch(x, y, weights, loss), Clip(clip, group_size, scales)
-    )
-    np.testing.assert_allclose(found.norms, norms, rtol=1e-4, atol=1e-6)
-    for got, expected in zip(found.gradients, sums, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert ranks == [(None, 2), (1, 2), (None, 1), (2, 2), (None, 1)]
+    assert all(np.all(np.isfinite(part)) for part in model.get_weights())
 
 
 def private_model(**settings: Any) -> LabelDPModel:
@@ -146,34 +183,65 @@ def private_model(**settings: Any) -> LabelDPModel:
     return model
 
 
-def test_training_takes_the_step_back_from_the_scaled_coordinates() -> None:
+def coordinates_of(model: LabelDPModel) -> Any:
+    """Those of the last step, of a model of dense layers."""
+    averages = tf.nest.map_structure(tf.convert_to_tensor, model.optimizer._curvature)
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    return model.optimizer.preconditioner._whitening(averages, shapes, [False] * len(shapes))
+
+
+def test_training_takes_the_step_back_from_the_coordinates() -> None:
     x, y = data()
     model = private_model(noise_multiplier=1e-9)
     before = model.get_weights()
     batches = poisson_batches(x, y, sampling_probability=1.0, steps=1, insecure_seed=1)
     model.fit(batches, verbose=0)
-    curvature = [v.numpy() for v in model.optimizer._curvature]
-    mean = sum(c.sum() for c in curvature) / sum(c.size for c in curvature)
-    raw = [(c / mean + 0.1) ** -0.5 for c in curvature]
-    scale = sum(r.size for r in raw) / sum(r.sum() for r in raw)
-    scales = [tf.constant(r * scale) for r in raw]
     moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
     model.set_weights(before)
-    result = PerExampleClipping(model).clipped_sum(
-        Batch(x, y, np.ones(N), model._step.per_example_loss), Clip(1.0, scales=scales)
-    )
-    for move, s, g in zip(moved, scales, result.gradients, strict=True):
-        np.testing.assert_allclose(move, 0.5 * s * g / N, rtol=1e-3, atol=1e-5)
+    given = coordinates_of(model)
+    bound, loss = Clip(1.0, coordinates=given), model._step.per_example_loss
+    result = PerExampleClipping(model).clipped_sum(Batch(x, y, np.ones(N), loss), bound)
+    for move, one, g in zip(moved, given, result.gradients, strict=True):
+        np.testing.assert_allclose(move, 0.5 * one.back(g) / N, rtol=1e-3, atol=1e-5)
 
 
-def test_scales_do_not_depend_on_labels() -> None:
+def test_privacy_the_part_of_an_example_is_at_most_the_clip() -> None:
+    x, y = data()
+    model = private_model()
+    batches = poisson_batches(x, y, sampling_probability=1.0, steps=1, insecure_seed=1)
+    model.fit(batches, verbose=0)
+    bound, norms = Clip(1.0, coordinates=coordinates_of(model)), []
+    clipping, loss = PerExampleClipping(model), model._step.per_example_loss
+    for row in range(10):
+        rows = slice(row, row + 1)
+        batch = Batch(10.0 * x[rows], y[rows], np.ones(1), loss)
+        norms.append(float(tf.linalg.global_norm(clipping.clipped_sum(batch, bound).gradients)))
+    assert max(norms) <= 1.0 + 1e-5 and sorted(norms)[5] > 1.0 - 1e-5
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_it_trains_in_half_precision(policy: str) -> None:
+    x, y = data()
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((D,))
+    hidden = keras.layers.Dense(8, "relu", dtype=policy)(inputs)
+    model = LabelDPModel(inputs, keras.layers.Dense(K, dtype=policy)(hidden))
+    settings = {"preconditioner": GaussNewton(16), "insecure_seed": 5}
+    model.compile(LabelDPOptimizer("sgd", 1.0, 1.0, **settings), loss=LOSS)
+    batches = poisson_batches(x, y, sampling_probability=0.5, steps=2, insecure_seed=1)
+    model.fit(batches, verbose=0)
+    sides = tf.nest.flatten(model.optimizer._curvature)
+    assert all(np.all(np.isfinite(side)) and np.any(side.numpy() != 0.0) for side in sides)
+
+
+def test_coordinates_do_not_depend_on_labels() -> None:
     x, y = data()
     found = []
     for labels in (y, (y + 1) % K):
         model = private_model()
         batches = poisson_batches(x, labels, sampling_probability=0.5, steps=1, insecure_seed=1)
         model.fit(batches, verbose=0)
-        found.append([v.numpy() for v in model.optimizer._curvature])
+        found.append([v.numpy() for v in tf.nest.flatten(model.optimizer._curvature)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -196,9 +264,11 @@ def test_arrays_bring_no_public_examples() -> None:
 
 
 def test_bad_input() -> None:
-    for settings in ({"num_examples": 1}, {"power": 0.0}, {"power": 1.5}, {"damping": 0.0}):
+    for settings in ({"num_examples": 1}, {"damping": 0.0}, {"damping": np.inf}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             GaussNewton(**settings)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'power'"):
+        GaussNewton(power=0.5)
     with pytest.raises(ValueError, match="momentum"):
         GaussNewton(momentum=1.0)
     with pytest.raises(ValueError, match="AltConv were both given"):
@@ -208,7 +278,7 @@ def test_bad_input() -> None:
 
 
 def test_config_round_trip() -> None:
-    made = LabelDPOptimizer("sgd", 1.0, 1.0, preconditioner=GaussNewton(8, 0.5, 0.2, 0.9))
+    made = LabelDPOptimizer("sgd", 1.0, 1.0, preconditioner=GaussNewton(8, 0.2, 0.9))
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))
     assert again.get_config() == made.get_config()
     assert again.preconditioner.get_config() == made.preconditioner.get_config()

@@ -49,6 +49,60 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Coordinates:
+    """A linear map of the gradient by one weight: ``A M B``, with the gradient as a matrix M.
+
+    All axes of the weight but the last are the rows of M. A vector is one row, without A.
+
+    Attributes:
+        left: A, or its diagonal; None for the identity.
+        right: B, or its diagonal; None for the identity.
+    """
+
+    left: tf.Tensor | None = None
+    right: tf.Tensor | None = None
+
+    def forward(self, gradients: tf.Tensor) -> tf.Tensor:
+        """Returns ``A M B`` of each of the gradients (N, *weight shape)."""
+        return _mapped(gradients, self.left, self.right)
+
+    def back(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns ``A^T Y B^T``: the step of the weight for a step Y in these coordinates."""
+        left, right = (_transposed(side) for side in (self.left, self.right))
+        return _mapped(gradient[tf.newaxis], left, right)[0]
+
+    def of_inputs(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns ``A a`` of each input a (..., rows) of a linear layer."""
+        return _times(inputs, _transposed(self.left))
+
+    def of_outputs(self, gradients: tf.Tensor) -> tf.Tensor:
+        """Returns ``B^T g`` of each output gradient g (..., columns) of a linear layer."""
+        return _times(gradients, self.right)
+
+
+def _mapped(gradients: tf.Tensor, left: Any, right: Any) -> tf.Tensor:
+    shape = gradients.shape
+    columns = shape[-1] if shape.rank > 1 else 1
+    found = _times(tf.reshape(gradients, (shape[0], -1, columns)), right)
+    if left is not None:  # one large product, instead of one for each gradient
+        turned = _times(tf.transpose(found, (0, 2, 1)), _transposed(left))
+        found = tf.transpose(turned, (0, 2, 1))
+    return tf.reshape(found, shape)
+
+
+def _times(rows: tf.Tensor, side: tf.Tensor | None) -> tf.Tensor:
+    """Returns rows (..., n) times a matrix (n, n) or its diagonal (n,), in the rows' precision."""
+    if side is None:
+        return rows
+    side = tf.cast(side, rows.dtype)
+    return rows * side if side.shape.rank == 1 else tf.tensordot(rows, side, 1)
+
+
+def _transposed(side: tf.Tensor | None) -> tf.Tensor | None:
+    return side if side is None or side.shape.rank == 1 else tf.transpose(side)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Clip:
     """What bounds one label's part in a sum of gradients: the sensitivity is set here.
 
@@ -59,14 +113,14 @@ class Clip:
             of one and for losses that ``check_candidates`` allows.
         group_size: contiguous rows that are clipped as one: the gradient of a group is that of its
             weighted losses' sum, divided by its number of rows with weight (or 1).
-        scales: positive factors on the gradients, like ``model.trainable_variables``, multiplied on
-            before norms are taken: clipped sums and norms are those of the scaled gradients. Must
-            not depend on labels. None for ones.
+        coordinates: one for each of ``model.trainable_variables``, in which norms are taken:
+            clipped sums and norms are those of the mapped gradients. Must not depend on labels.
+            None for the weights themselves.
     """
 
     l2_norm_clip: Any
     group_size: int = 1
-    scales: Sequence[tf.Tensor] | None = None
+    coordinates: Sequence[Coordinates] | None = None
     clipping: str = "norm"
 
     def __post_init__(self) -> None:
@@ -83,6 +137,10 @@ class Clip:
         """Returns min(1, C / norm) for each norm, and zero for those that are not finite."""
         coefficients = self.l2_norm_clip / tf.maximum(norms, self.l2_norm_clip)
         return tf.where(tf.math.is_finite(norms), coefficients, 0.0)
+
+    def changed(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the gradients (N, *weight shape) of all variables in the coordinates."""
+        return in_coordinates(self.coordinates, gradients)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +163,15 @@ class Speed:
 
 Sums = tuple[list[tf.Tensor], tf.Tensor, Any]
 """The clipped sum for each trainable variable, the norms before clipping, the model's outputs."""
+
+
+def in_coordinates(
+    coordinates: Sequence[Coordinates] | None, gradients: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns gradients (N, *weight shape) in coordinates, None for those that they are in."""
+    if coordinates is None:
+        return list(gradients)
+    return [one.forward(part) for one, part in zip(coordinates, gradients, strict=True)]
 
 
 def weighted_sum(coefficients: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:

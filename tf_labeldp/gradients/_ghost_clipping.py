@@ -109,7 +109,8 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int, ways: int = 1) ->
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
     for place, record in enumerate(records):
-        formed = FLOAT_BYTES * record.rule.num_weights * ways
+        copies = 1 if record.seen.coordinates is None else 3  # before, after and in between
+        formed = FLOAT_BYTES * record.rule.num_weights * ways * copies
         ghost = record.rule.norm_bytes(record.seen)
         if ways > 1:
             ghost = record.rule.product_bytes(record.seen, ways)
@@ -262,9 +263,9 @@ class GhostClipping:
             outputs = tf.nest.map_structure(tf.identity, tapped["model"])
             total = None if by_distance else batch.total_loss(outputs)
 
-        scales = {}
-        if clip.scales is not None:
-            scales = dict(zip(map(id, variables), clip.scales, strict=True))
+        coordinates = {}
+        if clip.coordinates is not None:
+            coordinates = dict(zip(map(id, variables), clip.coordinates, strict=True))
 
         def back(way: tf.Tensor | None = None) -> list[LayerRecord]:
             target = total if way is None else tapped["model"]
@@ -272,8 +273,8 @@ class GhostClipping:
             parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
             records = []
             for rule, *tensors in zip(self._layers, *parts, strict=True):
-                factors = [scales[id(v)] for v in rule.variables] if scales else None
-                seen = Seen(*rule.factors(*tensors), clip.group_size, factors)
+                own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
+                seen = Seen(*rule.factors(*tensors), clip.group_size, own)
                 records.append(LayerRecord(rule.layer.name, rule.rule, seen))
             return records
 

@@ -17,6 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_labeldp.gradients._clip import Coordinates, in_coordinates
+
 FLOAT_BYTES = 4
 _EPSILON = 2.0**-52  # of float64
 
@@ -29,13 +31,13 @@ class Seen:
         inputs: (B, ...), ``float32`` (integers for embeddings).
         output_gradients: (B, ...), ``float32``; the weight of each row is in them.
         group_size: contiguous rows whose gradients are added up.
-        scales: factors on the gradients, like the weights; None for ones.
+        coordinates: in which the gradient of each weight is wanted; None for the weights' own.
     """
 
     inputs: tf.Tensor
     output_gradients: tf.Tensor
     group_size: int = 1
-    scales: list[tf.Tensor] | None = None
+    coordinates: list[Coordinates] | None = None
 
     @property
     def groups(self) -> int:
@@ -58,15 +60,12 @@ class Rule(abc.ABC):
         """Number of entries of the gradient of all weights."""
 
     @abc.abstractmethod
-    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
         """Returns the gradient of each group for each weight, (groups, *weight shape)."""
 
     def gradients(self, seen: Seen) -> list[tf.Tensor]:
-        """Returns the gradient of each group for each weight, times the scales."""
-        found = self.unscaled_gradients(seen)
-        if seen.scales is None:
-            return found
-        return [part * scale for part, scale in zip(found, seen.scales, strict=True)]
+        """Returns the gradient of each group for each weight, in the coordinates."""
+        return in_coordinates(seen.coordinates, self.plain_gradients(seen))
 
     def norm_bytes(self, seen: Seen) -> int | None:
         """Returns the working memory of ``squared_norms`` for a group; None if there is no way."""
@@ -113,7 +112,7 @@ class ScaleRule(Rule):
     def num_weights(self) -> int:
         return math.prod(self.shape) * (self.has_scale + self.has_offset)
 
-    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
         summed = [axis for axis in range(1, seen.inputs.shape.rank) if axis not in self.axes]
 
         def by_group(values: tf.Tensor) -> tf.Tensor:
@@ -136,7 +135,7 @@ class LookupRule(Rule):
     def num_weights(self) -> int:
         return self.num_rows * self.width
 
-    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
         groups = seen.groups
         indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
         # A negative index is dropped by the segment sum, as it has no row.
@@ -146,7 +145,8 @@ class LookupRule(Rule):
         return [tf.reshape(rows, (groups, self.num_rows, self.width))]
 
     def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.positions is None:
+        mixes_rows = seen.coordinates is not None and seen.coordinates[0].left is not None
+        if seen.positions is None or mixes_rows:
             return None
         return 3 * FLOAT_BYTES * seen.positions * self.width
 
@@ -163,11 +163,8 @@ class LookupRule(Rule):
         positions = tf.shape(slots)[1]
         slots += tf.range(groups)[:, tf.newaxis] * positions
         rows = self._rows(products, slots, groups * positions)
-        if seen.scales is not None:  # of each row that was looked up
-            of_slot = tf.math.unsorted_segment_max(
-                tf.reshape(indices, (-1,)), tf.reshape(slots, (-1,)), groups * positions
-            )  # the least integer where no index came
-            rows *= tf.gather(seen.scales[0], tf.maximum(of_slot, 0))
+        if seen.coordinates is not None:
+            rows = seen.coordinates[0].of_outputs(rows)
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
@@ -233,6 +230,11 @@ class KernelRule(Rule):
         return self.kernel_shape[-1]
 
     @property
+    def fan_in(self) -> int:
+        """Number of inputs of an output."""
+        return math.prod(self.kernel_shape[:-1])
+
+    @property
     def num_weights(self) -> int:
         kernel = math.prod(self.kernel_shape) if self.has_kernel else 0
         return kernel + (self.bias_size if self.has_bias else 0)
@@ -251,7 +253,7 @@ class KernelRule(Rule):
 class ProductRule(KernelRule):
     """Dense layers and convolutions: sums over positions of input times output gradient."""
 
-    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
         views, products = self.factors(seen)
         result = []
         if self.has_kernel:
@@ -266,19 +268,20 @@ class ProductRule(KernelRule):
         return result
 
     def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.scales is not None:  # sums over positions do not come apart under scales
-            is_sum = self.window or seen.group_size > 1 or seen.output_gradients.shape.rank != 2
-            return None if is_sum else FLOAT_BYTES * sum(self.kernel_shape)
         if seen.positions is None:
             return None
         # Two Gram matrices in double precision.
-        return 4 * FLOAT_BYTES * seen.positions**2 if seen.positions > 1 else 2 * FLOAT_BYTES
+        needed = 4 * FLOAT_BYTES * seen.positions**2 if seen.positions > 1 else 2 * FLOAT_BYTES
+        if seen.coordinates is not None:  # and both factors, before and after
+            needed += 4 * FLOAT_BYTES * seen.positions * (self.fan_in + self.bias_size)
+        return needed
 
     def squared_norms(self, seen: Seen) -> tf.Tensor:
-        if seen.scales is not None:
-            return self._scaled_squared_norms(seen, seen.scales)
+        if seen.coordinates is not None:
+            return tf.add_n([rule.squared_norms(part) for rule, part in self.changed(seen)])
         views, products = self.factors(seen)
         bias = tf.reduce_sum(tf.square(tf.reduce_sum(products, axis=1)), axis=-1)
+        bias = tf.cast(bias, tf.float32)
         total = bias if self.has_bias else tf.zeros_like(bias)
         if not self.has_kernel:
             return total
@@ -301,24 +304,39 @@ class ProductRule(KernelRule):
     def product_bytes(self, seen: Seen, ways: int) -> int | None:
         """Returns that of dense layers on vectors; the others have no way."""
         is_vector = self.window is None and seen.output_gradients.shape.rank == 2
-        return FLOAT_BYTES * ways**2 if is_vector and seen.scales is None else None
+        needed = FLOAT_BYTES * ways**2
+        if seen.coordinates is not None:
+            needed += FLOAT_BYTES * (self.fan_in + 2 * ways * self.bias_size)
+        return needed if is_vector else None
 
     def products(self, seen: Seen, ways: int) -> tf.Tensor:
+        if seen.coordinates is not None:
+            return tf.add_n([rule.products(part, ways) for rule, part in self.changed(seen)])
         gradients = tf.reshape(seen.output_gradients, (-1, ways, self.bias_size))
         squares = tf.reduce_sum(tf.square(seen.inputs), axis=1) * float(self.has_kernel)
         factor = squares + float(self.has_bias)
         return factor[:, tf.newaxis, tf.newaxis] * tf.matmul(gradients, gradients, transpose_b=True)
 
-    def _scaled_squared_norms(self, seen: Seen, scales: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns those of a dense layer on vectors: sum_ij a_i^2 s_ij^2 g_j^2."""
-        products = tf.square(seen.output_gradients)
-        total = tf.zeros([products.shape[0]])
+    def changed(self, seen: Seen) -> list[tuple[ProductRule, Seen]]:
+        """Returns dense layers without coordinates whose squared norms add up to the same.
+
+        One is for the kernel and one for the bias: ``A (a g^T) B`` is ``(A a) (B^T g)^T``, at each
+        position.
+        """
+        found, coordinates, shape = [], list(seen.coordinates or ()), (self.fan_in, self.bias_size)
+        # Where positions may cancel, this rounds less than the norm can tell.
+        wide = tf.float32 if seen.positions == 1 else tf.float64
+        inputs, gradients = (tf.cast(part, wide) for part in (seen.inputs, seen.output_gradients))
         if self.has_kernel:
-            weighted = tf.matmul(tf.square(seen.inputs), tf.square(scales[0]))
-            total += tf.reduce_sum(weighted * products, axis=1)
+            if self.window is not None:
+                inputs = tf.concat(self.window.views(inputs, gradients.shape[1:-1]), -1)
+            of_kernel = coordinates.pop(0)
+            mapped = of_kernel.of_inputs(inputs), of_kernel.of_outputs(gradients)
+            found.append((ProductRule(shape, True, False), Seen(*mapped, seen.group_size)))
         if self.has_bias:
-            total += tf.linalg.matvec(products, tf.square(scales[-1]))
-        return total
+            mapped = inputs, coordinates.pop(0).of_outputs(gradients)
+            found.append((ProductRule(shape, False, True), Seen(*mapped, seen.group_size)))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,7 +347,7 @@ class DepthwiseRule(KernelRule):
     def bias_size(self) -> int:
         return math.prod(self.kernel_shape[-2:])
 
-    def unscaled_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
         views, products = self.factors(seen)
         groups = products.shape[0]
         result = []

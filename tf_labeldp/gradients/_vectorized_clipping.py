@@ -64,8 +64,7 @@ class VectorizedClipping:
                 tf.reduce_sum(tf.reshape(g, (groups, group_size, *g.shape[1:])), axis=1)
                 for g in gradients
             ]
-            if clip.scales is not None:
-                grouped = [g * scale for g, scale in zip(grouped, clip.scales, strict=True)]
+            grouped = clip.changed(grouped)
             norms = tf.sqrt(squared_norms(grouped))
             coefficients = clip.coefficients(norms)
             return [weighted_sum(coefficients, g) for g in grouped], norms, outputs
@@ -135,9 +134,8 @@ def _sums_by_distance(
     gradients: list[tf.Tensor], candidates: Candidates, clip: Clip
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Returns the clipped sum and the norms of gradients (B, R, *weight shape)."""
-    if clip.scales is not None:
-        gradients = [g * scale for g, scale in zip(gradients, clip.scales, strict=True)]
     flat = [tf.reshape(g, (g.shape[0] * g.shape[1], *g.shape[2:])) for g in gradients]
+    flat = clip.changed(flat)
     products = inner_products(flat, candidates.ways)
     coefficients, norms = candidates.coefficients(products, clip.l2_norm_clip)
     return [weighted_sum(tf.reshape(coefficients, (-1,)), g) for g in flat], norms

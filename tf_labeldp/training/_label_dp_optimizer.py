@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import CLIPPINGS, dp_sgd_event
-from tf_labeldp.gradients._clip import Speed
+from tf_labeldp.gradients._clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import (
     GaussianNoise,
@@ -218,13 +218,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         """Number of public examples beside the batch that each step needs."""
         return (self.preconditioner or self.denoiser).num_examples
 
-    def scales(self, vertices: Any) -> list[tf.Tensor]:
-        """Returns this step's factors on the gradients; raises without a preconditioner."""
+    def coordinates(self, vertices: Any) -> list[Coordinates]:
+        """Returns those of this step's clipping and noise; raises without a preconditioner."""
         if self.preconditioner is None:
             raise ValueError("there is no preconditioner; give preconditioner='gauss_newton'.")
-        scales, after = self.preconditioner.scales(vertices, _values(self._curvature))
+        coordinates, after = self.preconditioner.coordinates(vertices, _values(self._curvature))
         _assign(self._curvature, after)
-        return scales
+        return coordinates
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Applies noisy gradients; raises for any others."""

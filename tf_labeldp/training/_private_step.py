@@ -273,14 +273,14 @@ class PrivateStep:
                 stddev,
             )
 
-        scales = None  # factors on the gradients, made without labels
+        coordinates = None  # of clipping and noise, made without labels
         if optimizer.preconditioner is not None:
             _check_public(optimizer.preconditioner, alt)
-            scales = optimizer.scales(vertices(alt))
+            coordinates = optimizer.coordinates(vertices(alt))
         group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
         result = self._clipping.clipped_sum(
             Batch(x, y, weights, self.per_example_loss),
-            Clip(optimizer.l2_norm_clip, group_size, scales, optimizer.clipping),
+            Clip(optimizer.l2_norm_clip, group_size, coordinates, optimizer.clipping),
         )
         step = optimizer.iterations.value
         half = {one.name for one in all_layers(self._model) if one.compute_dtype == "float16"}
@@ -289,8 +289,8 @@ class PrivateStep:
         noisy = self._with_noise_once(clipped, replicas)
         divisor = plan.divisor(x, replicas)
         mean = [part / divisor for part in noisy]
-        if scales is not None:  # back from the coordinates that were clipped and noised
-            mean = [part * scale for part, scale in zip(mean, scales, strict=True)]
+        if coordinates is not None:  # back from those that were clipped and noised in
+            mean = [one.back(part) for one, part in zip(coordinates, mean, strict=True)]
         denoiser = optimizer.denoiser
         report: dict[str, tf.Tensor] = {}
         if not isinstance(denoiser, NoOp):
