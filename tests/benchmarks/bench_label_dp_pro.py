@@ -61,7 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rr": {"learning_rate": 0.1, "epochs": 5},
     "rr-debiased": {"learning_rate": 0.003, "epochs": 5, "standardize": 1},
     "dp-sgd": {"learning_rate": 4.0, "clip": 1.0, "epochs": 5, "standardize": 1},
-    "gauss-newton": {"learning_rate": 3.0, "clip": 1.0, "epochs": 5, "standardize": 1},
+    "gauss-newton": {"learning_rate": 8.0, "clip": 1.0, "epochs": 5, "standardize": 1},
     "labeldp-pro": {
         "learning_rate": 6.0,
         "clip": 1.0,

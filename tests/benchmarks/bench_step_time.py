@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "dp-sgd, 10,000,000 weights": ("ours", {"network": "dense"}, 2),
     "dp-sgd, 10,000,000 weights of an Embedding": ("ours", {"network": "embedding"}, 2),
     "dp-sgd, label_distance": ("ours", {"clipping": "label_distance"}, 4),
+    "dp-sgd, gauss_newton": ("ours", {"preconditioner": "gauss_newton"}, 4),
     "TF Privacy DPSequential": ("tfp", {"use_xla": True}, 2),
     "TF Privacy DPSequential, use_xla=False": ("tfp", {"use_xla": False}, 2),
     "TF Privacy DPKerasSGDOptimizer": ("jacobian", {}, 1),
@@ -177,6 +178,7 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
     method, jit = settings.pop("method", "auto"), settings.pop("jit_compile", False)
     network = settings.pop("network", "cnn")
     clipping = settings.pop("clipping", "norm")
+    preconditioner = settings.pop("preconditioner", None)
     noise = GaussianNoise(NOISE, source=settings.pop("source", "host"))
     if "solver" in settings:
         settings["solver"] = SOLVERS.get(settings["solver"], settings["solver"])
@@ -185,7 +187,13 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
     model = LabelDPModel.from_model(make_network(network))
     model.compile(
         LabelDPOptimizer(
-            inner, CLIP, denoiser=denoiser, noise=noise, method=method, clipping=clipping
+            inner,
+            CLIP,
+            denoiser=denoiser,
+            preconditioner=preconditioner,
+            noise=noise,
+            method=method,
+            clipping=clipping,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=jit,
