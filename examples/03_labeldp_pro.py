@@ -42,13 +42,13 @@ noise_multiplier = ldp.accounting.calibrate_noise_multiplier(
 print(f"noise multiplier {noise_multiplier:.2f} for {batches.expected_batch_size:.0f} a batch")
 
 # 4. An ordinary Keras model. `preconditioner="gauss_newton"` adds less noise where the loss is
-#    curved; `denoiser=ldp.AltConv(256)` instead is the paper's LabelDP-Pro.
+#    more curved; `denoiser=ldp.AltConv(256)` instead is the paper's LabelDP-Pro.
 inputs = keras.Input(x_train.shape[1:])
 x = keras.layers.Conv2D(16, 3, activation="relu")(inputs)
 x = keras.layers.AveragePooling2D(2)(x)
 x = keras.layers.Dense(32, activation="relu")(keras.layers.Flatten()(x))
 model = ldp.LabelDPModel(inputs, keras.layers.Dense(10)(x))
-schedule = keras.optimizers.schedules.PolynomialDecay(4.0, batches.steps * epochs, 0.0)
+schedule = keras.optimizers.schedules.PolynomialDecay(8.0, batches.steps * epochs, 0.0)
 model.compile(
     ldp.LabelDPOptimizer(
         keras.optimizers.SGD(schedule),

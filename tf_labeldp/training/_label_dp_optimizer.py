@@ -58,7 +58,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             (``accounting.calibrate_noise_multiplier`` finds it for a target epsilon).
         denoiser: ``AltConv``, ``SelfConv``, ``SelfSpan``, or None for plain DP-SGD.
         preconditioner: ``"gauss_newton"`` or a ``GaussNewton``, to clip and to add noise in
-            coordinates that follow the curvature of the loss, which no label is needed for; not
+            coordinates that whiten the curvature of the loss, which no label is needed for; not
             together with a denoiser. None for the weights themselves.
         clipping: ``"norm"`` bounds each gradient by ``l2_norm_clip``. ``"label_distance"`` bounds
             by twice that how far the gradients that an example has for any two labels are apart,
@@ -356,7 +356,7 @@ def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | Non
         value = GaussNewton()
     if not isinstance(value, GaussNewton):
         raise TypeError(
-            f"preconditioner must be 'gauss_newton', a Preconditioner or None, got {value!r}."
+            f"preconditioner must be 'gauss_newton', a GaussNewton or None, got {value!r}."
         )
     if not isinstance(denoiser, NoOp):
         raise ValueError(
