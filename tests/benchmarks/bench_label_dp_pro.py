@@ -56,8 +56,8 @@ INNER_OPTIMIZERS = {
     "adam": functools.partial(keras.optimizers.Adam, beta_2=0.99),
 }
 # Method: learning rate (falls linearly to zero), clip, epochs, and what is special to it. With more
-# noise smaller steps are better, with little noise large steps diverge: ``--set learning_rate=2``
-# (of "gauss-newton" under replacement at epsilon 0.1; 5 at 0.2).
+# noise smaller steps are better, with little noise large steps diverge: under replacement
+# "gauss-newton" has 8 times the root of epsilon (``--set learning_rate=2.5`` at 0.1).
 SETTINGS: dict[str, dict[str, Any]] = {
     "rr": {"learning_rate": 0.1, "epochs": 5},
     "rr-debiased": {"learning_rate": 0.003, "epochs": 5, "standardize": 1},
