@@ -303,8 +303,9 @@ def check_numbers(dtype: Any) -> None:
     """Raises if features of this dtype are no numbers."""
     if np.dtype(dtype).kind not in "biuf":
         raise TypeError(
-            f"features must be numbers, got dtype {dtype}. PrivateClassifier takes texts in tables "
-            "as they are; a head takes them with encoder=RandomFourierFeatures().fit(table)."
+            f"features must be numbers, got dtype {dtype}. Encode texts and categories first, for "
+            "example with RandomFourierFeatures or keras.layers.StringLookup; PrivateClassifier "
+            "does so itself."
         )
 
 
