@@ -58,22 +58,23 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
     counts = np.asarray(histogram, dtype=np.float64)
     rows = np.atleast_2d(counts)
     totals = np.broadcast_to(np.asarray(totals, dtype=np.float64), rows.shape[:1])
-    parts = [(0, rows.shape[1], np.where(totals > 0.0, totals, 1.0))]
-    split = np.empty_like(rows)
-    while parts:
-        start, stop, total = parts.pop()
-        if stop - start == 1:
-            split[:, start] = total
-            continue
-        middle = (start + stop + 1) // 2
+    sums = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
+    edges = np.array([0, rows.shape[1]])
+    split = np.where(totals > 0.0, totals, 1.0)[:, np.newaxis]  # (G, parts), level by level
+    while len(edges) <= rows.shape[1]:
+        start, stop = edges[:-1], edges[1:]
+        middle = (start + stop + 1) // 2  # of a single value its end: the upper part is empty
         below, above = middle - start, stop - middle
-        lower, upper = (rows[:, a:b].sum(axis=1) for a, b in ((start, middle), (middle, stop)))
+        lower, upper = sums[:, middle] - sums[:, start], sums[:, stop] - sums[:, middle]
         # What the two sums lack of the total is noise, and each count has an equal share of it.
-        lower += (total - lower - upper) * below / (below + above)
-        least = _SPLIT_AT * noise_stddev * math.sqrt(below * above / (below + above))
-        lower = np.where(lower < least, 0.0, np.where(total - lower < least, total, lower))
-        lower = np.clip(lower, 0.0, total)
-        parts += [(start, middle, lower), (middle, stop, total - lower)]
+        lower += (split - lower - upper) * below / (below + above)
+        least = _SPLIT_AT * noise_stddev * np.sqrt(below * above / (below + above))
+        lower = np.where(lower < least, 0.0, np.where(split - lower < least, split, lower))
+        lower = np.where(above > 0, np.clip(lower, 0.0, split), split)
+        halves = np.stack([lower, split - lower], axis=2).reshape(len(rows), -1)
+        kept = np.stack([below, above], axis=1).ravel() > 0
+        split = halves[:, kept]
+        edges = np.unique(np.concatenate([edges, middle]))
     split /= split.sum(axis=1, keepdims=True)
     split[totals <= 0.0] = 1.0 / rows.shape[1]
     return split.reshape(counts.shape)

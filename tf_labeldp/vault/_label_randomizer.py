@@ -129,7 +129,8 @@ class LabelRandomizer(Randomizer):
         """Returns an estimate of the sum of the true labels, and its standard error.
 
         The estimate is the sum of ``noisy.debiased()``. The error is that of the whole, from the
-        noise of the prior to the draw, by simulations of labels that have the prior's distribution.
+        noise of the prior to the draw on the bins as they are, by simulations of labels that have
+        the prior's distribution.
 
         Guarantee:
             Post-processing of the noisy labels and their prior: no charge.
@@ -162,6 +163,8 @@ class LabelRandomizer(Randomizer):
                 f"epsilon={self.epsilon:g}. Give those that it drew."
             )
         values, shares = np.asarray(prior.values), np.asarray(prior.probabilities)
+        used, firsts = np.unique(mechanism.bin_of_input, return_index=True)
+        channel = mechanism.transition_matrix()[firsts]  # a row for each bin
         rng = np.random.default_rng(seed)
         errors = []
         for _ in range(_SIMULATIONS):
@@ -171,10 +174,9 @@ class LabelRandomizer(Randomizer):
                 histogram = self._histogram(values, spent)
                 released = histogram.add_noise(counts, rng=rng)
                 made = ordered_prior(released, len(noisy), histogram.noise_stddev)
-            drawn = optimal_bins(values, made, mechanism.epsilon, self.loss)
-            channel = drawn.transition_matrix()
-            outputs = rng.multinomial(counts, channel).sum(axis=0)
-            worth = debiased(drawn, drawn.outputs, Priors(made, values=values))
+            in_bins = np.bincount(mechanism.bin_of_input, counts)[used]
+            outputs = rng.multinomial(in_bins.astype(np.int64), channel).sum(axis=0)
+            worth = debiased(mechanism, mechanism.outputs, Priors(made, values=values))
             errors.append(outputs @ worth - counts @ values)
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
