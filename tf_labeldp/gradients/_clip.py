@@ -68,12 +68,12 @@ class Coordinates:
 
     def back(self, gradient: tf.Tensor) -> tf.Tensor:
         """Returns ``A^T Y B^T``: the step of the weight for a step Y in these coordinates."""
-        left, right = (_transposed(side) for side in (self.left, self.right))
+        left, right = (transposed(side) for side in (self.left, self.right))
         return _mapped(gradient[tf.newaxis], left, right)[0]
 
     def of_inputs(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns ``A a`` of each input a (..., rows) of a linear layer."""
-        return _times(inputs, _transposed(self.left))
+        return _times(inputs, transposed(self.left))
 
     def of_outputs(self, gradients: tf.Tensor) -> tf.Tensor:
         """Returns ``B^T g`` of each output gradient g (..., columns) of a linear layer."""
@@ -85,7 +85,7 @@ def _mapped(gradients: tf.Tensor, left: Any, right: Any) -> tf.Tensor:
     columns = shape[-1] if shape.rank > 1 else 1
     found = _times(tf.reshape(gradients, (shape[0], -1, columns)), right)
     if left is not None:  # one large product, instead of one for each gradient
-        turned = _times(tf.transpose(found, (0, 2, 1)), _transposed(left))
+        turned = _times(tf.transpose(found, (0, 2, 1)), transposed(left))
         found = tf.transpose(turned, (0, 2, 1))
     return tf.reshape(found, shape)
 
@@ -98,7 +98,8 @@ def _times(rows: tf.Tensor, side: tf.Tensor | None) -> tf.Tensor:
     return rows * side if side.shape.rank == 1 else tf.tensordot(rows, side, 1)
 
 
-def _transposed(side: tf.Tensor | None) -> tf.Tensor | None:
+def transposed(side: Any) -> Any:
+    """Returns the transpose of a side of ``Coordinates``: a matrix, its diagonal, or None."""
     return side if side is None or side.shape.rank == 1 else tf.transpose(side)
 
 

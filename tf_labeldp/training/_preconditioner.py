@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.gradients._clip import Coordinates
+from tf_labeldp.gradients._clip import Coordinates, transposed
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 _LONGEST = 1024  # side of a factor that is more than a diagonal
@@ -97,7 +97,7 @@ class GaussNewton:
         for sides, size, trace, is_table in zip(averages, sizes, traces, are_tables, strict=True):
             used = sides[-1:] if is_table else sides
             roots = [self._inverse_root(side, trace / size / mean, len(used)) for side in used]
-            maps.append(([None, *roots][-2], _transposed(roots[-1])))
+            maps.append(([None, *roots][-2], transposed(roots[-1])))
             # Of the noise: for each row and column the squared length of its vector.
             lengths = [tf.reduce_sum(tf.square(root)) / root.shape[0] for root in roots]
             variances.append(size * tf.reduce_prod(lengths))
@@ -144,10 +144,6 @@ class GaussNewton:
 
 def _diagonal(side: tf.Tensor) -> tf.Tensor:
     return side if side.shape.rank == 1 else tf.linalg.diag_part(side)
-
-
-def _transposed(side: tf.Tensor) -> tf.Tensor:
-    return side if side.shape.rank == 1 else tf.transpose(side)
 
 
 def _sides(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

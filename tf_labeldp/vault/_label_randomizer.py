@@ -165,13 +165,13 @@ class LabelRandomizer(Randomizer):
         values, shares = np.asarray(prior.values), np.asarray(prior.probabilities)
         used, firsts = np.unique(mechanism.bin_of_input, return_index=True)
         channel = mechanism.transition_matrix()[firsts]  # a row for each bin
+        histogram = self._histogram(values, spent) if spent else None
         rng = np.random.default_rng(seed)
         errors = []
         for _ in range(_SIMULATIONS):
             counts = rng.multinomial(len(noisy), shares)
             made = shares
-            if spent:
-                histogram = self._histogram(values, spent)
+            if histogram is not None:
                 released = histogram.add_noise(counts, rng=rng)
                 made = ordered_prior(released, len(noisy), histogram.noise_stddev)
             in_bins = np.bincount(mechanism.bin_of_input, counts)[used]
