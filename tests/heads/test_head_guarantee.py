@@ -322,5 +322,6 @@ def test_a_stored_release_is_found_by_rows_that_were_rounded_otherwise(noise, de
     head = PrivateRidge(1.0, delta, noise=noise, key="one")
     weights = head.fit(examples.features, vault).coef_.copy()
     rounded = examples.features * (1.0 + 1e-8 * np.arange(8))
-    np.testing.assert_allclose(head.fit(rounded, vault).coef_, weights, rtol=1e-3, atol=1e-6)
+    again = head.fit(rounded, vault).coef_
+    assert np.linalg.norm(again - weights) <= 1e-4 * np.linalg.norm(weights)
     assert vault.guarantee().epsilon == 1.0
