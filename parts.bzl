@@ -22,7 +22,7 @@ PARTS = {
     "gradients": ["numpy", "keras", "tensorflow"],
     "training": ["numpy", "dp_accounting", "cryptography", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
-    "front_door": ["numpy", "keras"],
+    "front_door": ["numpy", "sklearn", "keras"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     # The engines are extras: `scale` itself loads none of them.
     "scale": ["numpy", "filelock", "pyarrow", "tensorflow", "apache_beam", "pyspark", "tfx"],

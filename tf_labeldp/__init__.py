@@ -34,7 +34,12 @@ if TYPE_CHECKING:
         vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
-    from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor, recommend
+    from tf_labeldp.front_door import (
+        PrivateClassifier,
+        PrivateRegressor,
+        PrivateSearchCV,
+        recommend,
+    )
     from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
     from tf_labeldp.mechanisms import (
         ALIBI,
@@ -53,18 +58,21 @@ if TYPE_CHECKING:
         PrivateLabels,
         declare,
         guarantee,
+        select,
     )
 
 # In the order of the README: the front door, the vault, what leaves it, and what is made of that.
 _HOME_OF = {
     "PrivateClassifier": "front_door",
     "PrivateRegressor": "front_door",
+    "PrivateSearchCV": "front_door",
     "recommend": "front_door",
     "PrivateLabels": "vault",
     "PrivacyBudget": "accounting",
     "PrivacyGuarantee": "accounting",
     "NoisyLabels": "vault",
     "guarantee": "vault",
+    "select": "vault",
     "declare": "vault",
     "BudgetExceededError": "accounting",
     "LabelStoreError": "vault",

@@ -21,6 +21,7 @@ from tf_labeldp.mechanisms import (
     InformativeRR,
     LabelMomentMechanism,
     LaplaceMechanism,
+    MetricMechanism,
     PeerToPeerRandomizedResponse,
     PriorMechanism,
     RandomizedResponse,
@@ -28,6 +29,7 @@ from tf_labeldp.mechanisms import (
     RROnBins,
     RRTopK,
     RRWithPrior,
+    SelectionMechanism,
     StaircaseMechanism,
     check_mechanism,
     optimal_bins,
@@ -79,6 +81,9 @@ SOUND = {
     "alibi, gaussian": lambda epsilon: ALIBI(epsilon, 3, 1e-5, "gaussian"),
     "moments": lambda epsilon: LabelMomentMechanism(epsilon, 1e-5, num_classes=3),
     "moments of rows": lambda epsilon: LabelMomentMechanism(epsilon, 1e-5, num_labels=3),
+    "accuracy": lambda epsilon: MetricMechanism(epsilon, "accuracy", num_classes=3),
+    "squared error": lambda epsilon: MetricMechanism(epsilon, "mse", low=-1.0, high=3.0),
+    "selection": lambda epsilon: SelectionMechanism(epsilon, "log_loss", num_classes=3),
     "peers": lambda epsilon: PeerToPeerRandomizedResponse(
         max(epsilon, 2.0), 0.2, 0.5, 100, 1e-4 if epsilon < 1.0 else 0.0
     ),
@@ -102,7 +107,7 @@ def test_every_mechanism_of_the_library_is_here():
         if not kind.__name__.startswith(("_", "Frozen"))
     }
     assert ours - {PriorMechanism} == here
-    assert len(here) == 16 and ChannelMechanism in here
+    assert len(here) == 18 and ChannelMechanism in here
 
 
 @pytest.mark.parametrize(

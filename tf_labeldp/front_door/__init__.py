@@ -2,5 +2,6 @@
 
 from tf_labeldp.front_door._estimators import PrivateClassifier, PrivateRegressor
 from tf_labeldp.front_door._recommend import recommend
+from tf_labeldp.front_door._search import PrivateSearchCV
 
-__all__ = ["PrivateClassifier", "PrivateRegressor", "recommend"]
+__all__ = ["PrivateClassifier", "PrivateRegressor", "PrivateSearchCV", "recommend"]

@@ -23,6 +23,7 @@ from tf_labeldp.mechanisms._classes import (
 from tf_labeldp.mechanisms._clusters import PeerToPeerRandomizedResponse
 from tf_labeldp.mechanisms._histogram import HistogramMechanism
 from tf_labeldp.mechanisms._label_moments import LabelMomentMechanism
+from tf_labeldp.mechanisms._metrics import MetricMechanism, SelectionMechanism
 from tf_labeldp.mechanisms._numbers import (
     DiscreteLaplaceMechanism,
     DiscreteStaircaseMechanism,
@@ -45,6 +46,7 @@ __all__ = [
     "InformativeRR",
     "LabelMomentMechanism",
     "LaplaceMechanism",
+    "MetricMechanism",
     "PeerToPeerRandomizedResponse",
     "PriorMechanism",
     "Priors",
@@ -53,6 +55,7 @@ __all__ = [
     "RRWithPrior",
     "RandomizedResponse",
     "RegressionMechanism",
+    "SelectionMechanism",
     "StaircaseMechanism",
     "check_mechanism",
     "optimal_bins",

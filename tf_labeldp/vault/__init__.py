@@ -3,6 +3,7 @@
 from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.vault._carried import declare, guarantee
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
+from tf_labeldp.vault._evaluation import Evaluation, select
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
 from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._private_labels import PrivateLabels
@@ -10,12 +11,14 @@ from tf_labeldp.vault._store import LabelStoreError
 
 __all__ = [
     "ClusterRandomizedResponse",
+    "Evaluation",
     "LabelRandomizer",
     "LabelStoreError",
     "NoisyLabels",
     "PrivateLabels",
     "declare",
     "guarantee",
+    "select",
 ]
 
 keep_old_names(__name__)

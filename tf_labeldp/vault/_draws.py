@@ -230,10 +230,18 @@ class Draws:
 
 
 def noisy_labels(
-    record: Record, mechanism: LabelMechanism, names: tuple[Hashable, ...] | None
+    record: Record,
+    mechanism: LabelMechanism,
+    names: tuple[Hashable, ...] | None,
+    among: np.ndarray | None = None,
 ) -> NoisyLabels:
-    """Returns what the record of a draw hands out; ``names`` are the values of the classes."""
+    """Returns what the record of a draw hands out; ``names`` are the values of the classes.
+
+    ``among`` are the examples that indices count from, rising; None for all.
+    """
     values, indices = _arrays(record)
+    if among is not None:
+        indices = np.searchsorted(among, indices)
     if values.dtype.kind in "iu":
         values = values.astype(np.int64)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing

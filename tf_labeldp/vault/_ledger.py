@@ -158,11 +158,20 @@ class Ledger:
             self._read_new_records()
         return record
 
-    def rows(self, indices: Any) -> np.ndarray:
-        """Returns the examples that indices or a mask name, ``int64`` (m,), or raises."""
-        n = self.label_set.size
+    def rows(self, indices: Any, among: np.ndarray | None = None) -> np.ndarray:
+        """Returns the examples that indices or a mask name, ``int64`` (m,), or raises.
+
+        ``among`` are the examples that they count from; None for all.
+        """
+        n = self.label_set.size if among is None else among.size
         if indices is None:
-            return np.arange(n)
+            return np.arange(n) if among is None else among
+        rows = self.checked_rows(indices, n)
+        return rows if among is None else among[rows]
+
+    @staticmethod
+    def checked_rows(indices: Any, n: int) -> np.ndarray:
+        """Returns the places in 0..n-1 that indices or a mask name, ``int64`` (m,), or raises."""
         rows = np.asarray(indices)
         if rows.dtype == bool and rows.shape == (n,):
             return np.flatnonzero(rows)

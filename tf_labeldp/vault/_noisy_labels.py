@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._store import content_digest, npz, publish
+
+if TYPE_CHECKING:
+    from tf_labeldp.vault._evaluation import Evaluation
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
@@ -205,6 +208,35 @@ class NoisyLabels:
             return debiased(self.mechanism, self.values, self.priors, bias_correction=beta)
         both = debiased(self.mechanism, self.values.reshape(-1))
         return both[:, 1].reshape(self.values.shape)
+
+    def evaluate(self, predictions: Any, metric: str, *, model: Any) -> Evaluation:
+        """Returns an unbiased estimate of how good predictions are, at no further cost.
+
+        Its standard error is that of ``debiased`` noisy labels: some 1 / (epsilon sqrt(m)) for two
+        classes. ``PrivateLabels.evaluate`` has some 1 / (epsilon m), and costs epsilon.
+
+        Args:
+            predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
+            metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes; ``"mean"`` or
+                ``"total"`` of the labels for numbers, with ``predictions=None``.
+            model: what made the predictions; None for what has seen no label.
+
+        Raises:
+            TypeError: a mechanism whose bias is not known.
+            ValueError: the model has learnt from these noisy labels, by its receipts; another
+                metric, or predictions of a wrong shape.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+            >>> labels = PrivateLabels([0, 1] * 5000, 2, budget=PrivacyBudget(1.0))
+            >>> noisy = labels.randomize(RandomizedResponse(1.0, 2))
+            >>> found = noisy.evaluate(np.array([0, 1] * 5000), "accuracy", model=None)
+            >>> abs(found.value - 1.0) < 5 * found.standard_error
+            True
+        """
+        from tf_labeldp.vault._evaluation import evaluate_noisy
+
+        return evaluate_noisy(self, predictions, metric, model)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of these noisy labels, and of the priors that they were drawn with.

@@ -21,6 +21,7 @@ from tf_labeldp.mechanisms import AggregateMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism, deserialize
 from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
+from tf_labeldp.vault._evaluation import Evaluation, evaluate
 from tf_labeldp.vault._keyed_draws import KeyedDraws, ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 from tf_labeldp.vault._ledger import History, Ledger
@@ -134,7 +135,7 @@ class PrivateLabels:
         dtype('float64')
     """
 
-    __slots__ = ("__weakref__", "_draws", "_kind", "_ledger", "_sealed", "_store")
+    __slots__ = ("__weakref__", "_among", "_draws", "_kind", "_ledger", "_sealed", "_store")
 
     def __init__(
         self,
@@ -179,6 +180,7 @@ class PrivateLabels:
         elif self.store_path is not None and (path := self.store_path / KEY_FILE).exists():
             self._ledger.made_elsewhere = ReleaseKey(path).receipts  # counts, whoever draws here
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
+        self._among: np.ndarray | None = None  # of a part: its examples, int64 (m,) rising
 
     @property
     def num_classes(self) -> int:
@@ -226,9 +228,65 @@ class PrivateLabels:
         """The folder of the store, or None."""
         return None if self._store is None else self._store.path
 
+    @property
+    def indices(self) -> np.ndarray:
+        """The examples of the whole vault that are here, ``int64`` (n,): all, but for a part."""
+        return self._rows(None).copy()
+
     def __len__(self) -> int:
         """Returns the number of labels n."""
-        return len(self._sealed)
+        return len(self._sealed) if self._among is None else self._among.size
+
+    def split(self, held_out: Any, *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
+        """Returns two parts, such as for training and for evaluation: vaults of disjoint examples.
+
+        Both belong to this vault: what leaves a part is charged here to its examples alone, so that
+        uses of the two compose in parallel, and ``guarantee()`` of either is that of the whole. A
+        part numbers its own examples from 0: their features are ``x[part.indices]``.
+
+        Args:
+            held_out: the share of the examples in the second part, in (0, 1), chosen at random; or
+                these examples: integers (m,) or a boolean mask (n,).
+            seed: of the random choice; public.
+
+        Returns:
+            The vault of the other examples and that of ``held_out``, in the order of the labels.
+
+        Raises:
+            TypeError, ValueError: a share out of range, bad indices, or a part without examples.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1] * 50, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> train, held_out = labels.split(0.2)
+            >>> len(train), len(held_out), held_out.indices.shape
+            (80, 20, (20,))
+        """
+        n = len(self)
+        if np.ndim(held_out) == 0:
+            share = _validate.number_in("held_out", held_out, "(0, 1)")
+            order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
+            held_out = order.permutation(n)[: round(share * n)]
+        second = np.zeros(n, dtype=bool)
+        second[self._ledger.checked_rows(held_out, n)] = True
+        if not 0 < second.sum() < n:
+            raise ValueError(
+                f"both parts need examples; of {n} labels {second.sum()} are held out. Hold out "
+                "more, or fewer."
+            )
+        return self._part(~second), self._part(second)
+
+    def _part(self, mask: np.ndarray) -> PrivateLabels:
+        """Returns a vault of some examples, that shares all else."""
+        part = object.__new__(PrivateLabels)
+        for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
+            setattr(part, name, getattr(self, name))
+        part._among = self._rows(mask)
+        return part
+
+    def _rows(self, indices: Any) -> np.ndarray:
+        """Returns examples of the whole vault for indices of this one, or raises."""
+        return self._ledger.rows(indices, self._among)
 
     def randomize(
         self,
@@ -301,13 +359,13 @@ class PrivateLabels:
             value = Priors.of(value)
         if wanted == "clusters" and value is not None:
             value = np.asarray(getattr(value, "assignments", value))
-        record = self._draws.record(mechanism, self._ledger.rows(indices), value, key, made_of)
+        record = self._draws.record(mechanism, self._rows(indices), value, key, made_of)
         if record.priors is None and isinstance(value, Priors):
             if value.digest() == record.public_digest:  # of version 0.1, which kept the digest
                 record = dataclasses.replace(
                     record, priors=value.probabilities, groups=value.groups, made_of=made_of
                 )
-        return noisy_labels(record, mechanism, self._kind.names)
+        return noisy_labels(record, mechanism, self._kind.names, self._among)
 
     def release(
         self,
@@ -353,9 +411,53 @@ class PrivateLabels:
         given = None if hasattr(public_input, "matches") else public_input
         made_of = receipts_of([mechanism, given])
         public_input = getattr(public_input, "assignments", public_input)
-        rows = self._ledger.rows(indices)
+        rows = self._rows(indices)
         record = self._draws.record(mechanism, rows, public_input, key, made_of)
         return noisy_statistic(record, mechanism, public_input)
+
+    def evaluate(
+        self, predictions: Any, metric: str, epsilon: float, *, key: str | None = None
+    ) -> Evaluation:
+        """Returns how good predictions are on these labels, by one release of its own.
+
+        Guarantee:
+            Epsilon-DP for the replacement of one label, charged to the vault: noise of the exact
+            sensitivity on a sum (``mechanisms.MetricMechanism``), or on the numbers of labels of
+            each class in groups that the predictions make (``mechanisms.HistogramMechanism``).
+            Assumes that the predictions are public.
+
+        Evaluate on examples that the model was not trained on (``split``): on others it looks
+        better than it is, and its labels are charged for both.
+
+        Args:
+            predictions: in the order of the labels: probabilities (n, K), or (n,) of the second of
+                two classes; class codes (n,) will do for ``"accuracy"`` and
+                ``"confusion_matrix"``; numbers (n,); None for ``"mean"`` and ``"total"``.
+            metric: for classes ``"accuracy"``, ``"log_loss"`` (of 5 at most for one example),
+                ``"brier"``, ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two
+                classes) or ``"calibration"`` (how often the likeliest class is right, or the second
+                of two is there, in ten bins of its probability); for numbers ``"mse"``, ``"mae"``,
+                ``"mean"`` or ``"total"``, these two of the labels themselves.
+            epsilon: finite and above zero.
+            key: a name for this release, as for ``randomize``.
+
+        Returns:
+            The estimate with its standard error, a confidence interval and a statement.
+
+        Raises:
+            BudgetExceededError: an example would pass the budget; nothing was released.
+            TypeError: rows of labels.
+            ValueError: another metric, or predictions of a wrong shape, not finite or no
+                probabilities; nothing was charged.
+
+        Example:
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1] * 500, num_classes=2, budget=PrivacyBudget(1.0))
+            >>> found = labels.evaluate(np.array([0, 1] * 500), "accuracy", epsilon=0.5)
+            >>> abs(found.value - 1.0) < 10 * found.standard_error, found.guarantee().epsilon
+            (True, 0.5)
+        """
+        return evaluate(self, predictions, metric, epsilon, key)
 
     def charge(
         self,
@@ -410,7 +512,7 @@ class PrivateLabels:
             )
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
-        rows = self._ledger.rows(indices)
+        rows = self._rows(indices)
         with self._ledger.turn():
             self._ledger.check(rows, [(what, charge)])
             receipt = self._ledger.receipt(
@@ -465,7 +567,7 @@ class PrivateLabels:
         Raises:
             BudgetExceededError: as ``randomize`` would.
         """
-        planned, rows = self._planned(mechanism), self._ledger.rows(indices)
+        planned, rows = self._planned(mechanism), self._rows(indices)
         with self._ledger.turn():
             self._ledger.check(rows, planned, self._ledger.not_adopted(receipts))
 
@@ -502,7 +604,7 @@ class PrivateLabels:
             receipts.append(Receipt(self.label_set, charge, what, unit=self.unit))
         stated = compose_receipts(receipts, self._ledger.budget.delta if delta is None else delta)
         if stated.num_units is None:  # nothing has left the vault
-            stated = dataclasses.replace(stated, num_units=len(self) or None)
+            stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
         return stated
 
     def history(self) -> History:
@@ -596,6 +698,6 @@ def labels_for_training(vault: PrivateLabels) -> np.ndarray:
     Only ``LabelDPModel.fit`` may call it, after the charge, through ``data.poisson_batches``.
     """
     with vault._ledger.turn():
-        labels = vault._sealed.open().view()
+        labels = vault._sealed.open(vault._among).view()
     labels.flags.writeable = False
     return labels

@@ -1,0 +1,121 @@
+"""The search over arguments: what it charges, what it chooses, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.features import RandomFourierFeatures
+
+N = 4000
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(N, 5))
+CIRCLE = (np.linalg.norm(ROWS[:, :2], axis=1) > 1.2).astype(int)  # no line divides it
+NUMBERS = np.clip(ROWS[:, 0], -2.0, 2.0)
+
+
+def vault(labels=CIRCLE, epsilon=1.0, delta=1e-5, **arguments):
+    kind = {} if "low" in arguments else {"num_classes": 2}
+    return ldp.PrivateLabels(
+        labels,
+        budget=ldp.PrivacyBudget(epsilon, delta),
+        **{**kind, "insecure_seed": 1, **arguments},
+    )
+
+
+def maps():
+    """Two feature maps: with the one a head can tell the circle, with the other it can't."""
+    return [None, RandomFourierFeatures().fit(ROWS)]
+
+
+def search(grid, epsilon=1.0, **arguments):
+    return ldp.PrivateSearchCV(ldp.PrivateRidge(1.0, 1e-5), grid, epsilon, **arguments)
+
+
+def test_the_better_map_is_chosen_and_the_whole_costs_epsilon():
+    labels = vault(insecure_seed=None)
+    encoders = maps()
+    found = search({"encoder": encoders}).fit(ROWS, labels)
+    assert found.best_params_["encoder"] is encoders[1] and found.best_index_ == 1
+    assert found.best_estimator_.encoder is encoders[1]
+    spent = labels.guarantee().epsilon
+    assert 0.999 < spent <= 1.0 and found.guarantee().epsilon == pytest.approx(spent)
+    # Two Gaussian releases of which each has half of the precision: more than epsilon / 2.
+    assert 0.6 < found.epsilon_of_fit_ < 1.0
+    assert [use.examples for use in labels.history()] == [3200, 3200, 800]
+    assert np.mean(found.predict(ROWS) == CIRCLE) > 0.7
+    assert found.predict_proba(ROWS).shape == (N, 2)
+    assert found.score(ROWS, CIRCLE) == np.mean(found.predict(ROWS) == CIRCLE)
+
+
+def test_penalties_share_one_release():
+    labels = vault()
+    found = search({"penalty": [0.1, 10.0, "auto"]}).fit(ROWS, labels)
+    assert len(found.candidates_) == 3 and found.epsilon_of_fit_ > 0.999
+    assert [use.examples for use in labels.history()] == [3200, 800]
+
+
+def test_numbers_and_pure_budgets():
+    labels = vault(NUMBERS, delta=0.0, low=-2.0, high=2.0)
+    head = ldp.PrivateRidge(1.0, noise="laplace")
+    found = ldp.PrivateSearchCV(head, {"center": [True, False]}, 1.0, metric="mae").fit(
+        ROWS, labels
+    )
+    assert found.epsilon_of_fit_ == 0.5
+    assert labels.guarantee() == found.guarantee() and labels.guarantee().delta == 0.0
+    assert labels.guarantee().epsilon == pytest.approx(1.0)
+    assert found.score(ROWS, NUMBERS) > 0.5
+
+
+def test_front_doors_and_tables_can_be_searched():
+    table = pd.DataFrame(ROWS).add_prefix("c")
+    given = {"encoder": [RandomFourierFeatures().fit(table)]}
+    found = ldp.PrivateSearchCV(ldp.PrivateClassifier(1.0), given, 1.0).fit(table, vault())
+    assert found.predict(table).shape == (N,)
+    columns = {name: table[name].to_numpy() for name in table}
+    as_dict = ldp.PrivateSearchCV(ldp.PrivateClassifier(1.0), given, 1.0).fit(columns, vault())
+    np.testing.assert_array_equal(as_dict.predict(columns), found.predict(table))
+    assert clone(found).get_params()["epsilon"] == 1.0 and not hasattr(clone(found), "receipts_")
+
+
+def test_an_interrupted_search_goes_on_with_its_stored_fits(tmp_path, monkeypatch):
+    grid = {"encoder": maps()}
+
+    def labels():
+        return vault(insecure_seed=None, store=tmp_path / "private")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tf_labeldp.front_door._search.release_choice", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            search(grid).fit(ROWS, labels())
+    again = labels()
+    assert len(again.history()) == 2
+    search(grid).fit(ROWS, again)
+    assert len(again.history()) == 3 and again.guarantee().epsilon <= 1.0
+    first = search(grid).fit(ROWS, labels())
+    assert len(labels().history()) == 3 and first.best_index_ == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"grid": {"epsilon": [1.0, 2.0]}}, ValueError, "the grid has epsilon"),
+        ({"grid": {"nothing": [1]}}, ValueError, "nothing"),
+        ({"labels": CIRCLE}, TypeError, "must be a PrivateLabels, got ndarray"),
+        ({"epsilon": 2.0}, BudgetExceededError, "over the budget"),
+        ({"metric": "mse"}, ValueError, "metric must be"),
+        ({"held_out": 1.5}, ValueError, "held_out"),
+    ],
+)
+def test_bad_input_charges_nothing(change, error, message):
+    labels = change.pop("labels", None)
+    private = vault() if labels is None else labels
+    grid = change.pop("grid", {"penalty": [1.0]})
+    with pytest.raises(error, match=message):
+        search(grid, **change).fit(ROWS, private)
+    if labels is None:
+        assert not private.history()

@@ -1,0 +1,292 @@
+"""Parts of a vault, metrics of predictions on private labels, and the choice among models."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.heads import PrivateRidge
+from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
+from tf_labeldp.vault import LabelRandomizer, PrivateLabels, select
+from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._store import DrawSettingsError
+
+RNG = np.random.default_rng(5)
+N = 6000
+LABELS = RNG.integers(0, 3, N)
+ROWS = RNG.dirichlet(np.ones(3), N) + 0.5 * np.eye(3)[LABELS]
+ROWS /= ROWS.sum(axis=1, keepdims=True)
+BINARY = (LABELS > 0).astype(int)
+SCORES = 1.0 - ROWS[:, 0]
+NUMBERS = RNG.uniform(0.0, 10.0, N)
+GUESSES = NUMBERS + RNG.normal(0.0, 1.0, N)
+
+
+def vault(labels=LABELS, epsilon=1.0, delta=0.0, **arguments):
+    if not arguments.keys() & {"low", "num_classes", "num_labels"}:
+        arguments["num_classes"] = int(np.max(labels)) + 1
+    budget = PrivacyBudget(epsilon, delta)
+    return PrivateLabels(labels, budget=budget, **{"insecure_seed": 7, **arguments})
+
+
+class TestSplit:
+    def test_parts_are_disjoint_and_compose_in_parallel(self):
+        labels = vault(insecure_seed=None)
+        train, held_out = labels.split(0.25, seed=3)
+        assert len(train) == 4500 and len(held_out) == 1500
+        both = np.concatenate([train.indices, held_out.indices])
+        assert np.array_equal(np.sort(both), np.arange(N))
+        train.randomize(RandomizedResponse(1.0, 3))
+        assert labels.guarantee().epsilon == 1.0
+        held_out.release(HistogramMechanism(1.0, 3))
+        assert labels.guarantee().epsilon == held_out.guarantee().epsilon == 1.0
+        for part in (train, held_out):
+            with pytest.raises(BudgetExceededError):
+                part.randomize(RandomizedResponse(0.1, 3))
+        assert [use.examples for use in labels.history()] == [4500, 1500]
+
+    def test_a_part_hands_out_its_own_labels_by_its_own_numbers(self):
+        labels = vault(epsilon=80.0)
+        train, held_out = labels.split(np.arange(0, N, 3))
+        for part in (train, held_out):
+            noisy = part.randomize(RandomizedResponse(30.0, 3))  # at 30 none is flipped
+            np.testing.assert_array_equal(noisy.indices, np.arange(len(part)))
+            np.testing.assert_array_equal(noisy.values, LABELS[part.indices])
+            some = part.randomize(
+                RandomizedResponse(30.0, 3), indices=[5, 2, 9], key=f"of {len(part)}"
+            )
+            np.testing.assert_array_equal(some.indices, [5, 2, 9])
+            np.testing.assert_array_equal(some.values, LABELS[part.indices][[5, 2, 9]])
+            counts = part.release(HistogramMechanism(20.0, 3), key=f"counts of {len(part)}")
+            assert np.abs(counts.values - np.bincount(LABELS[part.indices])).max() <= 2
+        with pytest.raises(DrawSettingsError, match="indices"):
+            held_out.randomize(RandomizedResponse(30.0, 3), indices=[5, 2, 9], key="of 4000")
+
+    def test_parts_of_parts_and_masks(self):
+        labels = vault()
+        mask = np.arange(N) % 2 == 0
+        rest, even = labels.split(mask)
+        np.testing.assert_array_equal(even.indices, np.flatnonzero(mask))
+        first, second = even.split(0.1)
+        assert set(second.indices) < set(even.indices) and len(first) + len(second) == len(even)
+        assert not set(first.indices) & set(rest.indices)
+        np.testing.assert_array_equal(
+            labels.split(0.1, seed=1)[1].indices, labels.split(0.1, seed=1)[1].indices
+        )
+
+    def test_heads_and_randomizers_take_a_part(self):
+        features = np.eye(3)[LABELS] + RNG.normal(0, 0.1, (N, 3))
+        labels = vault(epsilon=1.0, delta=1e-5)
+        train, held_out = labels.split(0.5)
+        head = PrivateRidge(1.0, 1e-5).fit(features[train.indices], train)
+        assert head.score(features, LABELS) > 0.95
+        held_out.evaluate(head.predict_proba(features[held_out.indices]), "accuracy", 1.0)
+        assert labels.guarantee().epsilon == pytest.approx(1.0, abs=1e-6)
+        numbers = vault(NUMBERS, low=0.0, high=10.0)
+        noisy = numbers.split(0.5)[0].randomize(LabelRandomizer(1.0))
+        assert noisy.values.shape == (3000,)
+        with pytest.raises(ValueError, match="3000 labels"):
+            PrivateRidge(1.0, 1e-5).fit(features, vault(delta=1e-5).split(0.5)[0])
+
+    def test_training_takes_a_part(self):
+        labels = vault(BINARY, epsilon=8.0, delta=1e-5)
+        train, held_out = labels.split(0.5)
+        x = ROWS.astype("float32")
+        data = ldp.data.poisson_batches(x[train.indices], train, sampling_probability=0.1, steps=5)
+        inputs = keras.Input((3,))
+        model = ldp.LabelDPModel(inputs, keras.layers.Dense(1, "sigmoid")(inputs))
+        model.compile(
+            ldp.LabelDPOptimizer(
+                keras.optimizers.Adam(0.1), l2_norm_clip=1.0, noise_multiplier=1.0
+            ),
+            "binary_crossentropy",
+        )
+        model.fit(data, epochs=2, verbose=0)
+        assert {use.examples for use in labels.history()} == {3000}
+        held_out.randomize(RandomizedResponse(8.0, 2))
+
+    def test_a_store_finds_the_draws_of_parts_again(self, tmp_path, no_new_randomness):
+        def drawn():
+            labels = PrivateLabels(LABELS, 3, budget=PrivacyBudget(1.0), store=tmp_path / "private")
+            train, held_out = labels.split(0.3)
+            noisy = train.randomize(RandomizedResponse(1.0, 3), key="noisy").values
+            return noisy, held_out.evaluate(ROWS[held_out.indices], "accuracy", 1.0, key="e").value
+
+        first = drawn()
+        no_new_randomness()
+        second = drawn()
+        np.testing.assert_array_equal(first[0], second[0])
+        assert first[1] == second[1]
+
+    @pytest.mark.parametrize("held_out", [0.0, 1.0, 1.5, [], list(range(N)), [N], [0, 0], [0.5]])
+    def test_bad_parts(self, held_out):
+        with pytest.raises(ValueError, match=r"held_out|held out|indices"):
+            vault().split(held_out)
+
+
+METRICS = {
+    "accuracy": (LABELS, ROWS, np.mean(ROWS.argmax(axis=1) == LABELS), {}),
+    "auc": (BINARY, SCORES, roc_auc_score(BINARY, SCORES), {}),
+    "mse": (
+        NUMBERS,
+        GUESSES,
+        np.mean((NUMBERS - GUESSES.clip(0, 10)) ** 2),
+        {"low": 0, "high": 10},
+    ),
+    "mean": (NUMBERS, None, NUMBERS.mean(), {"low": 0.0, "high": 10.0}),
+    "total": (NUMBERS, None, NUMBERS.sum(), {"low": 0.0, "high": 10.0}),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_standard_errors_and_intervals_are_true(metric):
+    labels, predictions, truth, kind = METRICS[metric]
+    runs = [
+        vault(labels, insecure_seed=i, **kind).evaluate(predictions, metric, 0.5)
+        for i in range(400)
+    ]
+    off = np.array([one.value for one in runs]) - truth
+    error = np.mean([one.standard_error for one in runs])
+    slack = 0.002 if metric == "auc" else 0.0  # its groups count half of the pairs in them
+    assert abs(off.mean()) < 4 * error / 20 + slack
+    assert np.std(off) == pytest.approx(error, rel=4 * np.sqrt(5 / 4 / 400))
+    covered = np.mean(
+        [low - slack <= truth <= high + slack for low, high in (r.interval() for r in runs)]
+    )
+    assert covered >= 0.95 - 4 * np.sqrt(0.95 * 0.05 / 400)
+
+
+def test_confusion_matrix_and_calibration():
+    found = vault(epsilon=4.0).evaluate(ROWS, "confusion_matrix", 4.0)
+    exact = confusion_matrix(LABELS, ROWS.argmax(axis=1))
+    assert np.abs(found.value - exact).max() < 12 * found.standard_error.max()
+    codes = np.zeros(N, int)  # one class alone is predicted: the others are known to be empty
+    never = vault().evaluate(codes, "confusion_matrix", 1.0)
+    assert np.all(never.value[:, 1:] == 0.0) and np.all(never.standard_error[:, 1:] == 0.0)
+
+    for labels, given, sure in ((LABELS, ROWS, ROWS.max(axis=1)), (BINARY, SCORES, SCORES)):
+        found = vault(labels, epsilon=4.0).evaluate(given, "calibration", 4.0)
+        right = LABELS == ROWS.argmax(axis=1) if labels is LABELS else BINARY == 1
+        bins = np.minimum((10 * sure).astype(int), 9)
+        for at in np.unique(bins):
+            share = right[bins == at].mean()
+            assert abs(found.value[at] - share) < 12 * found.standard_error[at]
+            assert found.details["predicted"][at] == pytest.approx(sure[bins == at].mean())
+            assert found.details["examples"][at] == np.sum(bins == at)
+
+
+def test_an_evaluation_is_charged_and_says_so():
+    labels = vault(insecure_seed=None)
+    found = labels.evaluate(ROWS, "brier", 0.4)
+    assert found.guarantee().epsilon == labels.guarantee().epsilon == 0.4
+    assert found.num_examples == N and "95 %" in str(found)
+    with pytest.raises(BudgetExceededError):
+        labels.evaluate(ROWS, "log_loss", 0.7)
+    assert labels.guarantee().epsilon == 0.4
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions", "metric", "kind", "message"),
+    [
+        (LABELS, ROWS, "mse", {}, "metric must be"),
+        (LABELS, ROWS[:, :2], "accuracy", {}, "shape"),
+        (LABELS, ROWS[:-1], "accuracy", {}, "5999 predictions and 6000 labels"),
+        (LABELS, ROWS, "auc", {}, "two classes"),
+        (LABELS, np.log(ROWS), "log_loss", {}, "softmax"),
+        (NUMBERS, GUESSES, "mean", {"low": 0, "high": 10}, "predictions=None"),
+        (NUMBERS, None, "mse", {"low": 0, "high": 10}, "predictions"),
+        (NUMBERS, GUESSES, "accuracy", {"low": 0, "high": 10}, "metric must be"),
+    ],
+)
+def test_bad_evaluations_charge_nothing(labels, predictions, metric, kind, message):
+    private = vault(labels, **kind)
+    with pytest.raises((ValueError, TypeError), match=message):
+        private.evaluate(predictions, metric, 0.5)
+    assert not private.history()
+
+
+def test_rows_of_labels_are_refused():
+    rows = vault(np.eye(3, dtype=int)[LABELS], num_labels=3)
+    with pytest.raises(TypeError, match="each column"):
+        rows.evaluate(ROWS, "accuracy", 0.5)
+
+
+class TestNoisyLabels:
+    def test_estimates_are_unbiased_with_true_errors(self):
+        truths = {"accuracy": METRICS["accuracy"][2]}
+        truths["brier"] = np.square(ROWS - np.eye(3)[LABELS]).sum(axis=1).mean()
+        for metric, truth in truths.items():
+            runs = [
+                vault(insecure_seed=i)
+                .randomize(RandomizedResponse(1.0, 3))
+                .evaluate(ROWS, metric, model=None)
+                for i in range(200)
+            ]
+            off = np.array([one.value for one in runs]) - truth
+            error = np.mean([one.standard_error for one in runs])
+            assert abs(off.mean()) < 4 * error / np.sqrt(200)
+            # Examples are fixed here, and their choice is in the error.
+            assert np.std(off) < 1.2 * error
+
+    def test_numbers_have_a_mean_and_a_total(self):
+        noisy = vault(NUMBERS, low=0.0, high=10.0).randomize(
+            LaplaceMechanism(1.0, 0.0, 10.0, clip=False)
+        )
+        found = noisy.evaluate(None, "total", model=None)
+        assert abs(found.value - NUMBERS.sum()) < 5 * found.standard_error
+        with pytest.raises(ValueError, match="'mean' and 'total' alone"):
+            noisy.evaluate(GUESSES, "mse", model=None)
+
+    def test_a_model_that_has_learnt_from_them_is_refused(self):
+        features = ROWS
+        labels = vault(epsilon=1.0, delta=1e-5)
+        train, _ = labels.split(0.5)
+        model = keras.Sequential([keras.layers.Dense(3, "softmax")])
+        model.compile("adam", "categorical_crossentropy")
+        stages = ldp.MultiStageTraining(
+            features[train.indices],
+            train,
+            epsilon=0.5,
+            fractions=(1.0,),
+            epochs_per_stage=1,
+            batch_size=500,
+            key="stage",
+            verbose=0,
+        )
+        model.fit(stages.dataset(), epochs=1, callbacks=[stages], verbose=0, shuffle=False)
+        given = model.predict(features[train.indices], verbose=0)
+        other = train.randomize(RandomizedResponse(0.5, 3))
+        assert other.evaluate(given, "accuracy", model=model).num_examples == 3000
+        learnt = ldp.NoisyLabels(
+            other.values, other.indices, other.mechanism, receipts=receipts_of([model])
+        )
+        with pytest.raises(ValueError, match="has learnt from these noisy labels"):
+            learnt.evaluate(given, "accuracy", model=model)
+
+
+class TestSelect:
+    def test_the_best_is_chosen_and_charged_once(self):
+        labels = vault(insecure_seed=None)
+        chosen = select([np.zeros((N, 3)) + 1 / 3, ROWS, ROWS[::-1]], labels, epsilon=0.5)
+        assert chosen == 1 and labels.guarantee().epsilon == 0.5
+        numbers = vault(NUMBERS, low=0.0, high=10.0)
+        assert select([NUMBERS[::-1], GUESSES], numbers, 0.5, "mae") == 1
+
+    @pytest.mark.parametrize(
+        ("predictions", "metric", "message"),
+        [
+            ([], None, "no models"),
+            ([ROWS, ROWS[:5]], None, "5 predictions"),
+            ([ROWS], "mse", "metric must be"),
+            ([LABELS], "brier", "shape"),
+        ],
+    )
+    def test_bad_candidates(self, predictions, metric, message):
+        labels = vault()
+        with pytest.raises(ValueError, match=message):
+            select(predictions, labels, 0.5, metric)
+        assert not labels.history()

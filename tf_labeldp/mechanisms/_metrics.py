@@ -1,0 +1,275 @@
+"""What true labels say of public predictions: the mean of a metric, and the best of several models.
+
+Values of one example are rounded to whole steps of a grid, so that sums, sensitivities and noise
+are exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.mechanisms import _grid_noise
+from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
+from tf_labeldp.mechanisms._integer_noise import decay_per_step, geometric
+from tf_labeldp.mechanisms._random import Rng, checked_generator
+
+CLASS_METRICS = ("accuracy", "log_loss", "brier")
+NUMBER_METRICS = ("mse", "mae", "mean")
+_STEPS = 1 << 20
+"""Of the largest difference that one label can make; whole values have one step."""
+_MOST = float(1 << 60)
+"""Steps of all examples together, which fit 64 bits with the noise."""
+_TOLERANCE = 1e-3
+"""Of sums of probabilities, which may come from half precision."""
+
+
+def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.ndarray:
+    """Returns predictions as class codes (m,) for ``"accuracy"``, else as probabilities (m, K)."""
+    given = np.asarray(predictions)
+    flat = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    if metric == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
+        return _validate.class_indices("predictions", flat, num_classes)
+    if flat.ndim == 1 and num_classes == 2 and flat.dtype.kind == "f":
+        flat = np.stack([1.0 - flat, flat], axis=1)
+    codes = ", or class codes (n,)" if metric == "accuracy" else ""
+    if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
+        raise ValueError(
+            f"predictions for {metric!r} must be probabilities of shape (n, {num_classes}){codes}, "
+            f"got shape {given.shape} and dtype {given.dtype}. model.predict(x) or "
+            "predict_proba(x) gives them."
+        )
+    rows = flat.astype(np.float64)
+    if not np.all(np.isfinite(rows)):
+        raise ValueError("predictions must be finite, got NaN or infinity. Check the model.")
+    if metric == "accuracy":
+        return np.argmax(rows, axis=1)
+    if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
+        raise ValueError(
+            f"predictions for {metric!r} must be probabilities: rows of at least zero that sum to "
+            "one. Of a model that ends in logits take keras.ops.softmax(logits)."
+        )
+    return rows / rows.sum(axis=1, keepdims=True)
+
+
+def class_values(metric: str, predictions: np.ndarray, num_classes: int, clip: float) -> np.ndarray:
+    """Returns the metric of checked predictions for every label they might have, (m, K)."""
+    if metric == "accuracy":
+        return (predictions[:, np.newaxis] == np.arange(num_classes)).astype(np.float64)
+    if metric == "log_loss":
+        return -np.log(np.maximum(predictions, math.exp(-clip)))
+    return np.square(predictions).sum(axis=1, keepdims=True) - 2.0 * predictions + 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricMechanism(Frozen, AggregateMechanism):
+    """The mean of a metric of public predictions over the labels, with discrete Laplace noise.
+
+    Guarantee:
+        The result is epsilon-DP for the replacement of one label. The sum is of whole steps of
+        ``sensitivity``; a replaced label moves it by ``sensitivity`` at most, and OpenDP certifies
+        epsilon for its noise. Assumes that the predictions and the number of labels are public.
+
+    Source: the Laplace mechanism (Dwork, McSherry, Nissim and Smith 2006) on the integers.
+
+    Attributes:
+        epsilon: finite and above zero.
+        metric: ``"accuracy"``, ``"log_loss"`` (of probabilities of e^-clip at least) or ``"brier"``
+            (the squared distance of the probabilities from the label, in 0..2) for classes;
+            ``"mse"``, ``"mae"`` (of predictions clipped to the range) or ``"mean"`` (of the labels
+            themselves) for numbers.
+        num_classes: K, for classes.
+        low: the smallest label, for numbers.
+        high: the largest label, for numbers.
+        clip: the largest log-loss of one example.
+
+    Example:
+        >>> mechanism = MetricMechanism(epsilon=1.0, metric="accuracy", num_classes=2)
+        >>> labels, predictions = np.array([0, 1, 1] * 999), np.array([0, 1, 0] * 999)
+        >>> found = mechanism.release(labels, predictions, rng=np.random.default_rng(0))
+        >>> round(float(found), 2)
+        0.67
+    """
+
+    metric: str
+    num_classes: int | None = None
+    low: float | None = None
+    high: float | None = None
+    clip: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.num_classes is None) == (self.low is None or self.high is None):
+            raise ValueError(
+                "give num_classes, for labels that are classes, or low and high, for numbers."
+            )
+        if self.num_classes is not None:
+            self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
+            _validate.one_of("metric", self.metric, CLASS_METRICS)
+        else:
+            low, high = _validate.number_range(self.low, self.high)
+            self._set(low=low, high=high)
+            _validate.one_of("metric", self.metric, NUMBER_METRICS)
+        self._set(clip=_validate.positive_finite("clip", self.clip))
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Returns the range of the labels; None for classes."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest difference that one label makes to the sum, in units of the metric."""
+        of_classes = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0}
+        if self.metric in of_classes:
+            return of_classes[self.metric]
+        low, high = self.label_range() or (0.0, 0.0)
+        return (high - low) ** 2 if self.metric == "mse" else high - low
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the grid in ``sensitivity``."""
+        return 1 if self.metric == "accuracy" else _STEPS
+
+    def noise_stddev(self, num_labels: int) -> float:
+        """Returns the standard deviation of the noise on the mean of so many labels."""
+        decay = self.epsilon / self.steps
+        whole = math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
+        return whole * self.sensitivity / self.steps / num_labels
+
+    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns the noisy mean of the metric, shape ().
+
+        Args:
+            labels: (n,), at least one.
+            public_input: the predictions, in the order of the labels: probabilities (n, K), of the
+                second class (n,) where K is two, or class codes (n,) for ``"accuracy"``; numbers
+                (n,); None for ``"mean"``.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+        """
+        exact = np.array([self.exact_steps(labels, public_input)], dtype=np.int64)
+        scale = _grid_noise.laplace_scale(self.epsilon, self.steps)
+        noisy = _grid_noise.with_noise(exact, "laplace", scale, self.epsilon, self.steps, rng)
+        mean = noisy[0] * (self.sensitivity / self.steps / len(labels))
+        return np.asarray(mean + self.low if self.metric == "mean" else mean)
+
+    def exact_steps(self, labels: Any, predictions: Any) -> int:
+        """Returns the sum in whole steps; not private."""
+        if self.num_classes is not None:
+            labels = _validate.class_indices("labels", labels, self.num_classes)
+            given = class_predictions(self.metric, predictions, self.num_classes)
+            check_length(labels.size, len(given))
+            table = class_values(self.metric, given, self.num_classes, self.clip)
+            found = table[np.arange(labels.size), labels]
+        else:
+            low, high = self.label_range() or (0.0, 0.0)
+            labels = _validate.numbers_in_range("labels", labels, low, high)
+            if self.metric == "mean":
+                if predictions is not None:
+                    raise ValueError("'mean' is one of the labels alone; leave predictions=None.")
+                found = labels - low
+            else:
+                given = _validate.real_vector("predictions", predictions)
+                check_length(labels.size, given.size)
+                found = np.abs(labels - np.clip(given, low, high))
+                found = np.square(found) if self.metric == "mse" else found
+        steps = np.rint(found * (self.steps / self.sensitivity))
+        return int(np.clip(steps, 0, self.steps).astype(np.int64).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionMechanism(MetricMechanism):
+    """The number of the model whose predictions are best by a metric: report noisy maximum.
+
+    Guarantee:
+        The number is epsilon-DP for the replacement of one label. The sums of the metric get
+        exponential noise on the integers; given the noise of all others, a model wins if its own
+        noise passes a threshold, which one label moves by no more than the difference of two sums,
+        ``moved``: the decay is epsilon over that. It is computed from the predictions, and small
+        where the models are alike. Assumes that all predictions are public, and their number.
+
+    Source: Ding, Kifer, Steinke et al. 2021, "The permute-and-flip mechanism is identical to
+    report-noisy-max with exponential noise"; it is never worse than the exponential mechanism
+    (McKenna and Sheldon 2020).
+
+    Attributes:
+        epsilon: finite and above zero; the others as for ``MetricMechanism``, without ``"mean"``.
+
+    Example:
+        >>> mechanism = SelectionMechanism(epsilon=1.0, metric="accuracy", num_classes=2)
+        >>> labels = np.array([0, 1] * 500)
+        >>> candidates = [np.zeros(1000, int), labels, 1 - labels]
+        >>> int(mechanism.release(labels, candidates, rng=np.random.default_rng(0)))
+        1
+    """
+
+    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+        """Returns the number of the chosen model, shape ().
+
+        Args:
+            labels: (n,), at least one.
+            public_input: the predictions of each model, (m, n) or (m, n, K) or a list of them.
+            rng: a generator for repeatable (not private) runs; None takes secure random bits.
+        """
+        rng = None if rng is None else checked_generator(rng)
+        scores, moved = self.scores(labels, public_input)
+        if moved:
+            decay = decay_per_step(self.epsilon, moved)
+            scores = scores + geometric(scores.size, decay, rng)
+        # Of equal sums the first: a fixed order, as the thresholds of the guarantee need it.
+        return np.asarray(np.argmax(scores))
+
+    def scores(self, labels: Any, predictions: Any) -> tuple[np.ndarray, int]:
+        """Returns a sum for each model, ``int64`` (m,), the larger the better; not private.
+
+        And how much one label can move the difference of two of them, from the predictions alone.
+        """
+        if predictions is None or not len(predictions) or self.metric == "mean":
+            raise ValueError("give the predictions of one model at least, and a metric of them.")
+        if self.num_classes is None:
+            return self._scores_of_numbers(labels, predictions)
+        sign = 1 if self.metric == "accuracy" else -1
+        labels = _validate.class_indices("labels", labels, self.num_classes)
+        tables = []
+        for one in predictions:
+            given = class_predictions(self.metric, one, self.num_classes)
+            check_length(labels.size, len(given))
+            table = class_values(self.metric, given, self.num_classes, self.clip)
+            tables.append(np.rint(table * (sign * self.steps / self.sensitivity)).astype(np.int64))
+        moved = 0
+        for one, other in itertools.combinations(tables, 2):
+            moved = max(moved, int(np.ptp(one - other, axis=1).max()))
+        rows = np.arange(labels.size)
+        return np.array([table[rows, labels].sum() for table in tables]), moved
+
+    def _scores_of_numbers(self, labels: Any, predictions: Any) -> tuple[np.ndarray, int]:
+        low, high = self.label_range() or (0.0, 0.0)
+        labels = _validate.numbers_in_range("labels", labels, low, high)
+        given = [_validate.real_vector("predictions", one) for one in predictions]
+        for one in given:
+            check_length(labels.size, one.size)
+        rows = np.clip(given, low, high)
+        # |y - p| - |y - q| moves by 2 |p - q| at most, and (y - p)^2 - (y - q)^2 by that times the
+        # range.
+        apart = float(np.ptp(rows, axis=0).max()) * 2.0
+        off = np.abs(labels - rows)
+        if self.metric == "mse":
+            apart, off = apart * (high - low), np.square(off)
+        if not apart:
+            return np.zeros(len(rows), np.int64), 0
+        step = max(apart / _STEPS, self.sensitivity * labels.size / _MOST)
+        # Each of four values is rounded by half a step at most; one more for the arithmetic.
+        return -np.rint(off / step).astype(np.int64).sum(axis=1), math.ceil(apart / step) + 3
+
+
+def check_length(num_labels: int, num_predictions: int) -> None:
+    """Raises unless there is one prediction for each of at least one label."""
+    if num_labels != num_predictions or not num_labels:
+        raise ValueError(
+            f"there are {num_predictions} predictions and {num_labels} labels; give one for each, "
+            "in the same order, and at least one."
+        )
