@@ -49,7 +49,13 @@ if TYPE_CHECKING:
         RRWithPrior,
         optimal_bins,
     )
-    from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer, MultiStageTraining
+    from tf_labeldp.training import (
+        AltConv,
+        LabelDPModel,
+        LabelDPOptimizer,
+        MultiStageTraining,
+        make_private,
+    )
     from tf_labeldp.vault import (
         ClusterRandomizedResponse,
         LabelRandomizer,
@@ -90,6 +96,7 @@ _HOME_OF = {
     "LabelDPModel": "training",
     "LabelDPOptimizer": "training",
     "AltConv": "training",
+    "make_private": "training",
 }
 _PARTS = (
     "accounting",

@@ -23,7 +23,7 @@ def test_the_python_blocks_run(
     assert pages.count("epochs=120") == 1
     pages = pages.replace("epochs=120", "epochs=2")
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:  # they go on from one another

@@ -5,6 +5,7 @@ from tf_labeldp.training._denoisers import AltConv, Denoiser, NoOp, SelfConv, Se
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
+from tf_labeldp.training._make_private import make_private
 from tf_labeldp.training._multi_stage import MultiStageTraining
 from tf_labeldp.training._preconditioner import GaussNewton
 from tf_labeldp.training._vertex_losses import VertexLosses
@@ -23,6 +24,7 @@ __all__ = [
     "SelfConv",
     "SelfSpan",
     "VertexLosses",
+    "make_private",
 ]
 
 keep_old_names(__name__)

@@ -1,0 +1,124 @@
+"""make_private: what it makes of a Keras model, what it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import BudgetExceededError
+
+N = 2000
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(N, 6)).astype("float32")
+CLASSES = (X @ RNG.normal(size=(6, 3))).argmax(axis=1)
+IMAGES = RNG.normal(size=(N, 6, 6, 2)).astype("float32")
+layers = keras.layers
+
+
+def vault(labels=CLASSES, epsilon=2.0, delta=1e-4, **arguments):
+    kind = arguments or {"num_classes": 3}
+    return ldp.PrivateLabels(labels, budget=ldp.PrivacyBudget(epsilon, delta), **kind)
+
+
+def made(model, x=X, labels=None, epochs=4, **changes):
+    labels = vault() if labels is None else labels
+    settings = {"epsilon": 2.0, "batch_size": 400, "insecure_seed": 0, **changes}
+    return ldp.make_private(model, x=x, labels=labels, epochs=epochs, **settings)
+
+
+def perceptron(outputs=3, activation=None, inputs=(6,)):
+    return keras.Sequential([keras.Input(inputs), layers.Dense(outputs, activation)])
+
+
+def fitted(model, epochs=4, **arguments):
+    private, batches, callbacks = made(model, epochs=epochs, **arguments)
+    callbacks[0].verbose = 0
+    private.fit(batches, epochs=epochs, callbacks=callbacks, verbose=0)
+    return private
+
+
+def test_a_model_learns_at_its_epsilon_and_is_the_plain_model_afterwards():
+    labels, plain = vault(), perceptron()
+    private = fitted(plain, labels=labels, epochs=10)
+    assert np.mean(plain.predict(X, verbose=0).argmax(axis=1) == CLASSES) > 0.85
+    assert 1.9 < private.guarantee().epsilon <= 2.0 and labels.guarantee().epsilon <= 2.0
+    assert ldp.guarantee(plain).epsilon == private.guarantee().epsilon  # as a plain model, too
+    assert private.evaluate(X, CLASSES, verbose=0)[1] > 0.85
+    optimizer = private.optimizer
+    assert optimizer.preconditioner is not None
+    assert float(optimizer.inner_optimizer.learning_rate) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "from_logits"),
+    [
+        (perceptron(), "SparseCategoricalCrossentropy", True),
+        (perceptron(3, "softmax"), "SparseCategoricalCrossentropy", False),
+    ],
+)
+def test_the_loss_of_classes_suits_the_outputs(model, loss, from_logits):
+    private, _, _ = made(model)
+    assert type(private.loss).__name__ == loss
+    assert private.loss.get_config()["from_logits"] is from_logits
+
+
+def test_one_output_for_two_classes_and_for_numbers():
+    two = (CLASSES == 0).astype(int)
+    private = fitted(perceptron(1), labels=vault(two, num_classes=2), epochs=8)
+    scores = private.predict(X, verbose=0)[:, 0] > 0
+    assert np.mean(scores == two) > np.mean(two == 0) - 0.05
+    assert isinstance(private.loss, keras.losses.BinaryCrossentropy)
+    numbers = np.clip(X[:, 0], -1, 1)
+    private = fitted(perceptron(1), labels=vault(numbers, low=-1.0, high=1.0), epochs=8)
+    assert isinstance(private.loss, keras.losses.MeanSquaredError)
+    assert private.optimizer.preconditioner is None and private.guarantee().epsilon <= 2.0
+
+
+def test_the_loss_of_a_compiled_model_stays():
+    model = perceptron(3, "softmax")
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=7)
+    model.compile("sgd", loss)
+    assert made(model)[0].loss is loss
+
+
+def test_normalisation_over_the_batch_is_replaced_with_a_warning():
+    inputs = keras.Input((6, 6, 2))
+    hidden = layers.BatchNormalization(name="mixes")(layers.Conv2D(12, 3)(inputs))
+    kept = layers.Dense(3)
+    model = keras.Model(inputs, kept(layers.Flatten()(hidden)))
+    with pytest.warns(UserWarning, match=r"\['mixes'\] normalise over the batch"):
+        private, _, _ = made(model, x=IMAGES)
+    found = [type(one).__name__ for one in private.layers]
+    assert "GroupNormalization" in found and "BatchNormalization" not in found
+    group = next(one for one in private.layers if type(one).__name__ == "GroupNormalization")
+    assert 12 % group.groups == 0
+    assert any(one is kept for one in private.layers)  # with its weights
+    frozen = layers.BatchNormalization(trainable=False)
+    model = keras.Sequential([keras.Input((6,)), frozen, layers.Dense(3)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert any(one is frozen for one in made(model)[0].layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"labels": CLASSES}, TypeError, "must be a PrivateLabels, got ndarray"),
+        ({"labels": vault(delta=0.0)}, ValueError, "needs a delta above zero"),
+        ({"labels": vault(epsilon=1.0)}, BudgetExceededError, "over the budget"),
+        ({"epsilon": 0.0}, ValueError, "epsilon"),
+        ({"epochs": 0}, ValueError, "epochs"),
+        ({"batch_size": 2001}, ValueError, "batch_size must be at most"),
+        ({"x": X[:5]}, ValueError, "5"),
+    ],
+)
+def test_bad_input_charges_nothing(change, error, message):
+    labels = change.get("labels", vault())
+    with pytest.raises(error, match=message):
+        made(perceptron(), **{"labels": labels, **change})
+    if isinstance(labels, ldp.PrivateLabels):
+        assert not labels.history()
