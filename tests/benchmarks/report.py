@@ -106,6 +106,11 @@ _MEASURED = {
     ),
     "table": ("one_release/accuracy", {"adult"}, {"ridge", "logistic", "RR", "LP-2ST"}),
     "numbers": ("front_door/accuracy", None, None),
+    "model": (
+        "one_release/accuracy",
+        {"mnist", "fashion_mnist", "adult"},
+        {"teacher", "RR", "LP-2ST"},
+    ),
 }
 """What `tf_labeldp.recommend` tells of: the table, its data sets and its methods; None for all."""
 

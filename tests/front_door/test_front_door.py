@@ -231,3 +231,60 @@ def test_recommendations_say_where_the_tables_do_not_reach():
 def test_measured_figures_are_those_of_the_results():
     report = importlib.import_module("report")
     assert json.loads(report.MEASURED.read_text(encoding="utf-8")) == json.loads(report.measured())
+
+
+def network(shape, classes=3):
+    layers = [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(16, "relu")]
+    return keras.Sequential([*layers, keras.layers.Dense(classes)])
+
+
+def test_a_model_of_ones_own_is_taught_by_the_head(tmp_path):
+    mine = network((6,))
+    model = classifier(epsilon=2.0, delta=1e-5, model=mine, epochs=60, insecure_seed=None)
+    model.fit(ROWS, CLASSES)
+    assert model.score(ROWS, CLASSES) > 0.75
+    assert model.guarantee().epsilon == pytest.approx(2.0, rel=1e-4)
+    assert ldp.guarantee(mine).epsilon == model.guarantee().epsilon  # it was trained in place
+    assert "A model of your own" in str(model.choice_) and model.choice_.rows[0][1] == "teacher"
+    model.to_keras().save(tmp_path / "m.keras")
+    given = keras.models.load_model(tmp_path / "m.keras").predict(ROWS[:5], verbose=0)
+    np.testing.assert_allclose(given, model.predict_proba(ROWS[:5]), atol=1e-5)
+
+
+def test_images_teach_a_model_in_two_releases():
+    digits = load_digits()
+    x, y = digits.images[:600, ..., None] / 16.0, digits.target[:600]
+    labels = ldp.PrivateLabels(y, 10, budget=ldp.PrivacyBudget(2.0, 1e-4))
+    model = ldp.PrivateClassifier(2.0, model=network((8, 8, 1), 10), epochs=3).fit(x, labels)
+    assert len(model.head_.heads_) == 2 and labels.guarantee().epsilon <= 2.0
+    assert model.predict(x).shape == (600,)
+
+
+def test_a_table_has_no_model_of_ones_own():
+    with pytest.raises(TypeError, match="model= takes arrays"):
+        classifier(num_classes=2, model=network((3,), 2)).fit(TABLE, ILL)
+
+
+def test_an_evaluation_is_of_examples_that_were_held_out():
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(3.0, 1e-5))
+    model = ldp.PrivateClassifier(3.0, budget_for_evaluation=1.0).fit(ROWS, labels)
+    found = model.evaluation_
+    assert found.metric == "accuracy" and found.num_examples == 150
+    assert [use.examples for use in labels.history()] == [1350, 150]
+    assert labels.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
+    assert model.guarantee().epsilon == labels.guarantee().epsilon
+    assert abs(found.value - model.score(ROWS, CLASSES)) < 0.15
+    table = classifier(num_classes=2, budget_for_evaluation=0.5).fit(TABLE, ILL)
+    assert table.evaluation_.guarantee().epsilon == 0.5 and "accuracy" in str(table.evaluation_)
+    numbers = ROWS[:, 0].clip(-2, 2)
+    regressor = ldp.PrivateRegressor(3.0, low=-2, high=2, budget_for_evaluation=3.0)
+    regressor.fit(ROWS, numbers)
+    assert regressor.evaluation_.metric == "mse"
+    assert regressor.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
+
+
+def test_an_evaluation_that_does_not_fit_the_budget_is_refused_before_the_fit():
+    labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(1.0, 1e-5))
+    with pytest.raises(ldp.BudgetExceededError):
+        ldp.PrivateClassifier(1.0, budget_for_evaluation=2.0).fit(ROWS, labels)
+    assert not labels.history()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypeVar
 
 import numpy as np
+from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features._estimator import FeatureMap
 from tf_labeldp.features._reader import Table, column_names, is_dataset
 from tf_labeldp.front_door._recommend import recommend
-from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression, PrivateRidge
+from tf_labeldp.heads._label_source import TOLD
 from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
@@ -25,6 +31,10 @@ _FEWEST = 100
 """Examples from which neighbours are looked for."""
 _SMALL_IMAGE = 16
 """Images with a side below have small patches."""
+_HELD_OUT = 0.1
+"""Of the examples, for an evaluation."""
+_ROUNDS = (0.3, 0.7)
+"""Of the squared precision, for images: what a network learns of them makes better features."""
 _ONE = np.float32(1e-12)
 
 
@@ -68,6 +78,10 @@ class _FrontDoor(Head):
     epsilon: float
     delta: float | None
     encoder: Any
+    budget_for_evaluation: float | None
+    key: str | None
+    insecure_seed: int | None
+    model: Any = None
 
     def fit(self: _Self, features: Any, labels: Any) -> _Self:
         """Chooses from the features alone, releases the moments of the labels once, and fits.
@@ -99,19 +113,38 @@ class _FrontDoor(Head):
                 f"there are {rows} rows of features and {size} labels; give one label per row, in "
                 "the same order."
             )
-        choice = recommend(epsilon, size, kind)
+        delta = self._delta(labels, size)
+        choice = recommend(epsilon, size, kind, own_model=self.model is not None)
+        price = self.budget_for_evaluation
+        seed, held_out = self.insecure_seed, None
+        if (price is not None or self.model is not None) and not isinstance(labels, PrivateLabels):
+            budget = PrivacyBudget(max(epsilon, price or 0.0), delta)
+            told: dict[str, Any] = {name: getattr(self, name, None) for name in TOLD}
+            labels, seed = PrivateLabels(labels, **told, budget=budget, insecure_seed=seed), None
+        if price is not None:
+            train, held_out = labels.split(_HELD_OUT)
+            held_out.check_budget(_metric_of(held_out, price))
+            apart, features = (rows_of(features, part.indices) for part in (held_out, train))
+            labels, size = train, len(train)
         encoder = self.encoder
         if encoder is None:
             encoder = make_encoder(features, kind, size)
-        else:
+        elif self.model is None:
             reason = "The encoder that was given, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
-        head = self._head(epsilon, self._delta(labels, size), encoder, kind)
+        head = self._head(epsilon, delta, encoder, kind, seed)
         head.fit(features, labels)
         self.head_, self.choice_ = head, choice
         self.receipts_, self._label_range = head.receipts_, head._label_range
-        self.classes_, self.n_features_in_ = head.classes_, head.n_features_in_
+        self.classes_ = head.classes_
+        self.n_features_in_ = getattr(head, "n_features_in_", math.prod(np.shape(features)[1:]))
         self._remember_columns(head._known_columns())
+        if held_out is not None and price is not None:
+            given = self.predict(apart) if self._is_regressor() else self.predict_proba(apart)
+            key = None if self.key is None else f"{self.key}/evaluation"
+            metric = _metric_of(held_out, price).metric
+            self.evaluation_ = held_out.evaluate(given, metric, price, key=key)
+            self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         return self
 
     def predict(self, features: Any) -> np.ndarray:
@@ -138,8 +171,8 @@ class _FrontDoor(Head):
             return float(labels.budget.delta)
         return min(_DELTA, _DELTA_TIMES_N / size)
 
-    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str) -> Any:
-        """Returns the head, not fitted."""
+    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
+        """Returns the head, not fitted; ``seed`` is its ``insecure_seed``."""
         raise NotImplementedError
 
 
@@ -162,6 +195,12 @@ class PrivateClassifier(_FrontDoor):
             array of labels, for the smaller of 1e-5 and 0.1/n.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
         classes: the class values in the order of their codes, for other labels; public.
+        budget_for_evaluation: epsilon of one release of the accuracy, ``evaluation_``, on a tenth
+            of the examples, which are then held out of the fit. It is of other labels than those
+            of the fit, so that the statement is that of the larger epsilon. None for none.
+        model: a built Keras model of your own, from arrays to logits (n, K), to be trained in
+            place: the heads teach it (``heads.BootstrappedHead``). None for a head alone.
+        epochs: of the training of ``model``; few examples need many.
         encoder: what makes features of raw inputs, in place of the one that would be chosen: a
             fitted feature map, a Keras model, a callable.
         key: the name of the release in a vault.
@@ -169,7 +208,9 @@ class PrivateClassifier(_FrontDoor):
 
     Attributes:
         choice_: what was chosen, why, and the measured rows that it rests on; print it.
-        head_: the fitted head, a ``PrivateLogisticRegression`` or a ``PrivateRidge``.
+        head_: the fitted head, a ``PrivateLogisticRegression``, a ``PrivateRidge``, or with
+            ``model`` a ``BootstrappedHead``.
+        evaluation_: with ``budget_for_evaluation``; print it.
         classes_: class values (K,).
 
     Example:
@@ -186,6 +227,9 @@ class PrivateClassifier(_FrontDoor):
     _: dataclasses.KW_ONLY
     num_classes: int | None = None
     classes: Any = None
+    budget_for_evaluation: float | None = None
+    model: Any = None
+    epochs: int = 10
     encoder: Any = None
     key: str | None = None
     insecure_seed: int | None = None
@@ -195,7 +239,9 @@ class PrivateClassifier(_FrontDoor):
         self._check_fitted()
         return self.head_.predict_proba(features)
 
-    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str) -> Any:
+    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
+        if self.model is not None:
+            return _taught(self, epsilon, delta, encoder, kind)
         made = PrivateRidge if kind == "table" else PrivateLogisticRegression
         return made(
             epsilon,
@@ -204,7 +250,7 @@ class PrivateClassifier(_FrontDoor):
             classes=self.classes,
             encoder=encoder,
             key=self.key,
-            insecure_seed=self.insecure_seed,
+            insecure_seed=seed,
         )
 
 
@@ -217,7 +263,8 @@ class PrivateRegressor(_FrontDoor):
 
     Args:
         epsilon: finite and above zero.
-        delta: as for ``PrivateClassifier``, like ``encoder``, ``key`` and ``insecure_seed``.
+        delta: as for ``PrivateClassifier``, like ``encoder``, ``key`` and ``insecure_seed``; and
+            ``budget_for_evaluation``, which is for the mean squared error here.
         low: the smallest label, public. Leave it out for a vault, which knows its labels.
         high: the largest label, public.
 
@@ -239,6 +286,7 @@ class PrivateRegressor(_FrontDoor):
     _: dataclasses.KW_ONLY
     low: float | None = None
     high: float | None = None
+    budget_for_evaluation: float | None = None
     encoder: Any = None
     key: str | None = None
     insecure_seed: int | None = None
@@ -246,7 +294,7 @@ class PrivateRegressor(_FrontDoor):
     def _is_regressor(self) -> bool:
         return True
 
-    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str) -> Any:
+    def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
         del kind
         return PrivateRidge(
             epsilon,
@@ -255,8 +303,48 @@ class PrivateRegressor(_FrontDoor):
             high=self.high,
             encoder=encoder,
             key=self.key,
-            insecure_seed=self.insecure_seed,
+            insecure_seed=seed,
         )
+
+
+def rows_of(features: Any, indices: np.ndarray) -> Any:
+    """Returns some rows of public features."""
+    if isinstance(features, dict):
+        return {name: np.asarray(column)[indices] for name, column in features.items()}
+    return _safe_indexing(features, indices)
+
+
+def _metric_of(labels: PrivateLabels, epsilon: float) -> MetricMechanism:
+    """Returns the mechanism of the evaluation."""
+    if labels.label_range is None:
+        return MetricMechanism(epsilon, "accuracy", labels.num_classes)
+    low, high = labels.label_range
+    return MetricMechanism(epsilon, "mse", low=low, high=high)
+
+
+def _taught(
+    door: PrivateClassifier, epsilon: float, delta: float, encoder: Any, kind: str
+) -> BootstrappedHead:
+    """Returns what trains a Keras model of the user's."""
+    if kind == "table":
+        raise TypeError(
+            "model= takes arrays, and these features are a table. Turn it into an array, or train "
+            "the model with make_private."
+        )
+    from tf_labeldp.self_supervised import weak_views
+
+    is_image = kind == "images"
+    return BootstrappedHead(
+        epsilon,
+        delta,
+        door.model,
+        encoder=encoder,
+        shares=_ROUNDS if is_image else (1.0,),
+        epochs=door.epochs,
+        views=weak_views(shift=0.07) if is_image else None,
+        key="private-classifier" if door.key is None else door.key,
+        verbose=0,
+    )
 
 
 def kind_of(features: Any) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge
 from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting._gaussian import gaussian_epsilon, gaussian_sigma
 from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.front_door._estimators import rows_of
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._evaluation import release_choice, selection_mechanism
@@ -125,7 +125,7 @@ class PrivateSearchCV(Head):
         choice = f"{self.key}/choice"
         if not labels.has_draw(choice):
             held_out.check_budget(selection_mechanism(held_out, epsilon, self.metric))
-        features_of = [_taken(features, part.indices) for part in (train, held_out)]
+        features_of = [rows_of(features, part.indices) for part in (train, held_out)]
         fitted = [
             clone(self.estimator).set_params(
                 **arguments, epsilon=fit.epsilon, delta=delta, key=keys[numbers[release]]
@@ -164,10 +164,3 @@ def _charge_of_fit(epsilon: float, delta: float, number: int) -> Charge:
     # Releases with Gaussian noise cost as one does: their squared precisions add up.
     sigma = gaussian_sigma(epsilon * (1.0 - _MARGIN), delta, 1.0) * math.sqrt(number)
     return Charge(gaussian_epsilon(sigma, delta, 1.0), delta, gaussian_event(sigma))
-
-
-def _taken(features: Any, indices: np.ndarray) -> Any:
-    """Returns some rows of public features."""
-    if isinstance(features, dict):
-        return {name: np.asarray(column)[indices] for name, column in features.items()}
-    return _safe_indexing(features, indices)
