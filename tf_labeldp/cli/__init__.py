@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_demo(verbs)
     _add_randomize(verbs)
     _add_recommend(verbs)
+    _add_train(verbs)
     words = _joined(sys.argv[1:] if argv is None else argv)
     # The verb is known before the arguments are parsed: all errors begin with the same name.
     name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
@@ -220,6 +221,45 @@ def _add_recommend(verbs: Any) -> None:
         "as embeddings")
 
 
+def _add_train(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "train",
+        help="train a model on private labels, chosen for the data",
+        description="Trains what PrivateClassifier or PrivateRegressor chooses for a table, or for "
+        "images and a table of their labels, and writes a folder: model.keras, its statement "
+        "privacy.json, and report.txt. All three may be published.",
+        epilog="Every column but --label and --drop is a public feature. Classes and range must be "
+        "chosen without looking at the labels. Each run without --store spends again.",
+    )
+    parser.set_defaults(check=_check_train)
+    add = parser.add_argument
+    add("input", type=pathlib.Path, help="table: .csv, .csv.gz or .parquet")
+    add("--label", required=True, metavar="NAME", help="column of the labels")
+    add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the model")
+    add("--delta", type=_number, help="privacy parameter (default: 1e-5, or 0.1 over the number of "
+        "rows if that is less)")
+    add("--num-classes", type=_at_least(2), metavar="K", help="labels are whole numbers 0..K-1")
+    add("--classes", nargs="+", metavar="NAME", help="labels are names of these classes")
+    add("--low", type=_number, help="labels are numbers from here on; public")
+    add("--high", type=_number, help="the largest label; public")
+    add("--clip", action="store_true", help="set numbers outside the range to its nearer end")
+    add("--drop", action="append", metavar="NAME",
+        help="column to leave out, such as ids; may be given several times")
+    add("--images", type=pathlib.Path, metavar="DIR",
+        help="folder of images, which are then the features")
+    add("--file", metavar="NAME", help="column of the table with the names of the images")
+    add("--evaluate", type=_epsilon, metavar="EPSILON",
+        help="hold a tenth of the rows out, and release how good the model is on them, at this "
+        "epsilon; their labels train nothing, so that the larger epsilon is that of the whole")
+    add("--store", type=pathlib.Path, metavar="DIR",
+        help="folder that keeps the release: a run that was stopped, started again with it, spends "
+        "nothing twice. It stays with the labels")
+    add("--insecure-seed", type=_at_least(0), metavar="N",
+        help="repeatable noise; the statement then says 'NOT PRIVATE: seeded'")
+    add("--output", type=pathlib.Path, default=pathlib.Path("trained"), metavar="DIR",
+        help="new folder for the results (default: trained)")
+
+
 def _add_demo(verbs: Any) -> None:
     parser = verbs.add_parser(
         "demo",
@@ -331,6 +371,24 @@ def _add_randomize(verbs: Any) -> None:
     add("--classes", nargs="+", metavar="NAME",
         help="names of all classes; they are public")
 # fmt: on
+
+
+def _check_train(args: argparse.Namespace) -> None:
+    """Raises for options that are missing, or do not go together."""
+    numbers = args.low is not None or args.high is not None
+    if (args.num_classes is not None) + (args.classes is not None) + numbers != 1:
+        raise _console.CommandError(
+            "say what the labels are, by one of --num-classes K, --classes NAME ..., and --low "
+            "with --high; it is public, and not taken from the labels"
+        )
+    if numbers and (args.low is None or args.high is None or args.low >= args.high):
+        raise _console.CommandError("numbers need both --low and --high, the first below the other")
+    if args.clip and not numbers:
+        raise _console.CommandError("--clip is for labels that are numbers; leave it out")
+    if (args.images is None) != (args.file is None):
+        raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
+    if args.delta is not None and not 0.0 < args.delta < 1.0:
+        raise _console.CommandError(f"--delta must lie between 0 and 1, got {args.delta:g}")
 
 
 def _check_randomize(args: argparse.Namespace) -> None:

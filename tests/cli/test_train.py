@@ -1,0 +1,157 @@
+"""``tf-labeldp train``: tables and images in, a model with its statement out."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from pyarrow import parquet
+
+import tf_labeldp as ldp
+from tf_labeldp.cli import main
+
+N = 1200
+RNG = np.random.default_rng(4)
+AGE = RNG.uniform(18.0, 90.0, N)
+JOB = RNG.choice(["nurse", "smith"], N)
+ILL = np.where(AGE + 20 * (JOB == "smith") > 60, "yes", "no")
+
+
+@pytest.fixture
+def csv(tmp_path):
+    """A table with ids, a number that is missing here and there, a text and labels."""
+    lines = ["id,age,job,ill,days"]
+    for i in range(N):
+        age = "" if i % 10 == 0 else f"{AGE[i]:.1f}"
+        lines.append(f"{i},{age},{JOB[i]},{ILL[i]},{AGE[i] / 3:.2f}")
+    path = tmp_path / "data.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def command(path, *options, output="out", epsilon="2"):
+    words = ["train", str(path), "--epsilon", epsilon, "--insecure-seed", "0", *options]
+    return main([*words, "--output", str(path.parent / output)])
+
+
+NAMES = ("--label", "ill", "--classes", "no", "yes", "--drop", "id", "--drop", "days")
+
+
+def test_a_table_with_names_of_classes(csv, capsys):
+    assert command(csv, *NAMES, "--evaluate", "1") == 0
+    said = capsys.readouterr().out
+    out = csv.parent / "out"
+    assert (out / "report.txt").read_text().strip() == said.strip()
+    assert "NOT PRIVATE: seeded" in said and "held out: accuracy" in said
+    stated = json.loads((out / "privacy.json").read_text())
+    assert stated["epsilon"] == pytest.approx(2.0) and stated["seeded"]
+    model = keras.models.load_model(out / "model.keras")
+    assert ldp.guarantee(model).epsilon == pytest.approx(2.0)
+    given = {"age": AGE.reshape(-1, 1), "job": JOB.astype(object).reshape(-1, 1)}
+    given["job"] = tf.constant(JOB.reshape(-1, 1))
+    predicted = model.predict(given, verbose=0).argmax(axis=1)
+    assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
+
+
+def test_numbers_of_a_parquet_table(csv, capsys):
+    columns = {"age": AGE, "job": JOB, "days": AGE / 3}
+    path = csv.parent / "data.parquet"
+    parquet.write_table(pa.table(columns), path)
+    assert command(path, "--label", "days", "--low", "0", "--high", "30", "--evaluate", "1") == 0
+    assert "held out: mse" in capsys.readouterr().out
+    model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    given = {"age": AGE.reshape(-1, 1), "job": tf.constant(JOB.reshape(-1, 1))}
+    off = model.predict(given, verbose=0)[:, 0] - AGE / 3
+    assert np.mean(off**2) < 0.3 * np.var(AGE / 3)
+
+
+def test_a_folder_of_images(tmp_path, capsys):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    lines = ["name,class"]
+    for i in range(120):
+        image = np.zeros((8, 8, 1), np.uint8)
+        image[:, 4 * (i % 2) : 4 * (i % 2) + 4] = RNG.integers(100, 255)
+        (folder / f"{i}.png").write_bytes(tf.io.encode_png(image).numpy())
+        lines.append(f"{i}.png,{i % 2}")
+    path = tmp_path / "labels.csv"
+    path.write_text("\n".join(lines) + "\n")
+    options = ("--label", "class", "--num-classes", "2", "--images", str(folder), "--file", "name")
+    assert command(path, *options, epsilon="8") == 0
+    assert "Images: features of small patches" in capsys.readouterr().out
+    model = keras.models.load_model(tmp_path / "out" / "model.keras")
+    assert model.input_shape == (None, 8, 8, 1)
+    (folder / "7.png").write_bytes(b"no image")
+    assert command(path, *options, output="other") == 2
+    assert "7.png is no image" in capsys.readouterr().err
+
+
+def test_a_store_keeps_the_release(csv, capsys):
+    store = ("--store", str(csv.parent / "private"))
+    words = ["train", str(csv), *NAMES, "--epsilon", "1", *store, "--output"]
+    for output in ("first", "second"):
+        assert main([*words, str(csv.parent / output)]) == 0
+    first, second = (
+        keras.models.load_model(csv.parent / name / "model.keras").get_weights()
+        for name in ("first", "second")
+    )
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    words[words.index("--epsilon") + 1] = "2"
+    assert main([*words, str(csv.parent / "third")]) == 2
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--label", "ill"), "say what the labels are"),
+        (("--label", "ill", "--classes", "no", "yes", "--low", "0"), "say what the labels are"),
+        (("--label", "days", "--low", "3"), "both --low and --high"),
+        (("--label", "ill", "--num-classes", "2"), "no whole numbers; give --classes"),
+        (("--label", "ill", "--low", "0", "--high", "1"), "no numbers"),
+        (("--label", "age", "--low", "0", "--high", "99"), "120 labels are missing"),
+        (("--label", "sick", "--num-classes", "2"), "has 0 columns of this name"),
+        ((*NAMES, "--drop", "name"), "--drop name"),
+        ((*NAMES, "--images", "x"), "go together"),
+        ((*NAMES, "--clip"), "--clip is for labels that are numbers"),
+        (("--label", "ill", "--classes", "no", "maybe"), "labels"),
+        (("--label", "days", "--low", "0", "--high", "10"), "labels"),
+        ((*NAMES, "--delta", "2"), "--delta must lie between"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(csv, capsys, options, message):
+    assert command(csv, *options) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error and error.startswith("tf-labeldp train: error: ")
+    assert not (csv.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.txt", "a,ill\n1,no\n", "not known by its name"),
+        ("gone.csv", None, "cannot be read"),
+        ("empty.csv", "a,ill\n", "no rows"),
+        ("ragged.csv", "a,ill\n1,no,secret\n", "no csv table that can be read"),
+        ("alone.csv", "id,days,ill\n1,2,no\n", "no columns of features"),
+    ],
+)
+def test_bad_files(tmp_path, capsys, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    assert command(path, *NAMES[:5], *(NAMES[5:] if name == "alone.csv" else ())) == 2
+    error = capsys.readouterr().err
+    assert message in error and "secret" not in error
+
+
+def test_a_folder_with_files_is_not_overwritten(csv, capsys):
+    (csv.parent / "out").mkdir()
+    (csv.parent / "out" / "mine").write_text("x")
+    assert command(csv, *NAMES) == 2
+    assert "not empty" in capsys.readouterr().err
