@@ -19,14 +19,15 @@ from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels
 
 LP_1ST, LP_2ST = "lp-1st_epsilon-2", "lp-2st_epsilon-2"
-PRIVATE = (LP_1ST, LP_2ST)
+DRAWN = (LP_1ST, LP_2ST)
+PRIVATE = (*DRAWN, "dp-sgd_epsilon-2", "privateclassifier_epsilon-2")
 PLOT = "accuracy_and_channel.png"
 MARKER = ".tf-labeldp-demo"
 NOISY_LABELS = {"noisy_labels.json", "noisy_labels.npz"}
 FILES = {
     MARKER,
     *(f"model_{name}.keras" for name in ("NOT-PRIVATE", *PRIVATE)),
-    *(f"noisy_labels_{name}" for name in PRIVATE),
+    *(f"noisy_labels_{name}" for name in DRAWN),
     *("privacy.txt", "privacy.json", "results.json", PLOT),
 }
 
@@ -53,7 +54,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
     folder, _ = demo
     assert {path.name for path in folder.iterdir()} == FILES
-    for name in PRIVATE:
+    for name in DRAWN:
         inside = {path.name for path in (folder / f"noisy_labels_{name}").iterdir()}
         assert inside == NOISY_LABELS
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
@@ -62,15 +63,15 @@ def test_all_files_are_there_and_no_others(demo: tuple[Path, str]) -> None:
 def test_it_says_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -> None:
     folder, printed = demo
     assert "1,437 training examples with private labels, 360 test examples" in printed
-    for step in ("[1/3] non-private (NOT PRIVATE)", "[2/3] LP-1ST", "[3/3] LP-2ST, epsilon 2"):
+    for step in ("[1/5] non-private (NOT PRIVATE)", "[3/5] LP-2ST, epsilon 2", "[5/5] PrivateCl"):
         assert step in printed
     results = json.loads((folder / "results.json").read_text())
-    head, *rows = printed[printed.index("Test accuracy in %") :].splitlines()[:4]
+    head, *rows = printed[printed.index("Test accuracy in %") :].splitlines()[:6]
     assert head.split()[-2:] == ["eps", "2"]
     for row, run in zip(rows, results["runs"], strict=True):
         assert row.startswith(run["method"])
         assert float(row.split()[-1]) == round(100 * run["test_accuracy"], 1)
-    assert "(2, 0)-label-DP" in printed
+    assert "(2, 1e-05)-label-DP" in printed
     assert "public test labels" in printed.replace("\n", " ")
 
 
@@ -92,28 +93,30 @@ def test_each_model_has_its_statement(demo: tuple[Path, str]) -> None:
     assert "NOT PRIVATE" in plain["note"] and "NOT-PRIVATE" in plain["model"]
     for entry, name in zip(private, PRIVATE, strict=True):
         guarantee = guarantee_of(entry["guarantee"])
-        assert (guarantee.epsilon, guarantee.delta) == (2.0, 0.0)
+        assert guarantee.delta == (0.0 if name in DRAWN else 1e-5)
+        assert 1.99 < guarantee.epsilon <= 2.0
         assert guarantee.is_private and guarantee.relation == "replace_label"
         assert any("only this model and its noisy labels" in a for a in guarantee.assumptions)
         assert entry["note"] is None
         assert entry["model"] == f"model_{name}.keras"
-        assert entry["noisy_labels"] == f"noisy_labels_{name}"
+        assert entry["noisy_labels"] == (f"noisy_labels_{name}" if name in DRAWN else None)
 
 
 def test_publishing_all_private_models_costs_the_sum(demo: tuple[Path, str]) -> None:
     folder, printed = demo
     statements = json.loads((folder / "privacy.json").read_text())
     together = guarantee_of(statements["all_private_models_together"])
-    assert together.epsilon == 4.0 and together.is_private
+    assert 7.98 < together.epsilon <= 8.0 and together.is_private
+    assert together.delta == pytest.approx(2e-5)
     assert not any("only this model" in a for a in together.assumptions)
-    assert "(4, 0)-label-DP" in printed
+    assert "2e-05)-label-DP" in printed
 
 
 def test_the_statements_are_there_as_text(demo: tuple[Path, str]) -> None:
     folder, _ = demo
     text = (folder / "privacy.txt").read_text()
     assert text.count("(2, 0)-label-DP") == 2
-    assert text.count("(4, 0)-label-DP") == 1
+    assert text.count("2e-05)-label-DP") == 1
     assert "settings were chosen by looking at results on digits" in text
     assert text.index("NOT PRIVATE: trained on the true labels") < text.index("lp-1st")
 
@@ -122,7 +125,7 @@ def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo: tuple[Path
     folder, _ = demo
     true = _datasets.load("digits").y_train
     agreement = {}
-    for name in PRIVATE:
+    for name in DRAWN:
         saved = folder / f"noisy_labels_{name}"
         with np.load(saved / "noisy_labels.npz", allow_pickle=False) as file:
             assert set(file) == {"indices", "values", "probabilities"}
@@ -189,7 +192,7 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(
     assert (tmp_path / "noisy_labels_mine" / "noisy_labels.json").read_text() == "before"
     noisy = NoisyLabels.load(tmp_path / "noisy_labels_lp-1st_epsilon-2")
     assert noisy.guarantee().seeded and set(noisy.values.tolist()) <= {0, 1}
-    assert "[5/5] LP-2ST, epsilon 2" in printed  # each epsilon once, rising
+    assert "[7/9] LP-2ST, epsilon 2" in printed  # each epsilon once, rising
 
     # Without matplotlib there is no plot, and what to install is said.
     assert "pip install 'tf-labeldp[plots]'" in printed
@@ -200,7 +203,7 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(
     for fields in (*private, statements["all_private_models_together"]):
         assert fields["seeded"] and not fields["private"]
     told = (tmp_path / "privacy.txt").read_text()
-    assert told.count("NOT PRIVATE: seeded") == 5 and "settings were chosen" not in told
+    assert told.count("NOT PRIVATE: seeded") == 9 and "settings were chosen" not in told
     assert "NOT PRIVATE: seeded" in printed
 
 

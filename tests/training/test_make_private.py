@@ -122,3 +122,10 @@ def test_bad_input_charges_nothing(change, error, message):
         made(perceptron(), **{"labels": labels, **change})
     if isinstance(labels, ldp.PrivateLabels):
         assert not labels.history()
+
+
+def test_few_examples_are_enough():
+    labels = vault(CLASSES[:20])
+    private, batches, _ = made(perceptron(), x=X[:20], labels=labels, epochs=1, batch_size=5)
+    private.fit(batches, epochs=1, verbose=0)
+    assert private.guarantee().epsilon <= 2.0

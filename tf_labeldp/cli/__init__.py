@@ -265,9 +265,10 @@ def _add_demo(verbs: Any) -> None:
         "demo",
         help="train with and without label privacy and compare",
         description="Trains a small Keras model without privacy (NOT PRIVATE, for comparison), "
-        "with LP-1ST (randomized response) and with LP-2ST (two stages, RRWithPrior) at several "
-        "epsilon, prints a table, and writes a plot, privacy statements, noisy labels and models "
-        "to a folder. Files of an earlier demo in that folder are replaced, others are left alone.",
+        "with LP-1ST (randomized response), LP-2ST (two stages, RRWithPrior), DP-SGD and what "
+        "PrivateClassifier chooses at several epsilon, prints a table, and writes a plot, privacy "
+        "statements, noisy labels and models to a folder. Files of an earlier demo in that folder "
+        "are replaced, others are left alone.",
     )
     parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
@@ -279,8 +280,8 @@ def _add_demo(verbs: Any) -> None:
         help="folder of the data sets, such as DIR/mnist/train-images-idx3-ubyte.gz or "
         "DIR/adult/adult.data.gz (default: the environment variable LABELDP_DATA_DIR); nothing is "
         "downloaded")
-    add("--epsilons", type=_epsilon, nargs="+", default=[1.0, 2.0, 4.0, 8.0], metavar="EPSILON",
-        help="privacy parameters (default: 1 2 4 8)")
+    add("--epsilons", type=_epsilon, nargs="+", default=[1.0, 2.0, 4.0], metavar="EPSILON",
+        help="privacy parameters (default: 1 2 4)")
     add("--epochs", type=_at_least(1), metavar="N",
         help="epochs a stage; LP-2ST has two stages (default: 15 for digits, 3 for others)")
     add("--insecure-seed", type=_at_least(0), metavar="N",

@@ -29,6 +29,8 @@ PLOT_FILE = "accuracy_and_channel.png"
 _OWN_FILES = (
     "model_NOT-PRIVATE.keras",
     "model_lp-*st_epsilon-*.keras",
+    "model_dp-sgd_epsilon-*.keras",
+    "model_privateclassifier_epsilon-*.keras",
     "noisy_labels_lp-*st_epsilon-*.npz",  # of version 0.1
     "noisy_labels_lp-*st_epsilon-*/noisy_labels.*",
     "noisy_labels_lp-*st_epsilon-*/.noisy_labels.*.tmp",  # of a demo that was killed
@@ -37,6 +39,14 @@ _OWN_FILES = (
     "results.json",
     PLOT_FILE,
 )
+METHODS = {
+    "LP-1ST": "randomized response",
+    "LP-2ST": "two stages",
+    "DP-SGD": "noisy gradients",
+    "PrivateClassifier": "one call",
+}
+_STEPS = 4
+"""Of DP-SGD in an epoch, about."""
 _MARKER = ".tf-labeldp-demo"
 _PUBLIC_TEST = "Test accuracy uses public test labels and is covered by no privacy statement."
 _CHOSEN_ON = ("digits", "mnist")
@@ -75,13 +85,9 @@ def run(args: argparse.Namespace) -> int:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is loaded
     settings = settings_for(data.name, args.epochs)
-    private = [
-        Job(method, epsilon)
-        for epsilon in sorted(set(args.epsilons))
-        for method in ("LP-1ST", "LP-2ST")
-    ]
+    private = [Job(method, one) for one in sorted(set(args.epsilons)) for method in METHODS]
     jobs = [Job("non-private", None), *private]
-    progress = Progress([job.num_stages * settings.epochs for job in jobs])
+    progress = Progress([job.num_epochs(settings) for job in jobs])
     for job in jobs:
         report.add(train(job, data, settings, args.insecure_seed, progress))
     plot = draw(report)
@@ -93,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
 class Job:
     """One model to train."""
 
-    method: str  # "non-private", "LP-1ST" or "LP-2ST"
+    method: str  # "non-private", or of METHODS
     epsilon: float | None  # None without privacy
 
-    @property
-    def num_stages(self) -> int:
-        return 2 if self.method == "LP-2ST" else 1
+    def num_epochs(self, settings: Settings) -> int:
+        """Returns how many epochs it trains; 1 for what trains none."""
+        if self.method == "PrivateClassifier":
+            return 1
+        return settings.epochs * (2 if self.method == "LP-2ST" else 1)
 
     @property
     def title(self) -> str:
@@ -214,52 +222,106 @@ def train(
     import keras
 
     from tf_labeldp.cli import _models
-    from tf_labeldp.training import MultiStageTraining
 
     progress.begin(job.title)
     start = time.monotonic()
     if seed is not None:
         keras.utils.set_random_seed(seed)
     model = _models.model_for(data.x_train.shape[1:], data.num_classes)
-    model.compile(
-        keras.optimizers.Adam(settings.learning_rate),
-        loss=keras.losses.CategoricalCrossentropy(from_logits=True),
-    )
     ticks = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: progress.epoch_done())
     noisy_labels = None
     if job.epsilon is None:
         # The only place where true training labels are used; its result is marked NOT PRIVATE.
         targets = np.eye(data.num_classes, dtype=np.float32)[data.y_train]
+        _compile(model, settings)
         model.fit(
             data.x_train, targets, settings.batch_size, settings.epochs, verbose=0,
             callbacks=[ticks],
         )  # fmt: skip
         guarantee = PrivacyGuarantee(epsilon=math.inf)
     else:
-        budget = PrivacyBudget(job.epsilon)
-        stages = MultiStageTraining(
-            data.x_train,
-            PrivateLabels(data.y_train, data.num_classes, budget=budget, insecure_seed=seed),
-            epsilon=job.epsilon,
-            fractions=settings.fractions if job.num_stages == 2 else (1.0,),
-            epochs_per_stage=settings.epochs,
-            batch_size=settings.batch_size,
-            temperature=settings.temperature,
-            mixup_alpha=settings.mixup_alpha,
-            seed=seed or 0,
-            verbose=0,
-        )
-        model.fit(
-            stages.dataset(), epochs=stages.epochs, callbacks=[stages, ticks], shuffle=False,
-            verbose=0,
-        )  # fmt: skip
-        noisy_labels = stages.noisy_labels()
-        guarantee = stages.guarantee().with_assumptions((ALONE, _SETTINGS))
+        delta = 0.0 if job.method.startswith("LP") else min(1e-5, 0.1 / len(data.y_train))
+        budget = PrivacyBudget(job.epsilon, delta)
+        labels = PrivateLabels(data.y_train, data.num_classes, budget=budget, insecure_seed=seed)
+        if job.method == "DP-SGD":
+            guarantee = _noisy_steps(model, data, labels, job.epsilon, settings, seed, ticks)
+        elif job.method == "PrivateClassifier":
+            from tf_labeldp.front_door import PrivateClassifier
+
+            door = PrivateClassifier(job.epsilon).fit(data.x_train, labels)
+            model, guarantee = door.to_keras(), door.guarantee()
+            progress.epoch_done()
+        else:
+            noisy_labels, guarantee = _in_stages(model, data, labels, job, settings, seed, ticks)
+        guarantee = guarantee.with_assumptions((ALONE, _SETTINGS))
     logits = np.asarray(model.predict(data.x_test, batch_size=1024, verbose=0))
     accuracy = float(np.mean(logits.argmax(axis=1) == data.y_test))
     seconds = time.monotonic() - start
     progress.end(f"test accuracy {100 * accuracy:.1f} %")
     return Result(job, model, guarantee, noisy_labels, accuracy, logits, seconds)
+
+
+def _compile(model: Any, settings: Settings) -> None:
+    import keras
+
+    model.compile(
+        keras.optimizers.Adam(settings.learning_rate),
+        loss=keras.losses.CategoricalCrossentropy(from_logits=True),
+    )
+
+
+def _in_stages(
+    model: Any,
+    data: _datasets.ClassificationData,
+    labels: PrivateLabels,
+    job: Job,
+    settings: Settings,
+    seed: int | None,
+    ticks: Any,
+) -> tuple[NoisyLabels, PrivacyGuarantee]:
+    """Trains a model on noisy labels, in one stage or two."""
+    from tf_labeldp.training import MultiStageTraining
+
+    _compile(model, settings)
+    stages = MultiStageTraining(
+        data.x_train,
+        labels,
+        epsilon=job.epsilon or 0.0,
+        fractions=settings.fractions if job.method == "LP-2ST" else (1.0,),
+        epochs_per_stage=settings.epochs,
+        batch_size=settings.batch_size,
+        temperature=settings.temperature,
+        mixup_alpha=settings.mixup_alpha,
+        seed=seed or 0,
+        verbose=0,
+    )
+    model.fit(
+        stages.dataset(), epochs=stages.epochs, callbacks=[stages, ticks], shuffle=False,
+        verbose=0,
+    )  # fmt: skip
+    return stages.noisy_labels(), stages.guarantee()
+
+
+def _noisy_steps(
+    model: Any,
+    data: _datasets.ClassificationData,
+    labels: PrivateLabels,
+    epsilon: float,
+    settings: Settings,
+    seed: int | None,
+    ticks: Any,
+) -> PrivacyGuarantee:
+    """Trains a model by DP-SGD."""
+    from tf_labeldp.training import make_private
+
+    batch_size = min(1024, max(2, len(labels) // _STEPS))
+    private, batches, callbacks = make_private(
+        model, epsilon=epsilon, x=data.x_train, labels=labels, epochs=settings.epochs,
+        batch_size=batch_size, insecure_seed=seed,
+    )  # fmt: skip
+    del callbacks  # they print
+    private.fit(batches, epochs=settings.epochs, callbacks=[ticks], verbose=0)
+    return private.guarantee()
 
 
 class Report:
@@ -350,13 +412,13 @@ class Report:
         """Returns test accuracy by method and epsilon."""
         heads = [f"eps {epsilon:g}" for epsilon in self.epsilons]
         wide = max(8, *(len(head) + 2 for head in heads))
-        rows = ["Test accuracy in %".ljust(28) + "".join(head.rjust(wide) for head in heads)]
+        rows = ["Test accuracy in %".ljust(29) + "".join(head.rjust(wide) for head in heads)]
         plain = f"{100 * self.non_private:.1f}".rjust(wide) * len(heads)
-        rows.append("non-private (NOT PRIVATE)".ljust(28) + plain)
-        for method, words in (("LP-1ST", "randomized response"), ("LP-2ST", "two stages")):
+        rows.append("non-private (NOT PRIVATE)".ljust(29) + plain)
+        for method, words in METHODS.items():
             cells = "".join(f"{100 * a:.1f}".rjust(wide) for a in self.accuracies(method))
-            rows.append(f"{method} ({words})".ljust(28) + cells)
-        rows.append("most frequent class".ljust(28) + f"{100 * self.baseline:.1f}".rjust(wide))
+            rows.append(f"{method} ({words})".ljust(29) + cells)
+        rows.append("most frequent class".ljust(29) + f"{100 * self.baseline:.1f}".rjust(wide))
         return "\n".join(rows)
 
     def summary(self) -> str:
@@ -451,12 +513,9 @@ def _draw_accuracy(axes: Any, report: Report) -> None:
     axes.axhline(
         100 * report.non_private, color="black", linestyle="--", label="non-private (NOT PRIVATE)"
     )
-    for method, text, marker, color in (
-        ("LP-2ST", "LP-2ST: two stages, RRWithPrior", "o", "tab:blue"),
-        ("LP-1ST", "LP-1ST: randomized response", "s", "tab:orange"),
-    ):
+    for (method, words), marker in zip(METHODS.items(), "so^D", strict=True):
         values = [100 * accuracy for accuracy in report.accuracies(method)]
-        axes.plot(epsilons, values, marker=marker, color=color, label=text)
+        axes.plot(epsilons, values, marker=marker, label=f"{method}: {words}")
     axes.axhline(
         100 * report.baseline, color="gray", linestyle=":", label="most frequent class (chance)"
     )
@@ -498,7 +557,11 @@ def _draw_channel(figure: Any, axes: Any, report: Report) -> None:
                 axes.text(
                     column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8
                 )
-    axes.set_xlabel("noisy label, which training sees")
+    axes.set_xlabel(
+        "noisy label, which training sees\n\nA row says how likely each noisy label is for one "
+        "true label. LP-2ST draws them so,\namong the classes that its first stage finds likely; "
+        "rows differ by a factor of e^epsilon at most."
+    )
     axes.set_ylabel("true label, which stays private")
     classes = "class" if k == 1 else "classes"
     axes.set_title(

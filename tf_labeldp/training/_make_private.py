@@ -13,6 +13,7 @@ from tf_labeldp.data import poisson_batches
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
+from tf_labeldp.training._preconditioner import GaussNewton
 from tf_labeldp.vault import PrivateLabels
 
 _RATE = 8.0
@@ -121,7 +122,7 @@ def make_private(
         inner,
         1.0,
         noise,
-        preconditioner="gauss_newton" if whitened else None,
+        preconditioner=GaussNewton(min(256, len(labels))) if whitened else None,
         insecure_seed=insecure_seed,
     )
     private.compile(optimizer, loss=loss, metrics=None if labels.label_range else ["accuracy"])
