@@ -162,7 +162,7 @@ def test_alt_denoisers_without_public_examples() -> None:
         private_model(denoiser=AltConv(4)).fit(x, y)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(10, drop_remainder=True)
     with pytest.raises(ValueError, match="needs 4 public examples in each step, and the data"):
-        private_model(denoiser=AltConv(4)).fit(dataset, verbose=0)
+        private_model(denoiser=AltConv(4)).fit(dataset, allow_unaccounted=True, verbose=0)
 
 
 def test_more_public_examples_than_there_are() -> None:
@@ -193,13 +193,13 @@ def test_microbatches_of_sampled_batches() -> None:
 def test_datasets_of_batches_of_unknown_size() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(10)
     with pytest.raises(ValueError, match="fixed number of rows"):
-        private_model().fit(dataset, verbose=0)
+        private_model().fit(dataset, allow_unaccounted=True, verbose=0)
 
 
 def test_elements_that_are_not_features_and_labels() -> None:
     dataset = tf.data.Dataset.from_tensors(data()[0])
     with pytest.raises(ValueError, match=r"needs \(x, y\)"):
-        private_model().fit(dataset, verbose=0)
+        private_model().fit(dataset, allow_unaccounted=True, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -318,3 +318,51 @@ def test_an_example_whose_gradient_is_nan_counts_for_nothing() -> None:
         model.fit(x, y, sample_weight=weights, batch_size=N, verbose=0)
         found.append(model.get_weights()[0])
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.SparseCategoricalCrossentropy(),
+        "sparse_categorical_crossentropy",
+        keras.losses.sparse_categorical_crossentropy,
+        keras.losses.CategoricalCrossentropy(),
+        "binary_crossentropy",
+    ],
+)
+def test_a_model_that_ends_in_logits_and_a_loss_of_probabilities(loss: Any) -> None:
+    model = uncompiled()
+    with pytest.raises(ValueError, match=r"ends in .*, a Dense layer.*from_logits=True"):
+        model.compile(optimizer(), loss=loss)
+    inputs = keras.Input((4,))
+    for last in (keras.layers.Dense(3, "softmax"), keras.layers.Softmax()):
+        hidden = keras.layers.Dense(3)(inputs)
+        LabelDPModel(inputs, last(hidden)).compile(optimizer(), loss=loss)
+
+
+def vault_of(y: Any) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(y, int(y.max()) + 1, budget=ldp.PrivacyBudget(1e6, 1e-3))
+
+
+def test_a_loss_of_one_hot_rows_on_class_codes() -> None:
+    x, y = data()
+    labels, model = vault_of(y), uncompiled()
+    model.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match="class codes, and the loss takes one-hot rows"):
+        model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
+    assert not labels.history()
+
+
+def test_labels_of_validation_data_that_the_loss_can_not_take() -> None:
+    x, y = data()
+    rows = np.eye(int(y.max()) + 1)[y]
+    labels, model = vault_of(y), private_model()
+    batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
+    with pytest.raises(ValueError, match=r"shape .*, and the loss takes class codes \(n,\)"):
+        model.fit(batches, validation_data=(x, rows), verbose=0)
+    assert not labels.history()
+    model.fit(batches, validation_data=(x, y), verbose=0)
+    other = uncompiled()
+    other.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match=r"and the loss takes rows \(n, "):
+        other.fit(x, rows, validation_data=(x, y), verbose=0)

@@ -98,7 +98,11 @@ def test_the_next_epoch_is_counted_before_it_is_taken() -> None:
 def test_of_unknown_data_nothing_is_promised() -> None:
     model = private_model()
     dataset = tf.data.Dataset.from_tensor_slices((features(), codes()))
-    model.fit(dataset.batch(10, drop_remainder=True), verbose=0)
+    dataset = dataset.batch(10, drop_remainder=True)
+    with pytest.raises(ValueError, match=r"poisson_batches.*allow_unaccounted=True"):
+        model.fit(dataset, verbose=0)
+    assert model.guarantee().epsilon == 0.0
+    model.fit(dataset, allow_unaccounted=True, verbose=0)
     assert model.guarantee().epsilon == math.inf
     assert model.guarantee().headline == "NOT PRIVATE: nothing is promised"
     assert any("not known how often" in text for text in model.guarantee().assumptions)

@@ -202,3 +202,49 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         return tf.vectorized_map(alone, (y_true, y_pred), warn=False)
 
     return losses_of
+
+
+_OF_PROBABILITIES = (
+    keras.losses.BinaryCrossentropy,
+    keras.losses.BinaryFocalCrossentropy,
+    keras.losses.CategoricalCrossentropy,
+    keras.losses.CategoricalFocalCrossentropy,
+    keras.losses.SparseCategoricalCrossentropy,
+)
+_OF_PROBABILITIES_TOO = (  # as functions, which take them unless told otherwise
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+)
+
+
+def check_outputs(model: keras.Model, loss: Any) -> None:
+    """Raises a ``ValueError`` for a loss of probabilities on a model that ends in logits.
+
+    Of a last layer that is not Keras's own dense one nothing is known.
+    """
+    outputs = getattr(model, "outputs", None) or [None]
+    last: Any = getattr(getattr(outputs[0], "_keras_history", None), "operation", None)
+    if type(last) is not keras.layers.Dense or last.activation is not keras.activations.linear:
+        return
+    found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    if isinstance(found, _OF_PROBABILITIES):
+        wrong = not found.get_config().get("from_logits", False)
+    else:
+        wrong = any(found is one for one in _OF_PROBABILITIES_TOO)
+    if wrong:
+        raise ValueError(
+            f"the model ends in {last.name!r}, a Dense layer without activation, and the loss "
+            "takes probabilities. Give the loss from_logits=True, such as keras.losses."
+            "SparseCategoricalCrossentropy(from_logits=True), or end the model in a softmax (or "
+            "sigmoid)."
+        )
+
+
+def takes_rows(loss: Any) -> bool:
+    """Returns whether a loss of Keras takes labels as rows, one-hot."""
+    found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    kinds = (keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy)
+    return isinstance(found, kinds) or found in _OF_PROBABILITIES_TOO[2:4]

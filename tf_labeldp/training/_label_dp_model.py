@@ -22,10 +22,15 @@ from tf_labeldp.accounting._receipts import (
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients._label_distance import check_candidates, check_labels
-from tf_labeldp.gradients._model_checks import check_layers, per_example_loss
+from tf_labeldp.gradients._model_checks import (
+    check_layers,
+    check_outputs,
+    per_example_loss,
+    takes_rows,
+)
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._native_log import check_codes, withheld_log
+from tf_labeldp.training._native_log import check_codes, takes_codes, withheld_log
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
@@ -227,6 +232,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             )
         check_layers(self)
         losses = per_example_loss(loss)
+        check_outputs(self, loss)
         if optimizer.clipping == "label_distance":
             check_candidates(self, loss)
         settings["auto_scale_loss"] = False
@@ -243,14 +249,18 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x: Any = None, y: Any = None, **settings: Any) -> Any:
+    def fit(
+        self, x: Any = None, y: Any = None, *, allow_unaccounted: bool = False, **settings: Any
+    ) -> Any:
         """Trains privately; see ``keras.Model.fit``.
 
         Args:
             x: ``data.poisson_batches(...)``; or arrays with ``y``, in which every example is used
-                once an epoch (no amplification); or a dataset of (x, y), of which nothing can be
-                stated.
+                once an epoch (no amplification); or, with ``allow_unaccounted``, a dataset of
+                (x, y).
             y: labels, where ``x`` is arrays.
+            allow_unaccounted: whether to take a dataset, of whose batches nothing is known, so that
+                the statement promises nothing.
             settings: all other arguments of ``keras.Model.fit``.
 
         Returns:
@@ -265,7 +275,14 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "labels that may be seen."
             )
         plan = TrainingPlan.of(x, y, settings, self.optimizer)
+        if plan.sampling_probability is None and not allow_unaccounted:
+            raise ValueError(
+                "how a dataset draws its batches is not known, so nothing could be promised. Fit "
+                "on tf_labeldp.data.poisson_batches(x, labels, ...) or on arrays; or train without "
+                "a promise, by fit(..., allow_unaccounted=True)."
+            )
         self._check_plan(plan)
+        self._check_validation(settings.get("validation_data"))
         settings["callbacks"] = self._spending.with_charges(
             settings.get("callbacks"), settings.get("epochs", 1), settings.get("initial_epoch", 0)
         )
@@ -330,6 +347,21 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         check_codes(self, self.loss, plan)
         if self.optimizer.clipping == "label_distance":
             _check_candidates_of(plan, self.output_shape[-1])
+
+    def _check_validation(self, data: Any) -> None:
+        """Raises for labels that the loss can't take: Keras would after the first epoch alone."""
+        outputs = getattr(self, "output_shape", None)
+        if not isinstance(data, (tuple, list)) or len(data) < 2 or not isinstance(outputs, tuple):
+            return
+        shape = np.shape(data[1])
+        codes = len(shape) == 1 or shape[1:] == (1,)
+        if takes_codes(self.loss) != codes and (takes_codes(self.loss) or takes_rows(self.loss)):
+            wanted = "class codes (n,)" if takes_codes(self.loss) else f"rows (n, {outputs[-1]})"
+            raise ValueError(
+                f"the labels of validation_data have shape {shape}, and the loss takes {wanted}. "
+                "Give them as the private labels are: keras.utils.to_categorical makes rows of "
+                "codes, numpy.argmax codes of rows."
+            )
 
     def _begin(self, plan: TrainingPlan) -> None:
         if not self.optimizer.built:  # before a callback restores its variables

@@ -11,6 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_charge
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data._poisson_batches import PoissonBatches
+from tf_labeldp.gradients._model_checks import takes_rows
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
@@ -135,7 +136,12 @@ def make_private(
 def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
     """Returns the loss that a model was compiled with, or what suits its outputs and the labels."""
     if getattr(model, "compiled", False) and model.loss is not None:
-        return model.loss
+        if not takes_rows(model.loss) or labels.num_labels is not None:
+            return model.loss
+        config: dict[str, Any] = getattr(
+            model.loss, "get_config", dict
+        )()  # the vault has codes, not rows
+        return keras.losses.SparseCategoricalCrossentropy(config.get("from_logits", False))
     if labels.label_range is not None:
         return keras.losses.MeanSquaredError()
     last = model.layers[-1]

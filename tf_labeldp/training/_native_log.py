@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_labeldp.gradients._model_checks import takes_rows
 from tf_labeldp.training._training_plan import TrainingPlan
 
 # "W0000 00:00:1795365476.152832 ... " of absl, or "2026-01-01 00:00:00.000000: W tensorflow/... ".
@@ -35,7 +36,7 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
         return
     outputs, vault = shape[-1], plan.vault
     if vault is None:
-        labels = plan.known_labels() if _is_sparse_cross_entropy(loss) else None
+        labels = plan.known_labels() if takes_codes(loss) else None
         came = f"some labels are not in 0..{outputs - 1}"
         fits = labels is None or bool(np.all((labels >= 0) & (labels < outputs)))
     elif vault.num_labels is not None:
@@ -47,7 +48,12 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
         # Whatever the loss: one that wraps sparse cross-entropy can't be told from others.
         came = f"the labels have {vault.num_classes} classes"
         fits = vault.num_classes <= outputs
-        fits = fits or (outputs == 1 and not _is_sparse_cross_entropy(loss))
+        fits = fits or (outputs == 1 and not takes_codes(loss))
+        if fits and takes_rows(loss) and outputs > 1:
+            raise ValueError(
+                "the labels of a PrivateLabels are class codes, and the loss takes one-hot rows. "
+                "Use keras.losses.SparseCategoricalCrossentropy, of codes."
+            )
     if not fits:
         raise ValueError(
             f"{came}, but the model has {outputs} outputs. Give its last layer one unit for each "
@@ -55,7 +61,8 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
         )
 
 
-def _is_sparse_cross_entropy(loss: Any) -> bool:
+def takes_codes(loss: Any) -> bool:
+    """Returns whether a loss is Keras's cross-entropy of class codes, without one to ignore."""
     loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
     if getattr(loss, "ignore_class", None) is not None:
         return False
