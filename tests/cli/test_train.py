@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -155,3 +158,11 @@ def test_a_folder_with_files_is_not_overwritten(csv, capsys):
     (csv.parent / "out" / "mine").write_text("x")
     assert command(csv, *NAMES) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_nothing_of_tensorflow_is_on_stderr(csv):
+    words = ["train", str(csv), *NAMES, "--epsilon", "2", "--output", str(csv.parent / "out")]
+    env = {name: one for name, one in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command_line = [sys.executable, "-m", "tf_labeldp.cli", *words]
+    done = subprocess.run(command_line, capture_output=True, text=True, env=env, check=True)
+    assert done.stderr == "" and "label-DP" in done.stdout

@@ -52,3 +52,24 @@ def drop_rest(stream: IO[str]) -> None:
 def one_line(text: str) -> str:
     """Returns text with line ends and other unprintable characters, as of a path, as escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def load_tensorflow() -> None:
+    """Loads TensorFlow without what it says at its start, unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
+
+    These lines are none of the command's; they are written by libraries, to the file descriptor.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+        kept = os.dup(2)
+        try:
+            os.dup2(nothing.fileno(), 2)
+            import tensorflow as tf
+
+            tf.constant(0)  # looks for devices
+            tf.get_logger().setLevel("ERROR")
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

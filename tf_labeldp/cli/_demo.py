@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import numpy as np
 
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.cli import _datasets
-from tf_labeldp.cli._console import CommandError, DatasetError
+from tf_labeldp.cli._console import CommandError, DatasetError, load_tensorflow
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         flush=True,
     )
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is loaded
+    load_tensorflow()
     settings = settings_for(data.name, args.epochs)
     private = [Job(method, one) for one in sorted(set(args.epsilons)) for method in METHODS]
     jobs = [Job("non-private", None), *private]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyarrow import csv, parquet, types
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
-from tf_labeldp.cli._console import CommandError, say
+from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 from tf_labeldp.vault._store import budget_for_store
 
@@ -24,11 +23,11 @@ _DELTA, _DELTA_TIMES_N = 1e-5, 0.1
 
 def run(args: argparse.Namespace) -> int:
     """Trains and writes the model, its statement and a report; returns the exit code."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is loaded
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         raise CommandError(f"--output {args.output} is there and not empty; give a new folder")
     table = _read(args.input)
     labels = _labels(_column(table, args.label, "--label"), args)
+    load_tensorflow()
     features = _images(table, args) if args.images is not None else _columns(table, args)
     try:
         model = _fitted(features, labels, args)
