@@ -159,6 +159,22 @@ def test_one_label_moves_the_difference_of_two_sums_by_no_more_than_is_said(metr
         assert moved == 0 and int(mechanism.release(labels, rows)) == 0
 
 
+@pytest.mark.parametrize("metric", ["mse", "mae"])
+@pytest.mark.parametrize("apart", [1e-16, 1e-15, 1e-13, 1e-9])
+def test_models_that_are_nearly_the_same(metric, apart):
+    """Doubles are too coarse for a grid as fine as the difference of the models."""
+    mechanism = SelectionMechanism(1.0, metric, low=-1.0, high=3.0)
+    rng = np.random.default_rng(8)
+    first = rng.uniform(-1.0, 3.0, 2)
+    rows = np.array([first, first + apart * rng.normal(size=2), first - apart])
+    labels = np.column_stack([rng.uniform(-1.0, 3.0, 400), np.ones(400)])
+    found = [mechanism.scores(one, rows) for one in labels]
+    sums, moved = np.array([one[0] for one in found]), found[0][1]
+    changes = sums - sums[:1]
+    assert np.ptp(changes[:, 0] - changes[:, 1]) <= moved
+    assert np.ptp(changes[:, 0] - changes[:, 2]) <= moved
+
+
 def test_the_drawn_choice_has_this_law():
     mechanism = SelectionMechanism(0.9, "accuracy", 2)
     labels = np.zeros(12, int)

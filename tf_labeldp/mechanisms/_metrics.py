@@ -25,6 +25,8 @@ _STEPS = 1 << 20
 """Of the largest difference that one label can make; whole values have one step."""
 _MOST = float(1 << 60)
 """Steps of all examples together, which fit 64 bits with the noise."""
+_EXACT = float(1 << 44)
+"""Steps of one example: the arithmetic of doubles is off by a hundredth of a step."""
 _TOLERANCE = 1e-3
 """Of sums of probabilities, which may come from half precision."""
 
@@ -261,8 +263,9 @@ class SelectionMechanism(MetricMechanism):
             apart, off = apart * (high - low), np.square(off)
         if not apart:
             return np.zeros(len(rows), np.int64), 0
-        step = max(apart / _STEPS, self.sensitivity * labels.size / _MOST)
-        # Each of four values is rounded by half a step at most; one more for the arithmetic.
+        least = max(labels.size / _MOST, 1.0 / _EXACT)
+        step = max(apart / _STEPS, self.sensitivity * least)
+        # Each of four values is rounded by half a step and a hundredth of one at most.
         return -np.rint(off / step).astype(np.int64).sum(axis=1), math.ceil(apart / step) + 3
 
 
