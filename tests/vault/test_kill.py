@@ -98,4 +98,7 @@ def test_half_written_temporary_files_break_nothing(make, response, tmp_path):
     for name in (".PRIVATE-fingerprint", ".header.json", "draws/.000000.npz"):
         (store / f"{name}.0123456789abcdef.tmp").write_bytes(b"PK\x03\x04 cut")
     drawn = make(store=store).randomize(response(1.0))
+    (store / "charges" / ".000001.0123456789abcdef.tmp").write_bytes(b"cut")
     np.testing.assert_array_equal(make(store=store).randomize(response(1.0)), drawn)
+    for folder in ("draws", "charges"):  # and are removed when the store is opened
+        assert not list((store / folder).glob(".*"))

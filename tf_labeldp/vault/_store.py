@@ -200,6 +200,11 @@ class LabelStore:
         header = self.header()
         self._check_header(header, kind, people)
         self._check_fingerprint(labels)
+        if self._lock.is_locked:  # nobody is writing these now: what is there was left by a kill
+            for folder in ("draws", "charges"):
+                for path in (self.path / folder).glob(".*.tmp"):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
         if header["format"] == 1:
             if budget is None:
                 raise ValueError(
