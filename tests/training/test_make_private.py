@@ -68,9 +68,10 @@ def test_the_loss_of_classes_suits_the_outputs(model, loss, from_logits):
 
 def test_one_output_for_two_classes_and_for_numbers():
     two = (CLASSES == 0).astype(int)
-    private = fitted(perceptron(1), labels=vault(two, num_classes=2), epochs=8)
+    private = fitted(perceptron(1), labels=vault(two, num_classes=2), epochs=50)
     scores = private.predict(X, verbose=0)[:, 0] > 0
-    assert np.mean(scores == two) > np.mean(two == 0) - 0.05
+    # 0.18 more than always answering the first class; fits differ by 0.01.
+    assert np.mean(scores == two) > np.mean(two == 0) + 0.1
     assert isinstance(private.loss, keras.losses.BinaryCrossentropy)
     numbers = np.clip(X[:, 0], -1, 1)
     private = fitted(perceptron(1), labels=vault(numbers, low=-1.0, high=1.0), epochs=8)
