@@ -3,10 +3,10 @@
     python tests/benchmarks/bench_evaluation.py
 
 Ten models of each data set are fitted in the clear on 300 to 10,000 examples; 10,000 others are
-held out. Of the accuracy (numbers: the mean squared
-error, as a part of the variance) the table has the half width of a 95 % interval, and what share
-of 1,000 intervals holds the truth; then how often ``select`` chooses the best, and what it loses
-to it on average. Labels of these data sets are public; draws are seeded.
+held out. Of the accuracy (numbers: the mean squared error, as a part of the variance) the table has
+the half width of a 95 % interval, and what share of 1,000 intervals holds the truth; then how often
+``select`` chooses the best, and what it loses to it on average. Labels of these data
+sets are public; draws are seeded.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ so that the table can be made again, and protect nobody. Images and tables have 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -23,6 +22,7 @@ from typing import Any
 import _results
 import numpy as np
 from _insurance import COLUMNS, InsuranceData, load, split
+from report import table_of
 from sklearn import datasets
 
 import tf_labeldp as ldp
@@ -112,9 +112,9 @@ def against() -> None:
     """Prints the front door's choice beside the best other method of the result files."""
     lines = []
     for name, chosen in _CHOSEN.items():
-        found = _cells("one_release", "accuracy", lambda row, name=name: row[0] == name, 1)
+        found = _cells("one_release/accuracy", lambda row, name=name: row[0] == name, 1)
         if name != "adult":
-            found |= _cells("label_dp_pro", f"{name}_true_epsilon", lambda row: True, 0)
+            found |= _cells(f"label_dp_pro/{name}_true_epsilon", lambda row: True, 0)
             found |= _bootstrapped(name)
         for epsilon in EPSILONS:
             values = {m: v for (m, at), v in found.items() if at == epsilon}
@@ -124,9 +124,9 @@ def against() -> None:
             lines[-1].append(f"{own - values[best]:+.1f}")
     for name, kind in _KIND.items():
         ours = _cells(
-            "front_door", f"regression_{name}", lambda row, n=name: row[1] == f"{_SPLITS[n]}", 0
+            f"front_door/regression_{name}", lambda row, n=name: row[1] == f"{_SPLITS[n]}", 0
         )
-        table = _table("regression", f"test_error_{kind}")
+        table = table_of(f"regression/test_error_{kind}")
         for epsilon in EPSILONS:
             own = ours[name, epsilon]
             row = next(one for one in table["rows"] if float(one[0]) == epsilon)
@@ -143,14 +143,9 @@ def against() -> None:
         print(_results.markdown(columns, lines))
 
 
-def _table(script: str, name: str) -> Any:
-    text = (_results.FOLDER / f"{script}.json").read_text(encoding="utf-8")
-    return json.loads(text)["tables"][name]
-
-
-def _cells(script: str, name: str, wanted: Any, at: int) -> dict[tuple[str, float], float]:
+def _cells(name: str, wanted: Any, at: int) -> dict[tuple[str, float], float]:
     """Returns the figures of a table by method and epsilon; those of papers are left out."""
-    table = _table(script, name)
+    table = table_of(name)
     found = {}
     for row in filter(wanted, table["rows"]):
         for column, cell in zip(table["columns"], row, strict=True):
@@ -177,13 +172,8 @@ def _bootstrapped(name: str) -> dict[tuple[str, float], float]:
     }
 
 
-def main() -> None:
-    """Prints a table."""
-    warnings.filterwarnings("ignore")
-    other = {"regression": regression, "against": against}
-    if sys.argv[1:] not in ([], ["rows"]):
-        other[sys.argv[1]]()
-        return
+def rows_of_numbers() -> None:
+    """Prints what is chosen for rows of numbers, and its parts."""
     rows = []
     for name, x, y in data():
         order = np.random.default_rng(1).permutation(len(x))
@@ -204,6 +194,13 @@ def main() -> None:
     with _results.recorded(__file__, "accuracy"):
         columns = ["data", "method", *(f"ε {one:g}" for one in EPSILONS)]
         print(_results.markdown(columns, rows))
+
+
+def main() -> None:
+    """Prints the table that is asked for."""
+    warnings.filterwarnings("ignore")
+    tables = {"rows": rows_of_numbers, "regression": regression, "against": against}
+    tables[sys.argv[1] if sys.argv[1:] else "rows"]()
 
 
 if __name__ == "__main__":

@@ -283,6 +283,17 @@ def test_an_evaluation_is_of_examples_that_were_held_out():
     assert regressor.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
 
 
+def test_an_evaluation_that_is_stored_is_read_again(tmp_path):
+    found = []
+    for _ in range(2):
+        labels = ldp.PrivateLabels(
+            CLASSES, 3, budget=ldp.PrivacyBudget(1.0, 1e-5), store=tmp_path / "private"
+        )
+        model = ldp.PrivateClassifier(1.0, budget_for_evaluation=1.0, key="one").fit(ROWS, labels)
+        found.append(model.evaluation_.value)
+    assert found[0] == found[1] and len(labels.history()) == 2
+
+
 def test_an_evaluation_that_does_not_fit_the_budget_is_refused_before_the_fit():
     labels = ldp.PrivateLabels(CLASSES, 3, budget=ldp.PrivacyBudget(1.0, 1e-5))
     with pytest.raises(ldp.BudgetExceededError):

@@ -34,8 +34,14 @@ class BudgetExceededError(RuntimeError):
     """A use of the labels was refused because it would pass the budget. Nothing was charged."""
 
 
+_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
 _LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
 """From here on, a budget is a mistake as a rule."""
+
+
+def default_delta(num_labels: int) -> float:
+    """Returns the delta of those who name none: 1e-5, or 0.1 / n if that is less."""
+    return min(_DELTA, _DELTA_TIMES_N / num_labels)
 
 
 @dataclasses.dataclass(frozen=True)

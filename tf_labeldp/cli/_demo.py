@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
+from tf_labeldp.accounting._budget import default_delta
 from tf_labeldp.cli import _datasets
 from tf_labeldp.cli._console import CommandError, DatasetError, load_tensorflow
 from tf_labeldp.estimation import prior_from_logits
@@ -239,7 +240,7 @@ def train(
         )  # fmt: skip
         guarantee = PrivacyGuarantee(epsilon=math.inf)
     else:
-        delta = 0.0 if job.method.startswith("LP") else min(1e-5, 0.1 / len(data.y_train))
+        delta = 0.0 if job.method.startswith("LP") else default_delta(len(data.y_train))
         budget = PrivacyBudget(job.epsilon, delta)
         labels = PrivateLabels(data.y_train, data.num_classes, budget=budget, insecure_seed=seed)
         if job.method == "DP-SGD":

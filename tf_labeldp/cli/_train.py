@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet, types
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting._budget import default_delta
 from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
@@ -18,7 +19,6 @@ from tf_labeldp.vault._store import budget_for_store
 
 MODEL_FILE, STATEMENT_FILE, REPORT_FILE = "model.keras", "privacy.json", "report.txt"
 _KEY = "train"
-_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
     """Returns the fitted front door."""
     from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
 
-    delta = args.delta if args.delta is not None else min(_DELTA, _DELTA_TIMES_N / labels.size)
+    delta = default_delta(labels.size) if args.delta is None else args.delta
     kind: dict[str, Any] = {"num_classes": args.num_classes, "classes": args.classes}
     if args.low is not None:
         kind = {"low": args.low, "high": args.high, "clip": args.clip}

@@ -11,6 +11,7 @@ from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting._budget import default_delta
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features._estimator import FeatureMap
@@ -21,10 +22,9 @@ from tf_labeldp.heads._label_source import TOLD
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._label_kinds import kind_arguments
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
-_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
-"""The default delta is at most this, and at most this over n."""
 _ALIKE = 20.0
 """Columns whose standard deviations differ by less, from the median up, have one unit."""
 _FEWEST = 100
@@ -123,7 +123,10 @@ class _FrontDoor(Head):
             labels, seed = PrivateLabels(labels, **told, budget=budget, insecure_seed=seed), None
         if price is not None:
             train, held_out = labels.split(_HELD_OUT)
-            held_out.check_budget(_metric_of(held_out, price))
+            metric = "accuracy" if labels.label_range is None else "mse"
+            stored = None if self.key is None else f"{self.key}/evaluation"
+            if stored is None or not labels.has_draw(stored):
+                held_out.check_budget(MetricMechanism(price, metric, **kind_arguments(labels)))
             apart, features = (rows_of(features, part.indices) for part in (held_out, train))
             labels, size = train, len(train)
         encoder = self.encoder
@@ -141,9 +144,7 @@ class _FrontDoor(Head):
         self._remember_columns(head._known_columns())
         if held_out is not None and price is not None:
             given = self.predict(apart) if self._is_regressor() else self.predict_proba(apart)
-            key = None if self.key is None else f"{self.key}/evaluation"
-            metric = _metric_of(held_out, price).metric
-            self.evaluation_ = held_out.evaluate(given, metric, price, key=key)
+            self.evaluation_ = held_out.evaluate(given, metric, price, key=stored)
             self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         return self
 
@@ -169,7 +170,7 @@ class _FrontDoor(Head):
             return self.delta
         if isinstance(labels, PrivateLabels):
             return float(labels.budget.delta)
-        return min(_DELTA, _DELTA_TIMES_N / size)
+        return default_delta(size)
 
     def _head(self, epsilon: float, delta: float, encoder: Any, kind: str, seed: int | None) -> Any:
         """Returns the head, not fitted; ``seed`` is its ``insecure_seed``."""
@@ -312,14 +313,6 @@ def rows_of(features: Any, indices: np.ndarray) -> Any:
     if isinstance(features, dict):
         return {name: np.asarray(column)[indices] for name, column in features.items()}
     return _safe_indexing(features, indices)
-
-
-def _metric_of(labels: PrivateLabels, epsilon: float) -> MetricMechanism:
-    """Returns the mechanism of the evaluation."""
-    if labels.label_range is None:
-        return MetricMechanism(epsilon, "accuracy", labels.num_classes)
-    low, high = labels.label_range
-    return MetricMechanism(epsilon, "mse", low=low, high=high)
 
 
 def _taught(

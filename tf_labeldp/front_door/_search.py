@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.model_selection import ParameterGrid
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge
 from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
-from tf_labeldp.accounting._gaussian import gaussian_epsilon, gaussian_sigma
+from tf_labeldp.accounting._gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.front_door._estimators import rows_of
 from tf_labeldp.heads._one_release_head import Head
@@ -161,6 +160,5 @@ def _charge_of_fit(epsilon: float, delta: float, number: int) -> Charge:
     """Returns what each of several releases may cost that cost (epsilon, delta) together."""
     if delta == 0.0:
         return Charge(epsilon / number, 0.0, pure_dp_event(epsilon / number))
-    # Releases with Gaussian noise cost as one does: their squared precisions add up.
-    sigma = gaussian_sigma(epsilon * (1.0 - _MARGIN), delta, 1.0) * math.sqrt(number)
-    return Charge(gaussian_epsilon(sigma, delta, 1.0), delta, gaussian_event(sigma))
+    each = gaussian_share(epsilon * (1.0 - _MARGIN), delta, 1.0 / number)
+    return Charge(each, delta, gaussian_event(gaussian_sigma(each, delta, 1.0)))

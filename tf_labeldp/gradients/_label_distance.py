@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_labeldp.accounting._events import LONGEST_CLIP
 from tf_labeldp.gradients._clip import Batch
+from tf_labeldp.gradients._model_checks import loss_object
 
 _CROSS_ENTROPIES = (
     keras.losses.BinaryCrossentropy,
@@ -24,7 +25,7 @@ _CROSS_ENTROPIES = (
 
 def check_candidates(model: keras.Model, loss: Any) -> None:
     """Raises a ``ValueError`` unless the gradients for all labels are those of this module."""
-    loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    loss = loss_object(loss)
     config = loss.get_config() if type(loss) in _CROSS_ENTROPIES else {}
     special = config.get("label_smoothing") or config.get("ignore_class") is not None
     if not config.get("from_logits") or special or config.get("axis", -1) != -1:

@@ -132,6 +132,11 @@ _ROW_BY_ROW = {
 _CODES = {keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy}
 
 
+def loss_object(loss: Any) -> Any:
+    """Returns a loss of Keras for its name or configuration, and any other as it is."""
+    return keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+
+
 def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     """Returns a callable ``(y_true, y_pred) -> (B,)`` from anything that Keras takes as a loss.
 
@@ -153,7 +158,7 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         >>> print(squared(np.array([[1.0], [2.0]]), np.array([[1.0], [5.0]])).numpy())
         [0. 9.]
     """
-    found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    found = loss_object(loss)
     is_keras = isinstance(found, keras.losses.Loss)
     if not is_keras and (isinstance(found, type) or not callable(found)):
         given = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
@@ -229,7 +234,7 @@ def check_outputs(model: keras.Model, loss: Any) -> None:
     last: Any = getattr(getattr(outputs[0], "_keras_history", None), "operation", None)
     if type(last) is not keras.layers.Dense or last.activation is not keras.activations.linear:
         return
-    found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    found = loss_object(loss)
     if isinstance(found, _OF_PROBABILITIES):
         wrong = not found.get_config().get("from_logits", False)
     else:
@@ -245,6 +250,16 @@ def check_outputs(model: keras.Model, loss: Any) -> None:
 
 def takes_rows(loss: Any) -> bool:
     """Returns whether a loss of Keras takes labels as rows, one-hot."""
-    found = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    found = loss_object(loss)
     kinds = (keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy)
     return isinstance(found, kinds) or found in _OF_PROBABILITIES_TOO[2:4]
+
+
+def takes_codes(loss: Any) -> bool:
+    """Returns whether a loss is Keras's cross-entropy of class codes, without one to ignore."""
+    found = loss_object(loss)
+    if getattr(found, "ignore_class", None) is not None:
+        return False
+    function = keras.losses.sparse_categorical_crossentropy
+    is_one = isinstance(found, keras.losses.SparseCategoricalCrossentropy)
+    return is_one or found is function or getattr(found, "fn", None) is function

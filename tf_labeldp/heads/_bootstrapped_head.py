@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._gaussian import gaussian_epsilon, gaussian_sigma
+from tf_labeldp.accounting._gaussian import gaussian_share
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
@@ -147,10 +147,7 @@ class BootstrappedHead(Head):
     def epsilons(self) -> tuple[float, ...]:
         """Returns what each release of a head costs by itself, at ``delta``."""
         epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
-        whole = gaussian_sigma(epsilon, self.delta, 1.0)
-        return tuple(
-            gaussian_epsilon(whole / math.sqrt(share), self.delta, 1.0) for share in self.shares
-        )
+        return tuple(gaussian_share(epsilon, self.delta, share) for share in self.shares)
 
     def predict(self, features: Any) -> np.ndarray:
         """Returns class values (m,) for inputs as given to ``fit``."""

@@ -22,6 +22,7 @@ from tf_labeldp.accounting._receipts import Receipt, Receipts, compose_receipts,
 from tf_labeldp.features._reader import all_rows, as_rows, parts_of
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._label_kinds import kind_arguments
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
 
 _BY_THIS_PROCESS = (
@@ -52,7 +53,7 @@ class LabelSource:
         self._is_array = not isinstance(labels, PrivateLabels)
         if not self._is_array:
             self.vault: PrivateLabels = labels
-            self._kind = _kind_of(labels)
+            self._kind = kind_arguments(labels)
             _check_told(told, self._kind, labels, head.insecure_seed)
         else:
             self._kind = kind_told(told)
@@ -128,15 +129,6 @@ def code_variance(kind: dict[str, Any]) -> float:
         return 0.25 * (float(kind["high"]) - float(kind["low"])) ** 2
     k = int(kind["num_classes"])
     return 0.25 if k == 2 else 1.0 - 1.0 / k
-
-
-def _kind_of(vault: PrivateLabels) -> dict[str, Any]:
-    """Returns the kind of a vault's labels, as arguments of a mechanism."""
-    if vault.num_labels is not None:
-        return {"num_labels": vault.num_labels}
-    if vault.label_range is not None:
-        return {"low": vault.label_range[0], "high": vault.label_range[1]}
-    return {"num_classes": vault.num_classes}
 
 
 def kind_told(told: dict[str, Any]) -> dict[str, Any]:

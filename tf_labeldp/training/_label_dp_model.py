@@ -26,11 +26,12 @@ from tf_labeldp.gradients._model_checks import (
     check_layers,
     check_outputs,
     per_example_loss,
+    takes_codes,
     takes_rows,
 )
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._native_log import check_codes, takes_codes, withheld_log
+from tf_labeldp.training._native_log import check_codes, withheld_log
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
@@ -355,8 +356,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             return
         shape = np.shape(data[1])
         codes = len(shape) == 1 or shape[1:] == (1,)
-        if takes_codes(self.loss) != codes and (takes_codes(self.loss) or takes_rows(self.loss)):
-            wanted = "class codes (n,)" if takes_codes(self.loss) else f"rows (n, {outputs[-1]})"
+        if takes_rows(self.loss) if codes else takes_codes(self.loss):
+            wanted = f"rows (n, {outputs[-1]})" if codes else "class codes (n,)"
             raise ValueError(
                 f"the labels of validation_data have shape {shape}, and the loss takes {wanted}. "
                 "Give them as the private labels are: keras.utils.to_categorical makes rows of "

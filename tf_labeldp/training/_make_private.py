@@ -11,7 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_charge
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data._poisson_batches import PoissonBatches
-from tf_labeldp.gradients._model_checks import takes_rows
+from tf_labeldp.gradients._model_checks import loss_object, takes_rows
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._preconditioner import GaussNewton
@@ -138,10 +138,9 @@ def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
     if getattr(model, "compiled", False) and model.loss is not None:
         if not takes_rows(model.loss) or labels.num_labels is not None:
             return model.loss
-        config: dict[str, Any] = getattr(
-            model.loss, "get_config", dict
-        )()  # the vault has codes, not rows
-        return keras.losses.SparseCategoricalCrossentropy(config.get("from_logits", False))
+        # The vault has codes, not rows.
+        from_logits = getattr(loss_object(model.loss), "from_logits", False)
+        return keras.losses.SparseCategoricalCrossentropy(from_logits)
     if labels.label_range is not None:
         return keras.losses.MeanSquaredError()
     last = model.layers[-1]

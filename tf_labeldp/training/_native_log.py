@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_labeldp.gradients._model_checks import takes_rows
+from tf_labeldp.gradients._model_checks import takes_codes, takes_rows
 from tf_labeldp.training._training_plan import TrainingPlan
 
 # "W0000 00:00:1795365476.152832 ... " of absl, or "2026-01-01 00:00:00.000000: W tensorflow/... ".
@@ -59,16 +59,6 @@ def check_codes(model: keras.Model, loss: Any, plan: TrainingPlan) -> None:
             f"{came}, but the model has {outputs} outputs. Give its last layer one unit for each "
             "class (these are numbered from zero), or for each label of a row."
         )
-
-
-def takes_codes(loss: Any) -> bool:
-    """Returns whether a loss is Keras's cross-entropy of class codes, without one to ignore."""
-    loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
-    if getattr(loss, "ignore_class", None) is not None:
-        return False
-    function = keras.losses.sparse_categorical_crossentropy
-    is_one = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
-    return is_one or loss is function or getattr(loss, "fn", None) is function
 
 
 _LOCK = threading.Lock()

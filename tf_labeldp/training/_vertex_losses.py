@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._model_checks import parts_of
+from tf_labeldp.gradients._model_checks import loss_object, parts_of
 from tf_labeldp.gradients._vectorized_clipping import Trace, row_seeds
 
 _ONE_LOGIT = (
@@ -121,7 +121,7 @@ def vertex_losses(
     two ends of ``label_range`` do: gradients for labels in between lie between theirs, for squared
     error and whatever loss has a derivative by the output that is monotone in the label.
     """
-    loss = keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
+    loss = loss_object(loss)
     from_logits = getattr(loss, "from_logits", False)
 
     def outputs() -> tf.Tensor:

@@ -21,6 +21,7 @@ from tf_labeldp.mechanisms._metrics import (
     class_values,
 )
 from tf_labeldp.vault._carried import receipts_of
+from tf_labeldp.vault._label_kinds import kind_arguments
 
 if TYPE_CHECKING:
     from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
@@ -205,15 +206,13 @@ def evaluate_noisy(noisy: NoisyLabels, predictions: Any, metric: str, model: Any
 
 
 def _kind(labels: PrivateLabels) -> dict[str, Any]:
-    """Returns the kind of a vault's labels, as arguments of a mechanism."""
+    """Returns the kind of labels that have metrics, as arguments of a mechanism, or raises."""
     if labels.num_labels is not None:
         raise TypeError(
             "rows of several labels have no metric here; make a PrivateLabels of each column that "
             "is to be evaluated."
         )
-    if labels.label_range is not None:
-        return {"low": labels.label_range[0], "high": labels.label_range[1]}
-    return {"num_classes": labels.num_classes}
+    return kind_arguments(labels)
 
 
 def _as_released(predictions: Any, mechanism: MetricMechanism) -> Any:

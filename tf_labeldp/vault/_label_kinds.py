@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from tf_labeldp.accounting import Charge
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.vault._store import array_digest
+
+if TYPE_CHECKING:
+    from tf_labeldp.vault._private_labels import PrivateLabels
 
 
 class LabelKind(abc.ABC):
@@ -89,6 +92,15 @@ class LabelKind(abc.ABC):
     def decode(self, codes: Any) -> np.ndarray:
         """Returns the class values of class codes."""
         return class_array(self.classes)[_validate.class_indices("codes", codes, self.num_classes)]
+
+
+def kind_arguments(labels: PrivateLabels) -> dict[str, Any]:
+    """Returns the kind of a vault's labels, as arguments of a mechanism."""
+    if labels.num_labels is not None:
+        return {"num_labels": labels.num_labels}
+    if labels.label_range is not None:
+        return {"low": labels.label_range[0], "high": labels.label_range[1]}
+    return {"num_classes": labels.num_classes}
 
 
 def label_kind(
