@@ -366,3 +366,39 @@ def test_labels_of_validation_data_that_the_loss_can_not_take() -> None:
     other.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
     with pytest.raises(ValueError, match=r"and the loss takes rows \(n, "):
         other.fit(x, rows, validation_data=(x, y), verbose=0)
+
+
+@pytest.mark.parametrize("data_of", ["arrays", "batches", "vault"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -> None:
+    """Before anything is charged: a loss of codes on rows, and one of rows on codes."""
+    (x, y), model = data(), uncompiled()
+    labels: Any = np.eye(K)[y] if rows else y
+    kind = keras.losses.SparseCategoricalCrossentropy() if rows else "categorical_crossentropy"
+    model = LabelDPModel(model.inputs, keras.layers.Softmax()(model.outputs[0]))
+    model.compile(optimizer(), loss=kind)
+    if data_of == "vault":
+        budget = ldp.PrivacyBudget(1e6, 1e-3)
+        labels = ldp.PrivateLabels(
+            labels, **{"num_labels" if rows else "num_classes": K}, budget=budget
+        )
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n|takes one-hot rows"):
+        if data_of == "arrays":
+            model.fit(x, labels, verbose=0)
+        else:
+            model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
+    assert model.guarantee().epsilon == 0.0
+    assert data_of != "vault" or not labels.history()
+
+
+def test_one_loss_of_keras_on_two_outputs() -> None:
+    (x, y), inputs = data(), keras.Input((D,))
+    model = LabelDPModel(inputs, [keras.layers.Dense(K)(inputs), keras.layers.Dense(K)(inputs)])
+    model.compile(optimizer(), loss=LOSS)
+    labels = vault_of(y)
+    batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
+    with pytest.raises(ValueError, match=r"returns \(n, 3\) and \(n, 3\).* a loss of your own"):
+        model.fit(batches, verbose=0)
+    assert not labels.history()
+    model.compile(optimizer(), loss=lambda y_true, y_pred: LOSS.call(y_true, y_pred[0]))
+    model.fit(batches, verbose=0)
