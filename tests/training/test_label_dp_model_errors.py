@@ -127,11 +127,9 @@ def test_single_examples_are_for_the_span_alone() -> None:
     [
         ("batch_size", 4),
         ("sample_weight", np.ones(N)),
-        ("class_weight", {0: 1.0}),
-        ("class_weight", {}),
         ("steps_per_epoch", 4),
     ],
-    ids=range(5),
+    ids=range(3),
 )
 def test_settings_that_poisson_batches_settle(name: str, value: Any) -> None:
     x, y = data()
@@ -140,6 +138,29 @@ def test_settings_that_poisson_batches_settle(name: str, value: Any) -> None:
         private_model().fit(batches, **{name: value})
     with pytest.raises(ValueError, match="together with y"):
         private_model().fit(batches, y)
+
+
+@pytest.mark.parametrize("given", [{0: 1.0}, {}], ids=["weights", "none"])
+def test_class_weights_belong_into_the_loss(given: Any) -> None:
+    """As the message says: what an example adds is clipped after it was weighted."""
+    (x, y), model = data(), uncompiled()
+    labels = vault_of(y)
+    batches = poisson_batches(x, labels, sampling_probability=1.0, steps=1)
+    weights = tf.constant([0.0, 1.0, 100.0])
+
+    def weighted(y: Any, outputs: Any) -> Any:
+        losses = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+        return tf.gather(weights, tf.cast(y, "int32")) * losses
+
+    model.compile(optimizer(1.0, noise_multiplier=1e-9), loss=weighted)
+    with pytest.raises(ValueError, match=r"class_weight is not supported.*inside the loss"):
+        model.fit(batches, class_weight=given, verbose=0)
+    assert not labels.history()
+    before = [np.array(one) for one in model.get_weights()]
+    model.fit(x, y, batch_size=N, verbose=0)
+    moved = [new - old for new, old in zip(model.get_weights(), before, strict=True)]
+    # A third weighs nothing, the others at most one each, whatever their weight.
+    assert 0 < np.sqrt(sum(np.sum(one**2) for one in moved)) <= 2 / 3 + 1e-6
 
 
 def test_a_vault_beside_arrays() -> None:
