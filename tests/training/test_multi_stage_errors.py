@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_labeldp as ldp
 
@@ -47,6 +48,40 @@ def test_labels_must_be_in_a_vault(kit, problem):
     x, y = problem
     with pytest.raises(TypeError, match="labels must be a PrivateLabels, got ndarray"):
         kit.stages(x, y)
+
+
+def test_numbers_are_for_another_mechanism(problem):
+    x, y = problem
+    labels = ldp.PrivateLabels(y * 1.0, low=0, high=3, budget=ldp.PrivacyBudget(epsilon=3.0))
+    with pytest.raises(ValueError, match=r"these are numbers.*LabelRandomizer"):
+        ldp.MultiStageTraining(x, labels, epsilon=1.0, fractions=(1.0,), epochs_per_stage=1)
+
+
+def test_features_in_a_data_set_are_asked_for_as_arrays(kit, problem):
+    x, y = problem
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
+    with pytest.raises(TypeError, match=r"_BatchDataset.*give the arrays behind it"):
+        kit.stages(dataset, kit.labels(y))
+
+
+def test_one_sigmoid_for_two_classes(problem):
+    """Its labels are drawn by then, and used again for nothing by a model that fits."""
+    x, y = problem
+    labels = ldp.PrivateLabels(y % 2, 2, budget=ldp.PrivacyBudget(epsilon=1.0))
+    for units in (1, 2):
+        stages = ldp.MultiStageTraining(
+            x, labels, epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=1, verbose=0
+        )
+        last = keras.layers.Dense(units, "sigmoid" if units == 1 else "softmax")
+        model = keras.Sequential([keras.Input((2,)), last])
+        model.compile("sgd", "binary_crossentropy" if units == 1 else "categorical_crossentropy")
+        fit = {"epochs": stages.epochs, "callbacks": [stages], "shuffle": False, "verbose": 0}
+        if units == 1:
+            with pytest.raises(ValueError, match=r"End it with .*Dense\(2\) and a softmax"):
+                model.fit(stages.dataset(), **fit)
+        else:
+            model.fit(stages.dataset(), **fit)
+    assert labels.guarantee().epsilon == stages.guarantee().epsilon == 1.0
 
 
 def test_budget_is_checked_before_the_draw(kit, problem):

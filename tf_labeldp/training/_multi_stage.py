@@ -152,6 +152,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(labels, PrivateLabels):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
+        if labels.label_range is not None:
+            raise ValueError(
+                "labels must be classes, and these are numbers. Draw noisy numbers by "
+                "labels.randomize(tf_labeldp.LabelRandomizer(...)), and fit any model on them."
+            )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
         self._features = Features(features)
@@ -347,9 +352,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         shape = getattr(outputs, "shape", None)
         if shape is None or tuple(shape) != (1, k):
             came = type(outputs).__name__ if shape is None else tuple(shape)
+            one = k == 2 and shape is not None and tuple(shape) == (1, 1)
+            also = " and a softmax, which says of two classes what one sigmoid does" if one else ""
             raise ValueError(
                 f"the model must return one tensor of shape (batch, {k}), but for one example it "
-                f"returned {came}. End it with keras.layers.Dense({k})."
+                f"returned {came}. End it with keras.layers.Dense({k}){also}."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
