@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -145,6 +147,30 @@ def test_an_interrupted_run_goes_on_in_the_same_process(kit, problem):
     kit.fit(stages, model, (kit.stop_after(2),))
     kit.fit(stages, model, initial_epoch=3)
     assert len(kit.draws) == 2
+
+
+def test_what_a_run_that_ends_in_its_first_stage_has_not_used(kit, problem):
+    x, y = problem
+    labels = kit.labels(y)
+    stages, model = kit.stages(x, labels, fractions=(0.75, 0.25)), kit.model()
+    with pytest.warns(UserWarning, match=r"stage 1 of 2: the labels of 60 of 240 examples.*=3 "):
+        kit.fit(stages, model, (kit.stop_after(0),))
+    assert stages.guarantee().epsilon == labels.guarantee().epsilon == 3.0
+    # Nothing was spent on the others.
+    labels.check_budget(ldp.RandomizedResponse(3.0, 4), stages._plan.parts[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        kit.fit(stages, model, initial_epoch=1)
+    assert len(kit.draws) == 2
+
+
+def test_a_fit_without_the_callback_says_what_was_spent(kit, problem):
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    model.fit(stages.dataset(), epochs=1, verbose=0)
+    with pytest.raises(RuntimeError, match=r"epsilon=3 was spent .* 120 of 240 .*callbacks="):
+        stages.guarantee()
+    assert ldp.guarantee(model).epsilon == np.inf  # it was trained without an account
 
 
 def clear(x, y, stages):
