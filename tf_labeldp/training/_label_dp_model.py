@@ -126,6 +126,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def from_model(cls, model: keras.Model, inputs: Any = None) -> LabelDPModel:
         """Returns a private model that shares the layers and weights of ``model``.
 
+        What ``fit`` learns is in ``model`` too. ``keras.Model(private.inputs, private.outputs)``
+        is a plain model of the same layers; ``tf_labeldp.guarantee`` states the same of all three.
+
         Args:
             model: functional or sequential, and built; any other with ``inputs``.
             inputs: ``keras.Input`` tensors, for a model that is not functional.
