@@ -127,11 +127,9 @@ def test_single_examples_are_for_the_span_alone() -> None:
     [
         ("batch_size", 4),
         ("sample_weight", np.ones(N)),
-        ("class_weight", {0: 1.0}),
-        ("class_weight", {}),
         ("steps_per_epoch", 4),
     ],
-    ids=range(5),
+    ids=range(3),
 )
 def test_settings_that_poisson_batches_settle(name: str, value: Any) -> None:
     x, y = data()
@@ -140,6 +138,29 @@ def test_settings_that_poisson_batches_settle(name: str, value: Any) -> None:
         private_model().fit(batches, **{name: value})
     with pytest.raises(ValueError, match="together with y"):
         private_model().fit(batches, y)
+
+
+@pytest.mark.parametrize("given", [{0: 1.0}, {}], ids=["weights", "none"])
+def test_class_weights_belong_into_the_loss(given: Any) -> None:
+    """As the message says: what an example adds is clipped after it was weighted."""
+    (x, y), model = data(), uncompiled()
+    labels = vault_of(y)
+    batches = poisson_batches(x, labels, sampling_probability=1.0, steps=1)
+    weights = tf.constant([0.0, 1.0, 100.0])
+
+    def weighted(y: Any, outputs: Any) -> Any:
+        losses = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+        return tf.gather(weights, tf.cast(y, "int32")) * losses
+
+    model.compile(optimizer(1.0, noise_multiplier=1e-9), loss=weighted)
+    with pytest.raises(ValueError, match=r"class_weight is not supported.*inside the loss"):
+        model.fit(batches, class_weight=given, verbose=0)
+    assert not labels.history()
+    before = [np.array(one) for one in model.get_weights()]
+    model.fit(x, y, batch_size=N, verbose=0)
+    moved = [new - old for new, old in zip(model.get_weights(), before, strict=True)]
+    # A third weighs nothing, the others at most one each, whatever their weight.
+    assert 0 < np.sqrt(sum(np.sum(one**2) for one in moved)) <= 2 / 3 + 1e-6
 
 
 def test_a_vault_beside_arrays() -> None:
@@ -366,3 +387,39 @@ def test_labels_of_validation_data_that_the_loss_can_not_take() -> None:
     other.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
     with pytest.raises(ValueError, match=r"and the loss takes rows \(n, "):
         other.fit(x, rows, validation_data=(x, y), verbose=0)
+
+
+@pytest.mark.parametrize("data_of", ["arrays", "batches", "vault"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -> None:
+    """Before anything is charged: a loss of codes on rows, and one of rows on codes."""
+    (x, y), model = data(), uncompiled()
+    labels: Any = np.eye(K)[y] if rows else y
+    kind = keras.losses.SparseCategoricalCrossentropy() if rows else "categorical_crossentropy"
+    model = LabelDPModel(model.inputs, keras.layers.Softmax()(model.outputs[0]))
+    model.compile(optimizer(), loss=kind)
+    if data_of == "vault":
+        budget = ldp.PrivacyBudget(1e6, 1e-3)
+        labels = ldp.PrivateLabels(
+            labels, **{"num_labels" if rows else "num_classes": K}, budget=budget
+        )
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n|takes one-hot rows"):
+        if data_of == "arrays":
+            model.fit(x, labels, verbose=0)
+        else:
+            model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
+    assert model.guarantee().epsilon == 0.0
+    assert data_of != "vault" or not labels.history()
+
+
+def test_one_loss_of_keras_on_two_outputs() -> None:
+    (x, y), inputs = data(), keras.Input((D,))
+    model = LabelDPModel(inputs, [keras.layers.Dense(K)(inputs), keras.layers.Dense(K)(inputs)])
+    model.compile(optimizer(), loss=LOSS)
+    labels = vault_of(y)
+    batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
+    with pytest.raises(ValueError, match=r"returns \(n, 3\) and \(n, 3\).* a loss of your own"):
+        model.fit(batches, verbose=0)
+    assert not labels.history()
+    model.compile(optimizer(), loss=lambda y_true, y_pred: LOSS.call(y_true, y_pred[0]))
+    model.fit(batches, verbose=0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_labeldp as ldp
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
 from tf_labeldp.vault._carried import receipts_of
@@ -223,5 +224,9 @@ def test_a_model_that_exists_is_made_private_and_shares_its_weights(kind: str) -
     private = LabelDPModel.from_model(model, inputs=given)
     private.compile(optimizer(), loss=LOSS)
     private.fit(x, y, epochs=15, batch_size=20, verbose=0)
-    np.testing.assert_array_equal(model.predict(x, verbose=0), private.predict(x, verbose=0))
+    plain = keras.Model(private.inputs, private.outputs)
+    assert not isinstance(plain, LabelDPModel)
+    for one in (model, plain):
+        np.testing.assert_array_equal(one.predict(x, verbose=0), private.predict(x, verbose=0))
+        assert ldp.guarantee(one, 1e-3).epsilon == private.guarantee(1e-3).epsilon
     assert accuracy(model) > 0.9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import AltConv, LabelDPModel, LabelDPOptimizer
 
+ROOT = Path(__file__).parents[2]
 N, D, K, DELTA, SIGMA = 60, 3, 3, 1e-3, 3.0
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -39,6 +42,27 @@ def vault(**settings: Any) -> ldp.PrivateLabels:
 
 def batches(labels: Any) -> Any:
     return poisson_batches(data()[0], labels, sampling_probability=0.2, steps=2)
+
+
+def loaded_in_a_new_process(path: Path, module: str) -> subprocess.CompletedProcess[str]:
+    code = f"import keras, {module}; print(keras.models.load_model({str(path)!r}).output_shape)"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_files_are_loaded_after_the_import_that_the_readme_names(tmp_path: Path) -> None:
+    assert "import tf_labeldp.training" in (ROOT / "README.md").read_text(encoding="utf-8")
+    private_model().save(tmp_path / "private.keras")
+    feature_map = ldp.features.RandomFourierFeatures(6).fit(data()[0])
+    feature_map.to_keras().save(tmp_path / "map.keras")
+    for name, module, shape in (
+        ("private", "tf_labeldp.training", (None, K)),
+        ("map", "tf_labeldp.keras_layers", (None, feature_map.transform(data()[0]).shape[1])),
+    ):
+        done = loaded_in_a_new_process(tmp_path / f"{name}.keras", module)
+        assert done.returncode == 0 and done.stdout.splitlines()[-1] == str(shape), done.stderr
+    done = loaded_in_a_new_process(tmp_path / "map.keras", "tf_labeldp")
+    assert done.returncode != 0 and "ould not locate" in done.stderr
 
 
 def same_state(first: LabelDPModel, second: LabelDPModel) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_labeldp as ldp
 
@@ -47,6 +50,40 @@ def test_labels_must_be_in_a_vault(kit, problem):
     x, y = problem
     with pytest.raises(TypeError, match="labels must be a PrivateLabels, got ndarray"):
         kit.stages(x, y)
+
+
+def test_numbers_are_for_another_mechanism(problem):
+    x, y = problem
+    labels = ldp.PrivateLabels(y * 1.0, low=0, high=3, budget=ldp.PrivacyBudget(epsilon=3.0))
+    with pytest.raises(ValueError, match=r"these are numbers.*LabelRandomizer"):
+        ldp.MultiStageTraining(x, labels, epsilon=1.0, fractions=(1.0,), epochs_per_stage=1)
+
+
+def test_features_in_a_data_set_are_asked_for_as_arrays(kit, problem):
+    x, y = problem
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
+    with pytest.raises(TypeError, match=r"_BatchDataset.*give the arrays behind it"):
+        kit.stages(dataset, kit.labels(y))
+
+
+def test_one_sigmoid_for_two_classes(problem):
+    """Its labels are drawn by then, and used again for nothing by a model that fits."""
+    x, y = problem
+    labels = ldp.PrivateLabels(y % 2, 2, budget=ldp.PrivacyBudget(epsilon=1.0))
+    for units in (1, 2):
+        stages = ldp.MultiStageTraining(
+            x, labels, epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=1, verbose=0
+        )
+        last = keras.layers.Dense(units, "sigmoid" if units == 1 else "softmax")
+        model = keras.Sequential([keras.Input((2,)), last])
+        model.compile("sgd", "binary_crossentropy" if units == 1 else "categorical_crossentropy")
+        fit = {"epochs": stages.epochs, "callbacks": [stages], "shuffle": False, "verbose": 0}
+        if units == 1:
+            with pytest.raises(ValueError, match=r"End it with .*Dense\(2\) and a softmax"):
+                model.fit(stages.dataset(), **fit)
+        else:
+            model.fit(stages.dataset(), **fit)
+    assert labels.guarantee().epsilon == stages.guarantee().epsilon == 1.0
 
 
 def test_budget_is_checked_before_the_draw(kit, problem):
@@ -110,6 +147,30 @@ def test_an_interrupted_run_goes_on_in_the_same_process(kit, problem):
     kit.fit(stages, model, (kit.stop_after(2),))
     kit.fit(stages, model, initial_epoch=3)
     assert len(kit.draws) == 2
+
+
+def test_what_a_run_that_ends_in_its_first_stage_has_not_used(kit, problem):
+    x, y = problem
+    labels = kit.labels(y)
+    stages, model = kit.stages(x, labels, fractions=(0.75, 0.25)), kit.model()
+    with pytest.warns(UserWarning, match=r"stage 1 of 2: the labels of 60 of 240 examples.*=3 "):
+        kit.fit(stages, model, (kit.stop_after(0),))
+    assert stages.guarantee().epsilon == labels.guarantee().epsilon == 3.0
+    # Nothing was spent on the others.
+    labels.check_budget(ldp.RandomizedResponse(3.0, 4), stages._plan.parts[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        kit.fit(stages, model, initial_epoch=1)
+    assert len(kit.draws) == 2
+
+
+def test_a_fit_without_the_callback_says_what_was_spent(kit, problem):
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    model.fit(stages.dataset(), epochs=1, verbose=0)
+    with pytest.raises(RuntimeError, match=r"epsilon=3 was spent .* 120 of 240 .*callbacks="):
+        stages.guarantee()
+    assert ldp.guarantee(model).epsilon == np.inf  # it was trained without an account
 
 
 def clear(x, y, stages):

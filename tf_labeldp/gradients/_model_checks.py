@@ -263,3 +263,34 @@ def takes_codes(loss: Any) -> bool:
     function = keras.losses.sparse_categorical_crossentropy
     is_one = isinstance(found, keras.losses.SparseCategoricalCrossentropy)
     return is_one or found is function or getattr(found, "fn", None) is function
+
+
+def check_labels_fit(model: keras.Model, loss: Any, labels: Any) -> None:
+    """Raises a ``ValueError`` where one of Keras's losses can't take labels of these shapes.
+
+    The loss is traced, so that no label is read. Of any other loss nothing is known.
+
+    Args:
+        model: functional.
+        loss: as for ``per_example_loss``.
+        labels: ``tf.TensorSpec`` of a batch of labels.
+    """
+    found = loss_object(loss)
+    if type(found) not in _ROW_BY_ROW and found not in _ROW_BY_ROW:
+        return
+    rows = tf.nest.flatten(labels)[0].shape[0]
+    made = [tf.TensorSpec((rows, *one.shape[1:]), one.dtype) for one in model.outputs]
+    outputs = made[0] if len(made) == 1 else made
+    try:
+        tf.function(per_example_loss(loss)).get_concrete_function(labels, outputs)
+    except (TypeError, ValueError) as error:
+        came, returned = (
+            " and ".join(f"(n{''.join(f', {size}' for size in one.shape[1:])})" for one in specs)
+            for specs in (tf.nest.flatten(labels), made)
+        )
+        name = getattr(found, "name", None) or getattr(found, "__name__", None)
+        raise ValueError(
+            f"the loss {name!r} can't take labels of shape {came} with a model that returns "
+            f"{returned}. Class codes (n) need SparseCategoricalCrossentropy, one-hot rows "
+            "CategoricalCrossentropy, and several outputs a loss of your own."
+        ) from error

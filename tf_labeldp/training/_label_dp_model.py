@@ -23,6 +23,7 @@ from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients._label_distance import check_candidates, check_labels
 from tf_labeldp.gradients._model_checks import (
+    check_labels_fit,
     check_layers,
     check_outputs,
     per_example_loss,
@@ -125,6 +126,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     @classmethod
     def from_model(cls, model: keras.Model, inputs: Any = None) -> LabelDPModel:
         """Returns a private model that shares the layers and weights of ``model``.
+
+        What ``fit`` learns is in ``model`` too. ``keras.Model(private.inputs, private.outputs)``
+        is a plain model of the same layers; ``tf_labeldp.guarantee`` states the same of all three.
 
         Args:
             model: functional or sequential, and built; any other with ``inputs``.
@@ -292,6 +296,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             x, y = opened[0], None
             settings |= opened[1]
             self._batch_spec = x.element_spec[:3]
+            if getattr(self, "outputs", None) is not None:
+                check_labels_fit(self, self.loss, self._batch_spec[1])
         if isinstance(x, tf.data.Dataset):
             settings["shuffle"] = False  # as Keras would do, with a warning
         withheld = ""

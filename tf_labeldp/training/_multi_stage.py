@@ -7,6 +7,7 @@ import dataclasses
 import io
 import pathlib
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,6 +153,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(labels, PrivateLabels):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
+        if labels.label_range is not None:
+            raise ValueError(
+                "labels must be classes, and these are numbers. Draw noisy numbers by "
+                "labels.randomize(tf_labeldp.LabelRandomizer(...)), and fit any model on them."
+            )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._labels = labels
         self._features = Features(features)
@@ -263,7 +269,12 @@ class MultiStageTraining(keras.callbacks.Callback):
             delta: delta of the guarantee; None for that of the vault's budget.
         """
         if self.model is None:
-            raise RuntimeError(f"no model has been trained with these stages. Call {_FIT}.")
+            drawn = sum(self._plan.parts[stage].size for stage in self._drawn_stages())
+            raise RuntimeError(
+                "no model has been trained with these stages among its callbacks; "
+                f"epsilon={self._epsilon:g} was spent on the labels of {drawn} of "
+                f"{len(self._labels)} examples. Call {_FIT}, which uses these again."
+            )
         return guarantee(self.model, delta)
 
     def dataset(self) -> tf.data.Dataset:
@@ -347,9 +358,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         shape = getattr(outputs, "shape", None)
         if shape is None or tuple(shape) != (1, k):
             came = type(outputs).__name__ if shape is None else tuple(shape)
+            one = k == 2 and shape is not None and tuple(shape) == (1, 1)
+            also = " and a softmax, which says of two classes what one sigmoid does" if one else ""
             raise ValueError(
                 f"the model must return one tensor of shape (batch, {k}), but for one example it "
-                f"returned {came}. End it with keras.layers.Dense({k})."
+                f"returned {came}. End it with keras.layers.Dense({k}){also}."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
@@ -380,8 +393,22 @@ class MultiStageTraining(keras.callbacks.Callback):
         remember_weights(self.model.weights, known, unless=self._start_digests)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Records them again: an optimizer with ``use_ema`` sets averages at the end."""
+        """Records them again: an optimizer with ``use_ema`` sets averages at the end.
+
+        Warns:
+            UserWarning: training ended before the last stage.
+        """
         self.on_epoch_end(self.epochs)
+        parts, begun = self._plan.parts, len(self._reports)
+        if begun < len(parts):
+            unused = sum(part.size for part in parts[begun:])
+            warnings.warn(
+                f"training ended in stage {begun} of {len(parts)}: the labels of {unused} of "
+                f"{len(self._labels)} examples were neither drawn nor charged, and the model has "
+                f"learnt nothing of them; on each of the others epsilon={self._epsilon:g} was "
+                "spent. Go on with the same call of fit, and initial_epoch= the epochs done.",
+                stacklevel=2,
+            )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Accounts for the steps to come, which are on noisy labels."""

@@ -14,7 +14,6 @@ from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = (
     "batch_size",
-    "class_weight",
     "sample_weight",
     "steps_per_epoch",
     "validation_split",
@@ -116,6 +115,7 @@ class PoissonPlan(TrainingPlan):
         cls, batches: PoissonBatches, y: Any, settings: dict[str, Any], optimizer: Any
     ) -> PoissonPlan:
         """Returns the plan, or raises for settings that would contradict it."""
+        _check_class_weight(settings)
         given = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
         given = given if y is None else ["y", *given]
         if given:
@@ -209,6 +209,7 @@ class ArrayPlan(TrainingPlan):
                 "step, and arrays bring none along. Fit on tf_labeldp.data.poisson_batches(x, "
                 "labels, sampling_probability=..., steps=...)."
             )
+        _check_class_weight(settings)
         for name, instead in _NOT_WITH_ARRAYS.items():
             if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
@@ -269,12 +270,20 @@ class ArrayPlan(TrainingPlan):
 
 
 _NOT_WITH_ARRAYS = {
-    "class_weight": "; give sample_weight, made without labels",
     "validation_split": ": it would report exact figures of labels that are private. Give "
     "validation_data=(x, y) of labels that may be seen",
     "steps_per_epoch": ", of which an epoch uses every example once. Leave it out, or fit on "
     "data.poisson_batches",
 }
+
+
+def _check_class_weight(settings: dict[str, Any]) -> None:
+    if _is_given(settings.pop("class_weight", None)):
+        raise ValueError(
+            "class_weight is not supported by LabelDPModel. Weigh inside the loss, whose gradients "
+            "are clipped: loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
+            "keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)."
+        )
 
 
 def _is_given(value: Any) -> bool:

@@ -201,8 +201,8 @@ class LabelStore:
         self._check_header(header, kind, people)
         self._check_fingerprint(labels)
         if self._lock.is_locked:  # nobody is writing these now: what is there was left by a kill
-            for folder in ("draws", "charges"):
-                for path in (self.path / folder).glob(".*.tmp"):
+            for pattern in (".header.json.*", f".{_FINGERPRINT}.*", "draws/.*", "charges/.*"):
+                for path in self.path.glob(f"{pattern}.tmp"):
                     with contextlib.suppress(OSError):
                         path.unlink()
         if header["format"] == 1:
