@@ -12,6 +12,7 @@ takes otherwise, is handled here:
 * It raises Fourier transforms to the power of the number of steps, and their rounding errors with
   them: a multiple of these is taken off delta.
 * It has no event for gradients whose distance is clipped: ``_label_distance`` has one.
+* It has no event for what is a known delta away from another event: ``_added_delta`` has one.
 * Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. The grid
   is chosen by the events.
 """
@@ -95,13 +96,18 @@ def gaussian_event(noise_ratio: float) -> DpEvent:
 
 
 def dp_sgd_event(
-    noise_multiplier: float, sampling_probability: float, steps: int, clipping: str = "norm"
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    clipping: str = "norm",
+    added_delta: float = 0.0,
 ) -> DpEvent:
     """Returns the event of DP-SGD, with the arguments of ``dp_sgd_guarantee``.
 
     An accountant under ``REPLACE_ONE`` sets ``(1 - q) N(0) + q N(1)`` against
     ``(1 - q) N(0) + q N(-1)`` for one step, the worst pair (docs/accounting.md). Without sampling
-    it is the worst for either clipping.
+    it is the worst for either clipping. ``added_delta`` is what each step costs besides, as its
+    noise is not exactly Gaussian.
     """
     import dp_accounting
 
@@ -121,6 +127,10 @@ def dp_sgd_event(
         step = LabelDistanceDpEvent(probability, noise, LONGEST_CLIP)
     elif probability < 1.0:
         step = dp_accounting.PoissonSampledDpEvent(probability, step)
+    if added_delta > 0.0:
+        from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
+
+        step = dp_accounting.ComposedDpEvent([step, AddedDeltaDpEvent(added_delta)])
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
@@ -133,14 +143,17 @@ def composed_epsilon(
     """
     import dp_accounting
 
+    from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
     from tf_labeldp.accounting._label_distance import Accountant
 
     delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.one_of("relation", relation, _NEIGHBOURS)
     counted = _counted(events, relation)
+    added = [leaf for leaf in counted if isinstance(leaf, AddedDeltaDpEvent)]
+    away = math.fsum(leaf.delta * counted.pop(leaf) for leaf in added)
     gaussians = [(*found, n) for leaf, n in counted.items() if (found := _gaussian(leaf, n))]
-    rounding = _ROUNDING * sum(n for probability, _, n in gaussians if probability < 1.0)
-    if delta <= rounding > 0.0 or any(noise < _LEAST_NOISE for _, noise, _ in gaussians):
+    away += _ROUNDING * sum(n for probability, _, n in gaussians if probability < 1.0)
+    if delta <= away > 0.0 or any(noise < _LEAST_NOISE for _, noise, _ in gaussians):
         return math.inf
     accountant = Accountant(
         dp_accounting.NeighboringRelation[_NEIGHBOURS[relation]],
@@ -149,7 +162,7 @@ def composed_epsilon(
     for event in _composable(counted):
         accountant.compose(event)
     with np.errstate(over="ignore"):  # beyond e^709, where it finds an infinite epsilon
-        return float(accountant.get_epsilon(delta - rounding))
+        return float(accountant.get_epsilon(delta - away))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -294,6 +307,7 @@ def _known_events() -> dict[Any, Any]:
     """Returns the classes of events that are read and written, by their names."""
     import dp_accounting
 
+    from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
     from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
 
     found = {name: getattr(dp_accounting, name) for name in dir(dp_accounting)}
@@ -304,4 +318,4 @@ def _known_events() -> dict[Any, Any]:
         and issubclass(kind, dp_accounting.DpEvent)
         and hasattr(kind, "__attrs_attrs__")
         and kind not in (dp_accounting.DpEvent, dp_accounting.UnsupportedDpEvent)
-    } | {LabelDistanceDpEvent.__name__: LabelDistanceDpEvent}
+    } | {kind.__name__: kind for kind in (AddedDeltaDpEvent, LabelDistanceDpEvent)}

@@ -1,4 +1,4 @@
-"""Standard normal numbers made inside a TensorFlow program, from ChaCha20 in 32-bit operations."""
+"""ChaCha20 inside a TensorFlow program, in 32-bit operations, and normal numbers made of it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ _PER_BLOCK = 8
 _MOST_BLOCKS = 2**31 - 1
 
 
-class DeviceNormal:
-    """Draws of a program, compiled or not, without a call of the host.
+class DeviceKey:
+    """The key of a program, compiled or not, and a nonce for each draw of it.
 
     Guarantee:
-        The bits are those of ChaCha20 (RFC 8439) under a key of 256 bits, which ``new_key`` takes
-        from the operating system. Each draw has a nonce of its own: the number of the traced call
-        that makes it, and a count of draws, which lives beside the key, in no checkpoint, and only
-        goes up; it is read and moved on at once, so that draws of several threads differ too. From
-        53 bits each they become normal numbers by the transform of Box and Muller (1958), in double
-        precision; they reach 8.6 at most.
+        Bits of ``key_stream`` are those of ChaCha20 (RFC 8439) under a key of 256 bits, which
+        ``new_key`` takes from the operating system. Each draw has a nonce of its own: the number of
+        the traced call that makes it, and a count of draws, which lives beside the key, in no
+        checkpoint, and only goes up; it is read and moved on at once, so that draws of several
+        threads differ too.
 
     Args:
         seed: makes the draws repeatable, whatever traces them; not private. None otherwise.
-
-    Raises:
-        ValueError: on a TPU, which has no double precision; also from ``new_key``.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -46,22 +42,14 @@ class DeviceNormal:
 
     def new_key(self) -> None:
         """Takes a fresh key; a seed keeps its own, and the count goes on."""
-        if tf.config.list_logical_devices("TPU"):
-            raise ValueError(
-                "noise can't be drawn on a TPU, which has no double precision. Train on GPUs, or "
-                "with source='host' where no TPU is used."
-            )
         secret = np.frombuffer(os.urandom(32), np.uint32).astype(np.int64)
         if self._seed is not None:
             secret = np.random.SeedSequence(self._seed).generate_state(8).astype(np.int64)
         with tf.init_scope():
             self._key.assign(secret)
 
-    def draw(self, size: int) -> tf.Tensor:
-        """Returns ``size`` numbers, ``float64``, others in each run of the program."""
-        blocks = -(-size // _PER_BLOCK)
-        if blocks > _MOST_BLOCKS:
-            raise ValueError(f"{size} numbers are more than one nonce of ChaCha20 has blocks for.")
+    def of_one_draw(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the key (8,) and a nonce (3,) that no other draw has, ``int64``."""
         # Two traces never share a nonce, whatever order their runs come in.
         call = next(self._calls) if self._seed is None else 0
         # One operation, unlike `assign_add`, which another thread may come between.
@@ -69,11 +57,42 @@ class DeviceNormal:
         moved = tf.raw_ops.RngReadAndSkip(resource=self._drawn.handle, alg=philox, delta=one)
         count = moved[0]
         nonce = tf.stack([tf.constant(call, tf.int64), count % 2**32, count // 2**32])
-        return _compiled(blocks)(self._key.read_value(), nonce)[:size]
+        return self._key.read_value(), nonce
 
     def __reduce__(self) -> Any:
         """Copies start from a key of their own: two draws under one are never the same."""
-        return DeviceNormal, (self._seed,)
+        return type(self), (self._seed,)
+
+
+class DeviceNormal(DeviceKey):
+    """Draws of a program, compiled or not, without a call of the host.
+
+    Guarantee:
+        From 53 bits each of its ``DeviceKey``, numbers become normal by the transform of Box and
+        Muller (1958), in double precision; they reach 8.6 at most.
+
+    Args:
+        seed: as for ``DeviceKey``.
+
+    Raises:
+        ValueError: on a TPU, which has no double precision; also from ``new_key``.
+    """
+
+    def new_key(self) -> None:
+        """Takes a fresh key, and looks for a TPU again."""
+        if tf.config.list_logical_devices("TPU"):
+            raise ValueError(
+                "noise of source='device' can't be drawn on a TPU, which has no double precision. "
+                "Use GaussianNoise(noise_multiplier, source='integer')."
+            )
+        super().new_key()
+
+    def draw(self, size: int) -> tf.Tensor:
+        """Returns ``size`` numbers, ``float64``, others in each run of the program."""
+        blocks = -(-size // _PER_BLOCK)
+        if blocks > _MOST_BLOCKS:
+            raise ValueError(f"{size} numbers are more than one nonce of ChaCha20 has blocks for.")
+        return _compiled(blocks)(*self.of_one_draw())[:size]
 
 
 @functools.lru_cache(maxsize=16)
@@ -96,13 +115,13 @@ def _uniform(high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
     return (whole + 0.5) * 2.0**-53
 
 
-def key_stream(key: tf.Tensor, nonce: tf.Tensor, first: int, blocks: int) -> tf.Tensor:
+def key_stream(key: tf.Tensor, nonce: tf.Tensor, first: Any, blocks: int) -> tf.Tensor:
     """Returns the words (16, blocks) of ChaCha20, ``uint32`` (RFC 8439, section 2.3).
 
     Args:
         key: (8,) ``uint32``.
         nonce: (3,) ``uint32``.
-        first: the counter of the first block.
+        first: the counter of the first block: a number or ``uint32``.
         blocks: how many, in columns.
     """
     constants, counters = tf.constant(_CONSTANTS), tf.cast(tf.range(blocks), tf.uint32) + first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import operator
 from typing import Any
 
@@ -13,11 +14,13 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.training._chacha import DeviceNormal
+from tf_labeldp.training._integer_normal import IntegerNormal, added_delta, lattice
 from tf_labeldp.training._normal_draws import standard_normal
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
-_CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
+_CIPHERS = {"host": "AES-256", "device": "ChaCha20", "integer": "ChaCha20"}
+_DRAWN_BY = {"device": DeviceNormal, "integer": IntegerNormal}
 _KEY_STREAM = (
     "nobody tells the key stream of {} from random bits, which the noise of steps is made of"
 )
@@ -109,16 +112,20 @@ class GaussianNoise(NoiseMechanism):
         bits come from a cipher under keys of 256 bits that the operating system draws, unless a
         seed is given: AES-256 in counter mode with a key for each step on the host, ChaCha20 with a
         key for each ``fit`` and a nonce for each step on the device. Statements name the cipher as
-        an assumption. The noise is drawn and added in double precision, and the noisy sum is
-        rounded to a grid of 2^-16 standard deviations, so that the last bits of a sum tell nothing
-        of what was added (Mironov 2012 shows that they may for other noise). The statement treats
-        the draw as an exact Gaussian.
+        an assumption. On host and device the noise is drawn and added in double precision, and the
+        noisy sum is rounded to a grid of 2^-16 standard deviations, so that the last bits of a sum
+        tell nothing of what was added (Mironov 2012 shows that they may for other noise). The
+        statement treats the draw as an exact Gaussian. With ``source="integer"`` the sum is rounded
+        to a lattice first and integers are added; rounding and the distance from the Gaussian are
+        in the statement (docs/accounting.md has the proof).
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
         source: ``"host"`` draws in Python, beside the program of a step; ``"device"`` within the
-            program, which ``jit_compile=True`` needs, and which is faster on a GPU. A TPU has no
-            double precision, and is refused.
+            program, which ``jit_compile=True`` needs, and which is faster on a GPU. ``"integer"``
+            does so too, in integers and single precision: for TPUs, which have no double precision
+            and are refused otherwise (untested on a TPU until one is at hand). It is slower, and
+            for 2^30 weights and noise multipliers from 0.35 on.
         insecure_seed: makes the noise repeatable; the statement then says "not private: seeded".
 
     Example:
@@ -138,8 +145,8 @@ class GaussianNoise(NoiseMechanism):
         self._noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
         self._source = _validate.one_of("source", source, tuple(_CIPHERS))
         self._insecure_seed, self._rng = insecure_seed, None
-        self._seeded, self.compiles = insecure_seed is not None, source == "device"
-        self._device: DeviceNormal | None = None
+        self._seeded, self.compiles = insecure_seed is not None, source != "host"
+        self._device: Any = None
         if insecure_seed is not None:
             self._insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
             self._rng = np.random.default_rng(self.insecure_seed)
@@ -147,7 +154,7 @@ class GaussianNoise(NoiseMechanism):
     noise_multiplier: float = fixed(
         "_noise_multiplier", "Standard deviation over ``l2_norm_clip``."
     )
-    source: str = fixed("_source", 'Where the noise is drawn: ``"host"`` or ``"device"``.')
+    source: str = fixed("_source", 'Where the noise is drawn: ``"host"``, ``"device"`` or ``"integer"``.')
     insecure_seed: int | None = fixed("_insecure_seed", "What makes the noise repeatable, or None.")
     seeded: bool = fixed("_seeded", "Whether the noise can be repeated.")
 
@@ -155,12 +162,19 @@ class GaussianNoise(NoiseMechanism):
         """Takes a new key for the noise of the device."""
         if self._device is not None:
             self._device.new_key()
-        elif self.source == "device":
-            self._device = DeviceNormal(self.insecure_seed)
+        elif self.source != "host":
+            self._device = _DRAWN_BY[self.source](self.insecure_seed)
 
-    def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the event of DP-SGD with this noise."""
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
+    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
+        """Returns no state; raises for more weights than ``source="integer"`` is for."""
+        if self.source == "integer":
+            lattice(self.noise_multiplier, 1.0, sum(map(math.prod, shapes)))
+        return ()
+
+    def dp_event(self, sampling_probability: float, steps: int, clipping: str = "norm") -> Any:
+        """Returns the event of DP-SGD with this noise, and this clipping."""
+        added = added_delta(self.noise_multiplier) if self.source == "integer" else 0.0
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping, added)
 
     def assumptions(self) -> tuple[str, ...]:
         """Returns what a statement about this noise rests on."""
@@ -172,13 +186,15 @@ class GaussianNoise(NoiseMechanism):
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
     ) -> tuple[list[tf.Tensor], Any]:
         """Returns the sum with Gaussian noise, in ``float32``; there is no state."""
-        scale = self.noise_multiplier * l2_norm_clip
         shapes = [tf.shape(part) for part in clipped_sum]
         flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
-        unit = self._unit(flat)
-        noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(unit, [-1])
-        grid = scale * _GRID
-        noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
+        if self.source == "integer":
+            noisy = self._drawer().add(flat, self.noise_multiplier, l2_norm_clip)
+        else:
+            scale = self.noise_multiplier * l2_norm_clip
+            noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(self._unit(flat), [-1])
+            grid = scale * _GRID
+            noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
         parts = tf.split(noisy, [tf.reduce_prod(shape) for shape in shapes])
         return [
             tf.ensure_shape(tf.reshape(part, shape), like.shape)
@@ -191,8 +207,11 @@ class GaussianNoise(NoiseMechanism):
             # Stateful, so that no pass folds or shares it.
             draw = lambda size: standard_normal(int(size), self._rng)  # noqa: E731
             return tf.numpy_function(draw, [tf.size(like)], tf.float64)
-        self._device = self._device or DeviceNormal(self.insecure_seed)
-        return self._device.draw(like.shape[0])
+        return self._drawer().draw(like.shape[0])
+
+    def _drawer(self) -> Any:
+        self._device = self._device or _DRAWN_BY[self.source](self.insecure_seed)
+        return self._device
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""

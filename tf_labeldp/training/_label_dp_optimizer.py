@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._events import CLIPPINGS, dp_sgd_event
+from tf_labeldp.accounting._events import CLIPPINGS
 from tf_labeldp.gradients._clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import (
@@ -154,7 +154,8 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         """Returns the event of some steps, as ``NoiseMechanism.dp_event`` does."""
         if self.clipping == "norm":
             return self.noise.dp_event(sampling_probability, steps)
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, self.clipping)
+        noise = cast(GaussianNoise, self.noise)  # as _check_by_distance has it
+        return noise.dp_event(sampling_probability, steps, self.clipping)
 
     def build(self, variables: list[Any]) -> None:
         """Makes the variables of the inner optimizer, the noise and the denoiser."""

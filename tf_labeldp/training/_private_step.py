@@ -313,22 +313,24 @@ class PrivateStep:
         return outputs, report
 
     def _with_noise_once(self, clipped: list[tf.Tensor], replicas: Any) -> list[tf.Tensor]:
-        def noisy() -> list[tf.Tensor]:
+        def noisy(total: list[tf.Tensor]) -> list[tf.Tensor]:
             step = self._guard.take_step(self._optimizer.noise)
             with tf.control_dependencies([step]):
-                admitted = [tf.identity(part) for part in clipped]
+                admitted = [tf.identity(part) for part in total]
             return self._optimizer.add_noise(admitted)
 
         if replicas.num_replicas_in_sync == 1:
-            return noisy()
+            return noisy(clipped)
         if tf.nest.flatten(self._optimizer.noise.initial_state([])):
             raise ValueError(
                 f"{type(self._optimizer.noise).__name__} carries a state from step to step, which "
                 "works on one replica only. Use GaussianNoise, or no strategy."
             )
-        # The first replica adds the noise to its share of the sum; the others add nothing.
+        # The first replica adds the noise to the whole sum, which it rounds; the others' add zero.
+        total = list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, clipped))
         first = tf.equal(replicas.replica_id_in_sync_group, 0)
-        share = tf.cond(first, noisy, lambda: list(clipped))
+        zeros = [tf.zeros_like(part) for part in total]
+        share = tf.cond(first, lambda: noisy(total), lambda: zeros)
         return list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, share))
 
 
