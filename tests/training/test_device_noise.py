@@ -1,4 +1,7 @@
-"""Noise of ChaCha20 inside the program: its key stream, its law, and no nonce used twice."""
+"""Noise of ChaCha20 inside the program: its key stream, its law, and no nonce used twice.
+
+What holds for integers alone is in ``test_integer_noise``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from tf_labeldp.training import GaussianNoise, _chacha
 
 SIZE = 1_000_000
+SOURCES = ("device", "integer")
 LIMIT = 2.7 / np.sqrt(SIZE)  # Kolmogorov's distribution: beyond with a chance below 1e-6
 
 # RFC 8439, section 2.3.2 and appendix A.1, one to five: key, nonce, counter, block.
@@ -78,16 +82,18 @@ def distance_from_normal(sample: np.ndarray, scale: float) -> float:
     return float(max(np.max(law - grid[:-1]), np.max(grid[1:] - law)))
 
 
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("seed", [None, 5])
-def test_law_is_the_gaussian_and_no_wider_or_narrower_one(seed: int | None) -> None:
-    sample = noise_of(GaussianNoise(3.0, source="device", insecure_seed=seed), 0.5)
+def test_law_is_the_gaussian_and_no_wider_or_narrower_one(source: str, seed: int | None) -> None:
+    sample = noise_of(GaussianNoise(3.0, source=source, insecure_seed=seed), 0.5)
     assert distance_from_normal(sample, 1.5) < LIMIT
     assert distance_from_normal(sample, 1.5 * 1.02) > LIMIT
     assert distance_from_normal(sample, 1.5 / 1.02) > LIMIT
 
 
-def test_coordinates_and_steps_are_not_correlated() -> None:
-    noise = GaussianNoise(1.0, source="device", insecure_seed=2)
+@pytest.mark.parametrize("source", SOURCES)
+def test_coordinates_and_steps_are_not_correlated(source: str) -> None:
+    noise = GaussianNoise(1.0, source=source, insecure_seed=2)
     first, second = noise_of(noise), noise_of(noise)
     limit = 5.0 / np.sqrt(SIZE)  # each is normal of this over five; a chance of 6e-7 each
     for lag in (1, 2, 4, 8, 16, SIZE // 8, SIZE // 2):  # a block has 8, its sines come last
@@ -122,23 +128,24 @@ def test_uniform_numbers_reach_both_ends_and_never_zero() -> None:
 def nonces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Returns the list that every key and nonce goes to from now on."""
     used: list[tuple[int, ...]] = []
-    original = _chacha._compiled
+    original = _chacha.DeviceKey.of_one_draw
 
-    def recorded(blocks: int) -> Any:
-        def draw(key: tf.Tensor, nonce: tf.Tensor) -> tf.Tensor:
-            note = lambda k, n: used.append((*k.tolist(), *n.tolist()))  # noqa: E731
-            with tf.control_dependencies([tf.numpy_function(note, [key, nonce], [])]):
-                return original(blocks)(tf.identity(key), nonce)
+    def recorded(self: _chacha.DeviceKey) -> Any:
+        key, nonce = original(self)
+        note = lambda k, n: used.append((*k.tolist(), *n.tolist()))  # noqa: E731
+        with tf.control_dependencies([tf.numpy_function(note, [key, nonce], [])]):
+            return tf.identity(key), nonce
 
-        return draw
-
-    monkeypatch.setattr(_chacha, "_compiled", recorded)
+    monkeypatch.setattr(_chacha.DeviceKey, "of_one_draw", recorded)
     return used
 
 
-def test_no_draw_has_the_key_and_nonce_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_draw_has_the_key_and_nonce_of_another(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used = nonces(monkeypatch)
-    noise = GaussianNoise(1.0, source="device")
+    noise = GaussianNoise(1.0, source=source)
 
     @tf.function
     def thrice() -> None:
@@ -178,9 +185,10 @@ def test_the_count_is_read_and_moved_on_in_one_operation() -> None:
     assert not any(kind.startswith("Assign") for kind in kinds)
 
 
-def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits() -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits(source: str) -> None:
     def drawn(jit: bool | None) -> np.ndarray:
-        noise = GaussianNoise(1.0, source="device", insecure_seed=7)
+        noise = GaussianNoise(1.0, source=source, insecure_seed=7)
         step = lambda: noise.add_noise([tf.zeros([20])], 1.0, ())[0][0]  # noqa: E731
         step = step if jit is None else tf.function(step, jit_compile=jit)
         made = [step().numpy() for _ in range(2)]
@@ -192,8 +200,8 @@ def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits() -> None:
     for jit in (False, True):
         # A number that lies between two points of the grid may go either way.
         np.testing.assert_allclose(drawn(jit), eager, rtol=0.0, atol=1.01 * 2.0**-16)
-    assert GaussianNoise(1.0, source="device", insecure_seed=7).seeded
-    other = GaussianNoise(1.0, source="device", insecure_seed=8)
+    assert GaussianNoise(1.0, source=source, insecure_seed=7).seeded
+    other = GaussianNoise(1.0, source=source, insecure_seed=8)
     assert not np.array_equal(noise_of(other, size=20), eager[0])
 
 
@@ -207,7 +215,8 @@ def test_noisy_sums_lie_on_the_grid_in_xla_too() -> None:
 
 
 def test_statements_name_the_cipher() -> None:
-    assert "ChaCha20" in GaussianNoise(1.0, source="device").assumptions()[0]
+    for source in SOURCES:
+        assert "ChaCha20" in GaussianNoise(1.0, source=source).assumptions()[0]
     assert "AES-256" in GaussianNoise(1.0).assumptions()[0]
     assert GaussianNoise(1.0, source="device", insecure_seed=1).assumptions() == ()
 
@@ -219,6 +228,7 @@ def test_a_tpu_is_refused_also_one_that_comes_later(monkeypatch: pytest.MonkeyPa
     for begin in (used.begin, GaussianNoise(1.0, source="device").begin):
         with pytest.raises(ValueError, match="TPU, which has no double precision"):
             begin()
+    GaussianNoise(1.0, source="integer").begin()
 
 
 @pytest.mark.parametrize("name", ["noise_multiplier", "source", "insecure_seed", "seeded"])
@@ -237,5 +247,5 @@ def test_config_round_trip_and_a_source_that_is_none() -> None:
     noise = GaussianNoise(1.5, source="device", insecure_seed=2)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(noise))
     assert again.get_config() == noise.get_config()
-    with pytest.raises(ValueError, match="source must be one of host, device"):
+    with pytest.raises(ValueError, match="source must be one of host, device, integer"):
         GaussianNoise(1.0, source="tpu")

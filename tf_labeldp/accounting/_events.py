@@ -130,7 +130,7 @@ def dp_sgd_event(
     if added_delta > 0.0:
         from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
 
-        step = dp_accounting.ComposedDpEvent([step, AddedDeltaDpEvent(added_delta)])
+        step = dp_accounting.ComposedDpEvent((step, AddedDeltaDpEvent(added_delta)))
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 

@@ -154,7 +154,9 @@ class GaussianNoise(NoiseMechanism):
     noise_multiplier: float = fixed(
         "_noise_multiplier", "Standard deviation over ``l2_norm_clip``."
     )
-    source: str = fixed("_source", 'Where the noise is drawn: ``"host"``, ``"device"`` or ``"integer"``.')
+    source: str = fixed(
+        "_source", 'Where the noise is drawn: ``"host"``, ``"device"`` or ``"integer"``.'
+    )
     insecure_seed: int | None = fixed("_insecure_seed", "What makes the noise repeatable, or None.")
     seeded: bool = fixed("_seeded", "Whether the noise can be repeated.")
 

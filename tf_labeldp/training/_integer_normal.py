@@ -34,9 +34,9 @@ class IntegerNormal(DeviceKey):
     """Adds Gaussian noise on a lattice, without double precision. Untested on a TPU so far.
 
     Guarantee:
-        What one ``add`` releases differs from the Gaussian mechanism of the noise multiplier by
-        ``added_delta`` at most, as an event that is composed with its own, for values whose sum a
-        replaced label moves as ``LabelDPOptimizer`` says. The bits are those of ``DeviceKey``.
+        What one ``add`` releases costs what the Gaussian mechanism of the noise multiplier does and
+        ``added_delta`` besides, for values that a replaced label moves as ``LabelDPOptimizer``
+        says. The bits are those of ``DeviceKey``.
 
     Args:
         seed: as for ``DeviceKey``.
@@ -118,7 +118,7 @@ def added_delta(noise_multiplier: float) -> float:
     ]
     smoothing = 2.0001 * math.exp(-2.0 * math.pi**2 * _LEAST_VARIANCE)
     ratio = 2.0 * _MOST * len(_LEVELS) * smoothing * 1.0001
-    delta = 2.0 * math.expm1(ratio) + _MOST * (missing[0] + 2.0 * math.exp(ratio) * missing[1])
+    delta = math.expm1(3.0 * ratio) + _MOST * (missing[0] + 2.0 * math.exp(ratio) * missing[1])
     return 1.001 * delta / alike if 1.001 * delta < alike else 1.0
 
 
@@ -171,9 +171,7 @@ def table(sigma: int, words: int) -> tuple[np.ndarray, np.ndarray]:
         left[giver] -= size - left[place]
         if left[giver] < size:
             short.append(long.pop())
-    thresholds = [
-        [(one >> shift) % 2**32 for shift in range(bits - 32, -1, -32)] for one in own
-    ]
+    thresholds = [[(one >> shift) % 2**32 for shift in range(bits - 32, -1, -32)] for one in own]
     return np.array(thresholds, np.uint32), np.array(other, np.int32) - _HALF
 
 
