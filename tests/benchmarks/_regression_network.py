@@ -16,24 +16,32 @@ class Trainer:
     """Trains the same network from the same weights on one set of noisy labels after another.
 
     Labels are scaled by public constants alone, the range: to mean 0 and variance 1 if they were
-    uniform in it.
+    uniform in it. For the Poisson loss they are not scaled, and the network gives logarithms.
 
     Args:
         data: features and range.
         num_train: size of the training sets.
         batch_size: examples a step; the last, smaller batch of an epoch is left out.
         epochs: passes over the training set.
+        loss: of the training, "squared_error" or "poisson".
     """
 
     def __init__(
-        self, data: InsuranceData, num_train: int, *, batch_size: int, epochs: int
+        self,
+        data: InsuranceData,
+        num_train: int,
+        *,
+        batch_size: int,
+        epochs: int,
+        loss: str = "squared_error",
     ) -> None:
         self.data = data
         self.batch_size = batch_size
         self.epochs = epochs
         self.steps = num_train // batch_size
-        self.middle = (data.low + data.high) / 2
-        self.scale = (data.high - data.low) / np.sqrt(12)
+        self.is_poisson = loss == "poisson"
+        self.middle = 0.0 if self.is_poisson else (data.low + data.high) / 2
+        self.scale = 1.0 if self.is_poisson else (data.high - data.low) / np.sqrt(12)
         self.model = build(data)
         schedule = keras.optimizers.schedules.CosineDecay(LEARNING_RATE, epochs * self.steps)
         self.optimizer = keras.optimizers.RMSprop(schedule)
@@ -61,6 +69,7 @@ class Trainer:
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """Returns predictions for these rows, in the labels' unit."""
         scaled = self._predict((self.data.codes[rows], self.data.numbers[rows])).numpy()[:, 0]
+        scaled = np.exp(scaled) if self.is_poisson else scaled
         return scaled.astype(np.float64) * self.scale + self.middle
 
     def _reset(self, seed: int) -> None:
@@ -79,8 +88,11 @@ class Trainer:
         for batch in order:
             with tf.GradientTape() as tape:
                 inputs = (tf.gather(codes, batch), tf.gather(numbers, batch))
-                errors = self.model(inputs, training=True)[:, 0] - tf.gather(targets, batch)
-                loss = tf.reduce_mean(tf.square(errors)) + tf.add_n(self.model.losses)
+                scores, wanted = self.model(inputs, training=True)[:, 0], tf.gather(targets, batch)
+                losses = tf.square(scores - wanted)
+                if self.is_poisson:
+                    losses = tf.exp(scores) - wanted * scores
+                loss = tf.reduce_mean(losses) + tf.add_n(self.model.losses)
             gradients = tape.gradient(loss, self.model.trainable_variables)
             self.optimizer.apply(gradients, self.model.trainable_variables)
 

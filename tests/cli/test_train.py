@@ -60,13 +60,16 @@ def test_a_table_with_names_of_classes(csv, capsys):
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
-def test_numbers_of_a_parquet_table(csv, capsys):
+@pytest.mark.parametrize("loss", [(), ("--loss", "poisson")])
+def test_numbers_of_a_parquet_table(csv, capsys, loss):
     columns = {"age": AGE, "job": JOB, "days": AGE / 3}
     path = csv.parent / "data.parquet"
     parquet.write_table(pa.table(columns), path)
-    assert command(path, "--label", "days", "--low", "0", "--high", "30", "--evaluate", "1") == 0
+    told = ("--label", "days", "--low", "0", "--high", "30", "--evaluate", "1")
+    assert command(path, *told, *loss) == 0
     assert "held out: mse" in capsys.readouterr().out
     model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    assert any("exponential" in str(layer.get_config()) for layer in model.layers) == bool(loss)
     given = {"age": AGE.reshape(-1, 1), "job": tf.constant(JOB.reshape(-1, 1))}
     off = model.predict(given, verbose=0)[:, 0] - AGE / 3
     assert np.mean(off**2) < 0.3 * np.var(AGE / 3)
@@ -124,6 +127,11 @@ def test_a_store_keeps_the_release(csv, capsys):
         ((*NAMES, "--clip"), "--clip is for labels that are numbers"),
         (("--label", "ill", "--classes", "no", "maybe"), "labels"),
         (("--label", "days", "--low", "0", "--high", "10"), "labels"),
+        ((*NAMES, "--loss", "poisson"), "--loss is for labels that are numbers"),
+        (
+            ("--label", "days", "--low", "-1", "--high", "9", "--loss", "poisson"),
+            "--loss poisson needs labels of zero or more",
+        ),
         ((*NAMES, "--delta", "2"), "--delta must lie between"),
     ],
 )

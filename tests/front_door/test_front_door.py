@@ -20,6 +20,7 @@ import tf_labeldp as ldp
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
 from tf_labeldp.front_door import _recommend
 from tf_labeldp.front_door._estimators import Beside, kind_of
+from tf_labeldp.heads import PrivatePoissonRegression
 
 N = 1500
 RNG = np.random.default_rng(0)
@@ -152,6 +153,22 @@ def test_numbers_as_labels():
     np.testing.assert_allclose(made, model.predict(ROWS), atol=1e-3)
     vault = ldp.PrivateLabels(labels, low=10, high=30, budget=ldp.PrivacyBudget(3.0, 1e-6))
     assert ldp.PrivateRegressor(3.0).fit(ROWS, vault).guarantee() == vault.guarantee()
+
+
+def test_counts_by_the_poisson_loss():
+    rates = np.exp(ROWS[:, 0] - 1.0)
+    counts = np.random.default_rng(0).poisson(rates).clip(0, 8)
+    best = 1.0 - np.mean((counts - rates) ** 2) / np.var(counts)
+    told = {"low": 0, "high": 8, "insecure_seed": 0}
+    model = ldp.PrivateRegressor(3.0, loss="poisson", **told).fit(ROWS, counts)
+    assert isinstance(model.head_, PrivatePoissonRegression)
+    assert model.score(ROWS, counts) > 0.5 * best > 0.1
+    made = model.to_keras().predict(ROWS, verbose=0)[:, 0]
+    np.testing.assert_allclose(made, model.predict(ROWS), atol=1e-4)
+    vault = ldp.PrivateLabels(counts, low=0, high=8, budget=ldp.PrivacyBudget(3.0, 1e-6))
+    with pytest.raises(ValueError, match="loss must be one of squared_error, poisson"):
+        ldp.PrivateRegressor(3.0, loss="poission").fit(ROWS, vault)
+    assert not vault.history()
 
 
 def test_scikit_learn_s_conventions():

@@ -243,6 +243,8 @@ def _add_train(verbs: Any) -> None:
     add("--low", type=_number, help="labels are numbers from here on; public")
     add("--high", type=_number, help="the largest label; public")
     add("--clip", action="store_true", help="set numbers outside the range to its nearer end")
+    add("--loss", choices=("squared_error", "poisson"),
+        help="of numbers: poisson is for counts (default: squared_error)")
     add("--drop", action="append", metavar="NAME",
         help="column to leave out, such as ids; may be given several times")
     add("--images", type=pathlib.Path, metavar="DIR",
@@ -386,6 +388,12 @@ def _check_train(args: argparse.Namespace) -> None:
         raise _console.CommandError("numbers need both --low and --high, the first below the other")
     if args.clip and not numbers:
         raise _console.CommandError("--clip is for labels that are numbers; leave it out")
+    if args.loss is not None and not numbers:
+        raise _console.CommandError("--loss is for labels that are numbers; leave it out")
+    if args.loss == "poisson" and args.low < 0.0:
+        raise _console.CommandError(
+            f"--loss poisson needs labels of zero or more, got --low {args.low:g}"
+        )
     if (args.images is None) != (args.file is None):
         raise _console.CommandError("--images DIR and --file NAME go together: give both or none")
     if args.delta is not None and not 0.0 < args.delta < 1.0:

@@ -65,9 +65,11 @@ def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
         store=args.store,
         insecure_seed=args.insecure_seed,
     )
-    made = PrivateClassifier if args.low is None else PrivateRegressor
-    door = made(args.epsilon, delta, budget_for_evaluation=args.evaluate, key=_KEY)
-    return door.fit(features, vault)
+    asked = {"budget_for_evaluation": args.evaluate, "key": _KEY}
+    if args.low is None:
+        return PrivateClassifier(args.epsilon, delta, **asked).fit(features, vault)
+    loss = args.loss or "squared_error"
+    return PrivateRegressor(args.epsilon, delta, loss=loss, **asked).fit(features, vault)
 
 
 def _read(path: pathlib.Path) -> Any:

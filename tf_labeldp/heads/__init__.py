@@ -10,6 +10,7 @@ from tf_labeldp.heads._bootstrapped_head import BootstrappedHead
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._noise_cluster import NoiseCluster
 from tf_labeldp.heads._one_release_head import PrivateRidge
+from tf_labeldp.heads._poisson import PrivatePoissonRegression
 from tf_labeldp.heads._prior_randomizer import HeadPriorRandomizer, teacher_labels
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "HeadPriorRandomizer",
     "NoiseCluster",
     "PrivateLogisticRegression",
+    "PrivatePoissonRegression",
     "PrivateRidge",
     "teacher_labels",
 ]

@@ -7,6 +7,7 @@ release. ``docs/heads.md`` derives the penalties, the choice of their multiple, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -91,13 +92,11 @@ class PrivateLogisticRegression(OneReleaseHead):
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         bayes = _ridge_path.bayes_filter(problem.spectrum, *prior)
-        logistic, start, kept = _logistic_problem(problem, rows, bayes, self.classes_)
-        if self.penalty == "auto":
-            fit, path = logistic.best(start, rows.num_rows)
-        else:
-            fit = logistic.assess(float(self.penalty), start, rows.num_rows)
-            path = {fit.multiple: fit.log_loss}
-        self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.log_loss, fit.sharpness
+        softmax = self.classes_ is not None and len(self.classes_) > 2
+        make = functools.partial(Likelihood, softmax=softmax)
+        logistic, start, kept = likelihood_problem(problem, rows, bayes, make)
+        fit, path = logistic.chosen(self.penalty, start, rows.num_rows)
+        self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.loss, fit.sharpness
         self.risk_path_ = (np.array(list(path)), np.array(list(path.values())))
         # Log-odds s are kept as s / 2, the scores of two classes being s / 2 and -s / 2.
         half = 1.0 if logistic.likelihood.softmax else 0.5
@@ -106,7 +105,7 @@ class PrivateLogisticRegression(OneReleaseHead):
         last = np.zeros(weights.shape[1])
         if self.intercept:
             last = half * fit.coefficients[-1] - problem.column @ weights
-        filter_ = _first_order_filter(logistic, fit, kept, problem.spectrum.k_eff)
+        filter_ = first_order_filter(logistic, fit, kept, problem.spectrum.k_eff)
         return weights, last, half * filter_
 
 
@@ -121,6 +120,19 @@ class Likelihood:
     def curvature(self, columns: int) -> float:
         """Returns h, the Hessian of one row at zero in the directions that matter."""
         return 1.0 / columns if self.softmax else 0.25
+
+    def mean_curvature(self, coefficients: np.ndarray) -> float:
+        """Returns the mean of h over the rows at a fit, which is less along the coefficients."""
+        scores = self.scores(coefficients)
+        scores -= scores.max(axis=1, keepdims=True)
+        shares = np.exp(scores)
+        shares /= shares.sum(axis=1, keepdims=True)
+        curvature = float((shares * (1.0 - shares)).sum(axis=1).mean())
+        return curvature / (scores.shape[1] - 1.0 if self.softmax else 2.0)
+
+    def first_multiple(self, columns: int) -> float:
+        """Returns the multiple of the penalties that the search begins with."""
+        return 2.0 ** round(math.log2(1.2 / self.curvature(columns)))
 
     def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the sum, and its gradient (d, C)."""
@@ -155,18 +167,18 @@ class Likelihood:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogisticFit:
+class LikelihoodFit:
     """A fit for one multiple of the penalties, and what it is worth."""
 
     coefficients: np.ndarray  # U (d, C)
     multiple: float  # c
     sharpness: float  # beta
-    log_loss: float  # estimate of its mean on the training set
+    loss: float  # estimate of its mean on the training set
     variance: np.ndarray  # (d,), that the noise gives a row of U in sum, to first order
 
 
 @dataclasses.dataclass(frozen=True)
-class LogisticProblem:
+class LikelihoodProblem:
     """A release in coordinates in which penalties are diagonal."""
 
     likelihood: Likelihood  # of rows in these coordinates
@@ -201,10 +213,13 @@ class LogisticProblem:
         )
         return self._centred(found.x.reshape(moments.shape) * scale)
 
-    def assess(
+    def agreement(
         self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
-    ) -> LogisticFit:
-        """Returns the fit for a multiple, with its sharpness and estimated log-loss."""
+    ) -> tuple[np.ndarray, float, np.ndarray]:
+        """Returns the fit U, an estimate of ``tr(U^T B) / n``, and what the noise gives rows of U.
+
+        By Stein's identity, with the divergence of the fit found from random probes.
+        """
         u = self.fit(multiple, self.moments, start)
         # The same probes for all multiples: what these add by chance hardly tells them apart.
         rng = np.random.default_rng(probe_seed)
@@ -216,7 +231,13 @@ class LogisticProblem:
             change = (self.fit(multiple, self.moments + _STEP * probe, u) - u) / _STEP
             overlap += float((probe * change).sum()) / number
             variance += np.square(change).sum(axis=1) / number
-        agreement = (float((u * self.moments).sum()) - overlap) / num_rows
+        return u, (float((u * self.moments).sum()) - overlap) / num_rows, variance
+
+    def assess(
+        self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
+    ) -> LikelihoodFit:
+        """Returns the fit for a multiple, with its sharpness and estimated log-loss."""
+        u, agreement, variance = self.agreement(multiple, start, num_rows, probe_seed)
         scores = self.likelihood.scores(u)
         error = math.sqrt(float(self.noise @ (np.square(u).sum(axis=1) + variance))) / num_rows
         if not self.likelihood.softmax:
@@ -225,22 +246,29 @@ class LogisticProblem:
         trusted = agreement - error**2 / agreement if agreement > error else 0.0
         sharpness = _ridge_path.softmax_sharpness(scores, trusted)
         loss = _ridge_path.log_loss(scores, agreement, sharpness)
-        return LogisticFit(u, multiple, sharpness, loss, variance)
+        return LikelihoodFit(u, multiple, sharpness, loss, variance)
 
-    def best(self, start: np.ndarray, num_rows: int) -> tuple[LogisticFit, dict[float, float]]:
-        """Returns the fit of least estimated log-loss, and the estimate for each multiple tried."""
-        tried: dict[float, LogisticFit] = {}
+    def chosen(
+        self, penalty: str | float, start: np.ndarray, num_rows: int
+    ) -> tuple[LikelihoodFit, dict[float, float]]:
+        """Returns a fit and the estimated loss by multiple: of this one, or of all that are tried.
+
+        ``"auto"`` is the multiple of least estimated loss.
+        """
+        if penalty != "auto":
+            fit = self.assess(float(penalty), start, num_rows)
+            return fit, {fit.multiple: fit.loss}
+        tried: dict[float, LikelihoodFit] = {}
 
         def at(multiple: float) -> float:
             if multiple not in tried:
                 near = min(tried, key=lambda m: abs(math.log(m / multiple)), default=None)
                 begin = start if near is None else tried[near].coefficients
                 tried[multiple] = self.assess(multiple, begin, num_rows)
-            return tried[multiple].log_loss
+            return tried[multiple].loss
 
-        curvature = self.likelihood.curvature(self.moments.shape[1])
-        best = _descend(at, 2.0 ** round(math.log2(1.2 / curvature)))
-        return tried[best], {multiple: tried[multiple].log_loss for multiple in sorted(tried)}
+        best = _descend(at, self.likelihood.first_multiple(self.moments.shape[1]))
+        return tried[best], {multiple: tried[multiple].loss for multiple in sorted(tried)}
 
     def _centred(self, values: np.ndarray) -> np.ndarray:
         if not self.likelihood.softmax:
@@ -256,12 +284,12 @@ def _descend(loss: Callable[[float], float], best: float) -> float:
     return best
 
 
-def _logistic_problem(
+def likelihood_problem(
     problem: _ridge_path.Problem,
     public: PublicRows,
     bayes: np.ndarray,
-    classes: np.ndarray | None,
-) -> tuple[LogisticProblem, np.ndarray, np.ndarray]:
+    make: Callable[[np.ndarray, float], Any],
+) -> tuple[LikelihoodProblem, np.ndarray, np.ndarray]:
     """Returns the problem in the eigenvectors of the Gram matrix, a start, and which are kept."""
     spectrum = problem.spectrum
     kept = bayes > 0.0
@@ -272,10 +300,9 @@ def _logistic_problem(
         if problem.count:
             block[:, :width] -= block[:, width:] * problem.column.astype(np.float32)
         block[:, :width] = block[:, :width] @ spectrum.vectors.astype(np.float32)
-    softmax = classes is not None and len(classes) > 2
     keep = kept if not problem.count else np.append(kept, True)
     weight = public.num_rows / len(rows)
-    likelihood = Likelihood(rows if np.all(keep) else rows[:, keep], weight, softmax)
+    likelihood = make(rows if np.all(keep) else rows[:, keep], weight)
     curvature = likelihood.curvature(columns)
     values, moments, noise = spectrum.values[kept], spectrum.moments[kept], spectrum.noise[kept]
     penalties = curvature * np.maximum(1.0 / bayes[kept] - values, 0.0)
@@ -289,23 +316,17 @@ def _logistic_problem(
         start = np.vstack([start, share * problem.last / curvature])
     fixed = np.zeros(values.size, bool)
     fixed[kept.sum() :] = True
-    return LogisticProblem(likelihood, moments, noise, values, penalties, fixed), start, kept
+    return LikelihoodProblem(likelihood, moments, noise, values, penalties, fixed), start, kept
 
 
-def _first_order_filter(
-    logistic: LogisticProblem, fit: LogisticFit, kept: np.ndarray, k_eff: int
+def first_order_filter(
+    logistic: LikelihoodProblem, fit: LikelihoodFit, kept: np.ndarray, k_eff: int
 ) -> np.ndarray:
     """Returns ``1 / (h l + c p)`` (d,), scaled to the total variance that the fit found.
 
-    h is the mean curvature of the loss at the fit, which is less along the coefficients.
+    h is the mean curvature of the loss at the fit.
     """
-    likelihood = logistic.likelihood
-    scores = likelihood.scores(fit.coefficients)
-    scores -= scores.max(axis=1, keepdims=True)
-    shares = np.exp(scores)
-    shares /= shares.sum(axis=1, keepdims=True)
-    curvature = float((shares * (1.0 - shares)).sum(axis=1).mean())
-    curvature /= scores.shape[1] - 1.0 if likelihood.softmax else 2.0
+    curvature = logistic.likelihood.mean_curvature(fit.coefficients)
     number = int(kept.sum())
     denominator = curvature * logistic.eigenvalues + fit.multiple * logistic.penalties
     filter_ = np.zeros(kept.size)

@@ -196,7 +196,8 @@ class OneReleaseHead(Head):
 
         Returns:
             ``float64`` (m, K); (m,) for two classes, of the second one; (m, L) for rows of labels;
-            for numbers (m,), the label less the middle of its range, not clipped.
+            for numbers (m,), the label less the middle of its range, not clipped, or, with the
+            Poisson loss, the logarithm of the expected label.
         """
         scores = self._scores(features)
         return scores[:, 0] if scores.shape[1] == 1 and not self._is_of_rows else scores
@@ -206,7 +207,9 @@ class OneReleaseHead(Head):
         scores = self._scores(features)
         if self._label_range is not None:
             low, high = self._label_range
-            return np.clip(scores[:, 0] + 0.5 * (low + high), low, high)
+            scores = scores[:, 0]
+            is_log = self._link == "exponential"
+            return np.clip(np.exp(scores) if is_log else scores + 0.5 * (low + high), low, high)
         if self.classes_ is None:
             return (scores > 0.0).astype(np.int64)
         return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
@@ -252,8 +255,8 @@ class OneReleaseHead(Head):
         weights, bias = self._column_weights, self.intercept_
         activation, clip_to = "softmax", None
         if self._label_range is not None:
-            activation, clip_to = "linear", self._label_range
-            bias = bias + 0.5 * sum(self._label_range)
+            activation, clip_to = self._link, self._label_range
+            bias = bias + (0.5 * sum(self._label_range) if activation == "linear" else 0.0)
         elif self.classes_ is None:
             activation = "sigmoid"
             weights, bias = 2.0 * self.sharpness_ * weights, 2.0 * self.sharpness_ * bias
@@ -272,6 +275,7 @@ class OneReleaseHead(Head):
 
     _sample_rows: ClassVar[int | None] = 8192
     _penalties: ClassVar[tuple[str, ...]]  # those that have a name
+    _link: ClassVar[str] = "linear"  # of labels that are numbers: Keras's activation of the scores
 
     @property
     def _has_prior(self) -> bool:
@@ -639,11 +643,14 @@ def _export(
         spread.set_weights([scaling.spread])
         rows = layers.UnitNormalization(axis=-1, dtype="float32", name="unit_spread_rows")(rows)
     low, high = (0.0, 0.0) if clip_to is None else clip_to
+    shift = low if activation == "linear" else 0.0  # by the bias where that does it
     dense = ReleasedDense(weights.shape[1], activation, name="head", **fixed)
     outputs = dense(rows)
-    dense.set_weights([weights.astype(np.float32), (bias - low).astype(np.float32)])
+    dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
     note_release(dense, receipts, dense.weights)
     if clip_to is not None:
+        if shift != low:
+            outputs = layers.Rescaling(1.0, shift - low, dtype="float32", name="above_low")(outputs)
         outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
         outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
     return keras.Model(inputs, outputs, name="one_release_head")

@@ -74,7 +74,7 @@ class FitPrivateHead:
     ) -> None:
         if not isinstance(head, OneReleaseHead) or head.encoder is not None:
             raise TypeError(
-                "head must be a PrivateRidge or PrivateLogisticRegression without encoder, got "
+                "head must be a PrivateRidge or another head of one release, without encoder, got "
                 f"{head!r}. Encode the features in the pipeline, before they come here."
             )
         self._head, self._key, self._release = head, key, release

@@ -1,0 +1,136 @@
+"""Poisson regression from one release: against scikit-learn, its risk, what it refuses."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from scipy import optimize
+from sklearn.linear_model import PoissonRegressor
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.heads import PrivatePoissonRegression, PrivateRidge
+from tf_labeldp.heads._poisson import CountLikelihood
+from tf_labeldp.vault import PrivateLabels
+
+pytestmark = pytest.mark.usefixtures("fits_apart")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(20_000, 4))
+UNIT = (X - X.mean(axis=0)) / np.linalg.norm(X - X.mean(axis=0), axis=1, keepdims=True)
+RATES = np.exp(1.5 * UNIT[:, 0] - 0.8 * UNIT[:, 1] - 0.5)
+Y = np.minimum(RNG.poisson(RATES), 10)
+
+
+def head(epsilon=1.0, delta=1e-6, seed=0, **arguments):
+    return PrivatePoissonRegression(
+        epsilon, delta, insecure_seed=seed, **({"low": 0, "high": 10} | arguments)
+    )
+
+
+def loss(predicted, truth=Y):
+    return float(np.mean(predicted - truth * np.log(predicted)))
+
+
+def test_at_a_huge_epsilon_it_is_poisson_regression_on_unit_rows():
+    one = head(1e5, penalty=0.25, spread=False).fit(X, Y)
+    model = PoissonRegressor(alpha=0.0, tol=1e-8, max_iter=1000).fit(UNIT, Y)
+    np.testing.assert_allclose(one.coef_[0], model.coef_, atol=0.01)
+    np.testing.assert_allclose(one.intercept_[0], model.intercept_, atol=0.01)
+    np.testing.assert_allclose(one.predict(X), model.predict(UNIT).clip(0, 10), rtol=0.01)
+    # Far from a linear fit.
+    assert (
+        loss(one.predict(X))
+        < loss(
+            PrivateRidge(1e5, 1e-6, low=0, high=10, insecure_seed=0).fit(X, Y).predict(X).clip(1e-3)
+        )
+        - 0.02
+    )
+
+
+def test_gradient_is_that_of_the_loss_below_and_above_the_largest_label():
+    rows = RNG.normal(size=(50, 3)).astype(np.float32)
+    likelihood = CountLikelihood(rows, 2.0, rate=0.3, middle=2.0, high=4.0)
+    for size in (0.1, 3.0):
+        at = size * RNG.normal(size=3)
+        inside = 0.3 * np.exp(rows @ at) < 4.0
+        assert inside.any() and (size == 0.1) == inside.all()
+        found = likelihood.value_and_gradient(at[:, np.newaxis])[1][:, 0]
+        value = lambda u: likelihood.value_and_gradient(u[:, np.newaxis])[0]  # noqa: E731
+        expected = optimize.approx_fprime(at, value, 1e-3)
+        np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05 * np.abs(found).max())
+
+
+def test_risk_is_the_loss_on_true_labels_within_its_spread():
+    excess = []
+    for seed in range(20):
+        one = head(0.2, seed=seed).fit(X, Y)
+        excess.append(one.risk_ - loss(one.predict(X)))
+    error = np.std(excess, ddof=1) / np.sqrt(len(excess))
+    assert abs(np.mean(excess)) < 4.5 * error < 0.1
+
+
+def test_noise_costs_it_less_than_least_squares():
+    gains = []
+    for seed in range(8):
+        ridge = PrivateRidge(0.5, 1e-6, low=0, high=10, insecure_seed=seed).fit(X, Y).predict(X)
+        own = head(0.5, seed=seed).fit(X, Y).predict(X)
+        gains.append(
+            [
+                np.mean((ridge - RATES) ** 2) - np.mean((own - RATES) ** 2),
+                abs(own.sum() / Y.sum() - 1.0),
+            ]
+        )
+    gains = np.array(gains)
+    assert gains[:, 0].mean() > 4.5 * gains[:, 0].std(ddof=1) / np.sqrt(len(gains))
+    assert gains[:, 1].max() < 0.05
+
+
+def test_it_has_the_release_and_the_statement_of_ridge():
+    ridge = PrivateRidge(1.0, 1e-6, low=0, high=10, insecure_seed=0).fit(X, Y)
+    one = head().fit(X, Y)
+    assert one.noise_stddev_ == ridge.noise_stddev_
+    assert one.guarantee().epsilon == ridge.guarantee().epsilon == 1.0
+    budget = PrivacyBudget(1.0, 1e-6)
+    vault = PrivateLabels(Y, low=0, high=10, budget=budget, insecure_seed=0)
+    again = PrivatePoissonRegression(1.0, 1e-6, key="one").fit(X, vault)
+    assert again.guarantee().epsilon == 1.0 and len(vault.history()) == 1
+    assert loss(again.predict(X)) < loss(np.full(len(Y), Y.mean())) - 0.1
+
+
+@pytest.mark.parametrize("low", [0, 1])
+def test_the_model_says_what_the_head_says(low, tmp_path):
+    one = head(2.0, low=low, high=6).fit(X, np.clip(Y, low, 6))
+    scores = one.decision_function(X[:500]) + np.linspace(0.0, 3.0, 500)
+    expected = one.predict(X[:500])
+    assert expected.min() >= low and expected.max() <= 6
+    np.testing.assert_allclose(
+        np.clip(np.exp(scores - np.linspace(0.0, 3.0, 500)), low, 6), expected
+    )
+    model = one.to_keras()
+    model.save(tmp_path / "head.keras")
+    for made in (model, keras.models.load_model(tmp_path / "head.keras")):
+        np.testing.assert_allclose(made(X[:500])[:, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_few_labels_and_labels_that_are_all_zero_have_a_model():
+    with pytest.warns(UserWarning, match="indistinguishable from noise"):
+        found = head(0.1, delta=1e-3).fit(X[:200], Y[:200]).predict(X)
+    assert np.isfinite(found).all() and 0.0 < found.min() and found.max() <= 10.0
+    with pytest.warns(UserWarning, match="indistinguishable from noise"):
+        none = head(1.0).fit(X, np.zeros(len(X))).predict(X)
+    assert 0.0 < none.mean() < 0.05
+
+
+def test_other_labels_and_no_intercept_are_refused_before_the_release():
+    with pytest.raises(ValueError, match=r"numbers of zero or more, got labels from -1 on"):
+        head(low=-1).fit(X, Y)
+    budget = PrivacyBudget(1.0, 1e-6)
+    for vault, arguments, match in (
+        (PrivateLabels(Y % 2, 2, budget=budget), {}, "got labels of classes"),
+        (PrivateLabels(Y, low=0, high=10, budget=budget), {"intercept": False}, "has an intercept"),
+        (PrivateLabels(Y, low=0, high=10, budget=budget), {"penalty": "bayes"}, "must be 'auto'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            PrivatePoissonRegression(1.0, 1e-6, **arguments).fit(X, vault)
+        assert not vault.history()

@@ -1,0 +1,164 @@
+"""``PrivatePoissonRegression``, from the release of moments that serves the other linear heads."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.heads import _ridge_path
+from tf_labeldp.heads._logistic import (
+    LikelihoodFit,
+    LikelihoodProblem,
+    first_order_filter,
+    likelihood_problem,
+)
+from tf_labeldp.heads._one_release_head import OneReleaseHead
+from tf_labeldp.heads._public_rows import PublicRows
+from tf_labeldp.mechanisms import LabelMomentMechanism
+
+
+class PrivatePoissonRegression(OneReleaseHead):
+    """A linear head with the Poisson loss, for counts and amounts, from one noisy ``X^T Y``.
+
+    It predicts ``exp(x w + b)``: effects multiply, no prediction is below zero, and what large
+    labels are worth grows in proportion to them, not to their square. In Poisson regression labels
+    enter the likelihood through their moments with the features alone (its link is canonical), so
+    the release that serves ``PrivateRidge`` serves it too.
+
+    Guarantee:
+        That of ``PrivateRidge``: the head, with all its attributes and predictions, is
+        (epsilon, delta)-DP for the replacement of one label, by one release.
+
+    Source: ``docs/heads.md`` derives the penalty and its choice.
+
+    Args:
+        epsilon: finite and above zero.
+        delta: in (0, 1), below 1/n for n labels; 0 with ``noise="laplace"``.
+        low: the smallest label, zero or more, public. Leave it out for a vault.
+        high: the largest label, public.
+        penalty: as for ``PrivateLogisticRegression``, with the Poisson loss for the log-loss. All
+            other arguments are those of ``PrivateRidge``; there is always an intercept.
+
+    Attributes:
+        coef_: ``float64`` (1, d), of the centred features over the length of their spread row: by
+            how much the logarithm of the expected label rises.
+        intercept_: ``float64`` (1,).
+        risk_: the estimate of the mean Poisson loss ``y_hat - y log(y_hat)`` on the training set.
+        risk_path_: (multiples, estimates) of those that were tried, ascending.
+        penalty_: the multiple; all others as in ``PrivateLogisticRegression``.
+
+    Raises:
+        ValueError: ``fit`` on arguments out of range, features that are not finite, labels that are
+            no numbers, or a range that begins below zero.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> features = rng.normal(size=(3000, 3))
+        >>> claims = rng.poisson(np.exp(features[:, 0] - 1.0)).clip(0, 8)
+        >>> head = PrivatePoissonRegression(2.0, delta=1e-5, low=0, high=8, insecure_seed=0)
+        >>> head.fit(features, claims).score(features, claims) > 0.2
+        True
+    """
+
+    _sample_rows = None
+    _penalties = ("auto",)
+    _link = "exponential"
+
+    def _mechanism(self, kind: dict[str, Any]) -> LabelMomentMechanism:
+        if "low" not in kind or kind["low"] < 0.0:
+            came = f"labels from {kind['low']:g} on" if "low" in kind else "labels of classes"
+            raise ValueError(
+                f"PrivatePoissonRegression is for numbers of zero or more, got {came}. Use "
+                "PrivateRidge for other numbers, PrivateLogisticRegression for classes. Nothing "
+                "was released."
+            )
+        if not self.intercept:
+            raise ValueError("PrivatePoissonRegression has an intercept; leave intercept out.")
+        return super()._mechanism(kind)
+
+    def _choose(
+        self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        low, high = self._label_range or (0.0, 0.0)
+        bayes = _ridge_path.bayes_filter(problem.spectrum, *prior)
+        constant = self._constant() / math.hypot(1.0, self._constant())  # column of all rows
+        middle = 0.5 * (low + high)
+        # A mean below its own noise would have no logarithm to fit.
+        error = problem.sigma / (rows.num_rows * constant)
+        rate = min(max(middle + constant * float(problem.last[0]), low, error), high)
+        problem = dataclasses.replace(problem, last=np.array([(rate - middle) / constant]))
+        make = functools.partial(CountLikelihood, rate=rate, middle=middle, high=high)
+        poisson, start, kept = likelihood_problem(problem, rows, bayes, make)
+        poisson = CountProblem(**vars(poisson))
+        start[-1] = 0.0  # all rates alike
+        fit, path = poisson.chosen(self.penalty, start, rows.num_rows)
+        shift = rate * math.log(rate)
+        self.penalty_, self.risk_ = fit.multiple, fit.loss - shift
+        self.risk_path_ = (np.array(list(path)), np.array(list(path.values())) - shift)
+        number = int(kept.sum())
+        weights = problem.spectrum.vectors[:, kept] @ fit.coefficients[:number]
+        last = fit.coefficients[-1] + math.log(rate) / constant - problem.column @ weights
+        return weights, last, first_order_filter(poisson, fit, kept, problem.spectrum.k_eff)
+
+
+@dataclasses.dataclass(frozen=True)
+class CountLikelihood:
+    """The public part of the Poisson loss of labels ``middle + code``, over a sample of the rows.
+
+    ``sum_i rate e^s_i - middle s_i``; the other part is the code's moments. Where a prediction
+    passes ``high``, to which predictions are clipped, its slope grows no more.
+    """
+
+    rows: np.ndarray  # float32 (m, d)
+    weight: float  # n / m
+    rate: float
+    middle: float
+    high: float
+    softmax: bool = False
+
+    def curvature(self, columns: int) -> float:
+        """Returns h, the Hessian of one row at zero."""
+        del columns
+        return self.rate
+
+    def mean_curvature(self, coefficients: np.ndarray) -> float:
+        """Returns the mean of h over the rows at a fit: the mean prediction."""
+        return float(self._rates(self._scores(coefficients)).mean(dtype=np.float64))
+
+    def first_multiple(self, columns: int) -> float:
+        """Returns the multiple of the penalties that the search begins with."""
+        del columns
+        return 1.0
+
+    def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns the sum, and its gradient (d, 1)."""
+        scores = self._scores(coefficients)
+        rates = self._rates(scores)
+        over = np.maximum(scores - math.log(self.high / self.rate), 0.0)
+        value = float((rates * (1.0 + over) - self.middle * scores).sum(dtype=np.float64))
+        slopes = (rates - self.middle).astype(np.float32)
+        gradient = (self.rows.T @ slopes)[:, np.newaxis].astype(np.float64)
+        return self.weight * value, self.weight * gradient
+
+    def _scores(self, coefficients: np.ndarray) -> np.ndarray:
+        return (self.rows @ coefficients[:, 0].astype(np.float32)).astype(np.float64)
+
+    def _rates(self, scores: np.ndarray) -> np.ndarray:
+        return self.rate * np.exp(np.minimum(scores, math.log(self.high / self.rate)))
+
+
+class CountProblem(LikelihoodProblem):
+    """The problem of a ``CountLikelihood``."""
+
+    def assess(
+        self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
+    ) -> LikelihoodFit:
+        """Returns the fit for a multiple, with its estimated loss; it is as sharp as it should."""
+        u, agreement, variance = self.agreement(multiple, start, num_rows, probe_seed)
+        value, _ = self.likelihood.value_and_gradient(u)
+        return LikelihoodFit(u, multiple, 1.0, value / num_rows - agreement, variance)
