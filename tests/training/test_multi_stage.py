@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_labeldp as ldp
 from tf_labeldp.estimation import prior_from_logits
@@ -293,6 +294,40 @@ def test_features_as_tuple(kit, problem):
     model.compile(keras.optimizers.Adam(0.1), loss)
     kit.fit(kit.stages((x[:, :1], x[:, 1:]), kit.labels(y), epochs_per_stage=6), model)
     assert np.mean(model.predict((x[:, :1], x[:, 1:]), verbose=0).argmax(axis=1) == y) > 0.85
+
+
+def test_features_in_a_data_set(kit, problem):
+    x, y = problem
+    dataset = tf.data.Dataset.from_tensor_slices({"a": x[:, :1], "b": x[:, 1:]}).batch(7)
+    stages = kit.stages(dataset, kit.labels(y))
+    found = stages._features.take(np.arange(len(y)))
+    np.testing.assert_array_equal(np.concatenate([found["a"], found["b"]], axis=1), x)
+
+
+@pytest.mark.parametrize("logits", [False, True])
+def test_one_output_for_two_classes(kit, problem, logits):
+    """Labels are (batch, 1), priors those of both classes, and it learns them."""
+    x, _ = problem
+    second = (x[:, 0] > np.median(x[:, 0])).astype(int)
+    labels = ldp.PrivateLabels(second, 2, budget=ldp.PrivacyBudget(3.0), insecure_seed=5)
+    stages = kit.stages(x, labels, sigmoid=True, epochs_per_stage=8)
+    for _, served in stages.dataset().take(1):
+        assert served.shape[1] == 1 and set(np.unique(served)) == {0.0, 1.0}
+    keras.utils.set_random_seed(0)
+    last = keras.layers.Dense(1, None if logits else "sigmoid")
+    model = keras.Sequential([keras.Input((2,)), last])
+    loss = keras.losses.BinaryCrossentropy(from_logits=logits)
+    model.compile(keras.optimizers.Adam(0.1), loss)
+    seen = {}
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.update({epoch: model.predict(x, verbose=0)})
+    )
+    kit.fit(stages, model, (watch,))
+    _, rows, priors = kit.draws[1]
+    of_second = seen[7][rows, 0]
+    expected = 1.0 / (1.0 + np.exp(-of_second)) if logits else of_second
+    np.testing.assert_allclose(priors, np.stack([1.0 - expected, expected], 1), atol=1e-6)
+    assert np.mean((seen[15][:, 0] > (0.0 if logits else 0.5)) == second) > 0.9
 
 
 def test_subclassed_model(kit, problem):

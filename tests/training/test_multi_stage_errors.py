@@ -59,31 +59,39 @@ def test_numbers_are_for_another_mechanism(problem):
         ldp.MultiStageTraining(x, labels, epsilon=1.0, fractions=(1.0,), epochs_per_stage=1)
 
 
-def test_features_in_a_data_set_are_asked_for_as_arrays(kit, problem):
+def test_an_empty_data_set_of_features(kit, problem):
     x, y = problem
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(10)
-    with pytest.raises(TypeError, match=r"_BatchDataset.*give the arrays behind it"):
-        kit.stages(dataset, kit.labels(y))
+    with pytest.raises(ValueError, match=r"is empty; give at least one batch"):
+        kit.stages(dataset.take(0), kit.labels(y))
+    with pytest.raises(ValueError, match=r"features have 20 rows, labels have"):
+        kit.stages(dataset.take(2), kit.labels(y))
 
 
-def test_one_sigmoid_for_two_classes(problem):
-    """Its labels are drawn by then, and used again for nothing by a model that fits."""
+def test_one_sigmoid_for_two_classes(kit, problem):
+    """Labels are drawn by then, and used again for nothing by a model that fits."""
     x, y = problem
     labels = ldp.PrivateLabels(y % 2, 2, budget=ldp.PrivacyBudget(epsilon=1.0))
-    for units in (1, 2):
+    for sigmoid, loss, message in (
+        (False, "binary_crossentropy", r"End it with .*Dense\(2\), or give sigmoid=True"),
+        (True, "categorical_crossentropy", r"needs keras\.losses\.BinaryCrossentropy"),
+        (True, "binary_crossentropy", None),
+    ):
         stages = ldp.MultiStageTraining(
-            x, labels, epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=1, verbose=0
-        )
-        last = keras.layers.Dense(units, "sigmoid" if units == 1 else "softmax")
-        model = keras.Sequential([keras.Input((2,)), last])
-        model.compile("sgd", "binary_crossentropy" if units == 1 else "categorical_crossentropy")
+            x, labels, epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=1, verbose=0,
+            sigmoid=sigmoid,
+        )  # fmt: skip
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, "sigmoid")])
+        model.compile("sgd", loss)
         fit = {"epochs": stages.epochs, "callbacks": [stages], "shuffle": False, "verbose": 0}
-        if units == 1:
-            with pytest.raises(ValueError, match=r"End it with .*Dense\(2\) and a softmax"):
+        if message:
+            with pytest.raises(ValueError, match=message):
                 model.fit(stages.dataset(), **fit)
         else:
             model.fit(stages.dataset(), **fit)
     assert labels.guarantee().epsilon == stages.guarantee().epsilon == 1.0
+    with pytest.raises(ValueError, match="sigmoid=True is for two classes, and there are 4"):
+        kit.stages(x, kit.labels(y), sigmoid=True)
 
 
 def test_budget_is_checked_before_the_draw(kit, problem):

@@ -84,7 +84,8 @@ class MultiStageTraining(keras.callbacks.Callback):
     stage resets; callbacks that remember a best epoch are not aware of stages.
 
     Args:
-        features: array (n, ...), or dict or tuple of arrays with n rows: the model's input.
+        features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; or a
+            ``tf.data.Dataset`` of batches of these, which is read once, into memory.
         labels: the vault with the n true labels.
         epsilon: privacy parameter of each draw, finite and above zero.
         fractions: share of the examples in each stage; they sum to one. ``(1.0,)`` is LP-1ST.
@@ -106,6 +107,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         key: name of the draws in the vault; letters, digits, "_", "-" and "." only. A second run
             with the same vault, key and settings trains on the same draws at no further cost.
         from_logits: whether the model returns logits; None takes it from the compiled loss.
+        sigmoid: whether the model has one output (batch, 1), of the second of two classes, for
+            ``keras.losses.BinaryCrossentropy``; the labels of ``dataset()`` are then (batch, 1).
         seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
             labels' random bits come from the vault.
         verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
@@ -147,6 +150,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         priors: Any = None,
         key: str = "lp-mst",
         from_logits: bool | None = None,
+        sigmoid: bool = False,
         seed: int = 0,
         verbose: int = 1,
     ) -> None:
@@ -158,7 +162,13 @@ class MultiStageTraining(keras.callbacks.Callback):
                 "labels must be classes, and these are numbers. Draw noisy numbers by "
                 "labels.randomize(tf_labeldp.LabelRandomizer(...)), and fit any model on them."
             )
+        if sigmoid and labels.num_classes != 2:
+            raise ValueError(
+                f"sigmoid=True is for two classes, and there are {labels.num_classes}. Leave it "
+                f"out, and end the model with keras.layers.Dense({labels.num_classes})."
+            )
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
+        self._columns = 1 if sigmoid else labels.num_classes
         self._labels = labels
         self._features = Features(features)
         if self._features.num_examples != len(labels):
@@ -218,6 +228,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             labels.num_classes,
             self._plan.steps_per_epoch,
             seed=seed + _SHUFFLE_STREAM,
+            first_column=labels.num_classes - self._columns,
         )
 
     @property
@@ -285,7 +296,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         batches split evenly among the replicas.
 
         Returns:
-            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``.
+            ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``, or with
+            ``sigmoid`` noisy labels (batch, 1).
 
         Raises:
             BudgetExceededError: the vault's budget does not allow the draw.
@@ -347,24 +359,29 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _check_model(self) -> None:
         """Raises where the model cannot be trained on one-hot noisy labels."""
-        loss, k = self.model.loss, self._labels.num_classes
+        loss, k = self.model.loss, self._columns
         name = str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
         if "sparse" in name:
             raise ValueError(
                 f"the dataset has one-hot labels, but the model was compiled with loss {name!r}. "
                 "Use keras.losses.CategoricalCrossentropy."
             )
+        if k == 1 and "categorical" in name:
+            raise ValueError(
+                f"a model with sigmoid=True needs keras.losses.BinaryCrossentropy, got {name!r}."
+            )
         outputs = self.model(self._features.take(np.arange(1)), training=False)
         shape = getattr(outputs, "shape", None)
         if shape is None or tuple(shape) != (1, k):
             came = type(outputs).__name__ if shape is None else tuple(shape)
             one = k == 2 and shape is not None and tuple(shape) == (1, 1)
-            also = " and a softmax, which says of two classes what one sigmoid does" if one else ""
+            also = ", or give sigmoid=True" if one else ""
             raise ValueError(
                 f"the model must return one tensor of shape (batch, {k}), but for one example it "
                 f"returned {came}. End it with keras.layers.Dense({k}){also}."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
+        row = row if k > 1 else _two_columns(row, logits=False)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(
                 "the model's output is not a probability distribution, and its loss does not say "
@@ -495,6 +512,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         outputs = self.model.predict(
             self._features.batches(indices, self._batch_size), verbose=self._verbose
         )
+        if self._columns == 1:
+            outputs = _two_columns(outputs, self._logits)
         return priors_from_outputs(outputs, self._logits, temperature)
 
     def _filter(self, earlier: list[NoisyLabels], k: int) -> np.ndarray:
@@ -560,6 +579,11 @@ def priors_from_outputs(outputs: Any, logits: bool, temperature: float) -> np.nd
     # Half-precision rows miss a sum of one by more than rounding in double precision does.
     outputs = np.asarray(outputs, dtype=np.float64)
     return sharpen_prior(outputs / outputs.sum(axis=1, keepdims=True), temperature)
+
+
+def _two_columns(outputs: np.ndarray, logits: bool) -> np.ndarray:
+    """Returns outputs (m, 2) of two classes, of those (m, 1) of the second."""
+    return np.concatenate([0.0 * outputs if logits else 1.0 - outputs, outputs], axis=1)
 
 
 def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:

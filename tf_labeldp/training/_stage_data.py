@@ -119,6 +119,11 @@ class Features:
     """Features of all examples on the host: one array, or a dict or tuple with as many rows."""
 
     def __init__(self, features: Any) -> None:
+        if isinstance(features, tf.data.Dataset):
+            batches = list(features.as_numpy_iterator())
+            if not batches:
+                raise ValueError("the data set of features is empty; give at least one batch.")
+            features = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
         parts = map_parts(as_rows, features)
         self.num_examples = check_lengths(tf.nest.flatten(parts))
         with tf.device("CPU:0"):
@@ -145,9 +150,12 @@ class StageDataset:
     of batches (a smaller set gives smaller batches), as Keras expects of a dataset.
     """
 
-    def __init__(self, features: Features, num_classes: int, steps: int, seed: int) -> None:
+    def __init__(
+        self, features: Features, num_classes: int, steps: int, seed: int, first_column: int = 0
+    ) -> None:
         self._features = features
         self._num_classes = num_classes
+        self._first_column = first_column  # of the one-hot labels that is served
         self._steps = steps
         self._seed = seed
         self._lock = threading.Lock()
@@ -195,6 +203,7 @@ class StageDataset:
         def load(rows: tf.Tensor, noisy: tf.Tensor, weight: tf.Tensor) -> tuple[Any, tf.Tensor]:
             x = self._features.take(rows)
             y = tf.one_hot(noisy, self._num_classes, dtype=keras.config.floatx())
+            y = y[:, self._first_column :]
             if use_mixup:
                 x, y = tf.nest.map_structure(lambda part: _mixed(part, weight), (x, y))
             return x, y
