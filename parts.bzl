@@ -23,6 +23,8 @@ PARTS = {
     "training": ["numpy", "dp_accounting", "cryptography", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
     "front_door": ["numpy", "sklearn", "keras"],
+    # matplotlib for a plot, on its call.
+    "audit": ["numpy", "scipy", "matplotlib"],
     "tf_privacy": ["numpy", "keras", "tensorflow", "tensorflow_privacy"],
     # The engines are extras: `scale` itself loads none of them.
     "scale": ["numpy", "filelock", "pyarrow", "tensorflow", "apache_beam", "pyspark", "tfx"],

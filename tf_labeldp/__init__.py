@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import tf_labeldp.keras_layers as keras_layers
     from tf_labeldp import (
         accounting,
+        audit,
         cli,
         data,
         estimation,
@@ -112,6 +113,7 @@ _PARTS = (
     "semi_supervised",
     "pate",
     "front_door",
+    "audit",
     "tf_privacy",
     "scale",
     "keras_layers",

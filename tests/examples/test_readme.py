@@ -1,4 +1,4 @@
-"""The examples of the README and of the guide run as they are written."""
+"""The examples of the README, of the guide and of the page on audits run as they are written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from tf_labeldp.vault import NoisyLabels
 
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.parent / "docs" / "guide.md"
+AUDIT = README.parent / "docs" / "audit.md"
 
 
 def test_the_python_blocks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pages = README.read_text(encoding="utf-8") + GUIDE.read_text(encoding="utf-8")
+    pages = "".join(page.read_text(encoding="utf-8") for page in (README, GUIDE, AUDIT))
     assert pages.count("epochs_per_stage=10") == 1
     pages = pages.replace("epochs_per_stage=10", "epochs_per_stage=2")  # for the time it takes
     assert pages.count("epochs=120") == 1
     pages = pages.replace("epochs=120", "epochs=2")
     blocks = re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 10
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks:  # they go on from one another
@@ -37,6 +38,7 @@ def test_the_python_blocks_run(
     assert names["targets"].shape == (1400, 10)  # type: ignore[attr-defined]
     spent = float(re.findall(r"^\((3\.9\d+), 0\.0001\)-label-DP", shown, re.M)[-1])  # DP-SGD
     assert 3.9 < spent <= 4.0
+    assert "epsilon is at least 0.9" in shown and shown.endswith("True True\n")  # audits
     for made in ("labels", "amounts", "stages", "head", "noisy", "private_model"):
         assert names[made].guarantee().is_private  # type: ignore[attr-defined]
 

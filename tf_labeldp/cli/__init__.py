@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_randomize(verbs)
     _add_recommend(verbs)
     _add_train(verbs)
+    _add_audit(verbs)
     words = _joined(sys.argv[1:] if argv is None else argv)
     # The verb is known before the arguments are parsed: all errors begin with the same name.
     name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
@@ -219,6 +220,22 @@ def _add_recommend(verbs: Any) -> None:
     add("--kind", required=True, choices=("images", "table", "numbers"),
         help="of the features: images, a table of columns, or rows of numbers of one meaning, such "
         "as embeddings")
+
+
+def _add_audit(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "audit",
+        help="hold the mechanism of noisy labels against its epsilon",
+        description="Draws from the mechanism that an output of tf-labeldp randomize names, on "
+        "made-up labels, and prints an epsilon that it has at least. The exit code is 1 if that is "
+        "above its claim.",
+    )
+    parser.set_defaults(check=lambda args: None)
+    add = parser.add_argument
+    add("output", type=pathlib.Path, help="output of tf-labeldp randomize, with its statement")
+    add("--draws", type=_at_least(1000), default=400_000, metavar="N", help="default: 400000")
+    add("--seed", type=_at_least(0), metavar="N", help="repeatable draws")
+    add("--plot", type=pathlib.Path, metavar="FILE", help="picture of the bound beside the claim")
 
 
 def _add_train(verbs: Any) -> None:

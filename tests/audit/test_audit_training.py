@@ -1,0 +1,161 @@
+"""Bounds of training and of finished models: sound, tight where they can be, and not blind."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from scipy import stats
+
+import tf_labeldp as ldp
+from tf_labeldp import audit
+from tf_labeldp.audit import _bounds
+from tf_labeldp.training import GaussianNoise
+
+N = 5000
+SURE = 0.999  # delta takes its part of the rest, so that more can't be had at 1e-6
+ZEROS = np.zeros(N, int)
+
+
+def vault(labels: np.ndarray, epsilon: float, delta: float = 1e-6) -> ldp.PrivateLabels:
+    budget = ldp.PrivacyBudget(epsilon, delta)
+    return ldp.PrivateLabels(labels, 3, budget=budget, insecure_seed=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
+def test_noisy_labels_are_within_their_epsilon_and_not_far_below(epsilon: float) -> None:
+    def fit(labels: np.ndarray) -> np.ndarray:
+        return np.eye(3)[vault(labels, epsilon).randomize(ldp.RandomizedResponse(epsilon, 3))]
+
+    many = 10 * N
+    found = audit.audit_training(
+        fit, np.zeros(many, int), 3, canaries=many, claimed=epsilon, seed=1
+    )
+    # The bound takes 2.5 standard deviations off some 30,000 guesses; four more are luck.
+    assert 0.8 * epsilon < found.lower_bound <= epsilon
+
+
+def test_multi_stage_training_and_heads_pass() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1500, 4)).astype("float32")
+
+    def stages(labels: np.ndarray) -> np.ndarray:
+        made = ldp.MultiStageTraining(
+            x, vault(labels, 1.0), epsilon=1.0, fractions=(0.5, 0.5), epochs_per_stage=2, verbose=0
+        )
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64, "relu"),
+                                  keras.layers.Dense(3, "softmax")])  # fmt: skip
+        model.compile("adam", "categorical_crossentropy")
+        model.fit(made.dataset(), epochs=made.epochs, callbacks=[made], verbose=0)
+        return model.predict(x, verbose=0)
+
+    def head(labels: np.ndarray) -> np.ndarray:
+        return ldp.PrivateLogisticRegression(1.0, 1e-6).fit(x, vault(labels, 1.0)).predict_proba(x)
+
+    start = np.arange(1500) % 3
+    for fit, delta in ((stages, 0.0), (head, 1e-6)):
+        found = audit.audit_training(fit, start, 3, canaries=1500, claimed=1.0, delta=delta, seed=2)
+        assert not found.refutes and "1,500 canaries" in found.attack
+
+
+def noisy_gradient(noise: float):
+    """Scores of one full batch: each example has a weight of its own, so a clipped gradient too."""
+
+    def fit(labels: np.ndarray) -> np.ndarray:
+        signs = 2.0 * (labels[:, np.newaxis] == np.arange(3)) - 1.0
+        clipped = signs / math.sqrt(3.0)
+        [noisy], _ = GaussianNoise(noise, insecure_seed=3).add_noise(
+            [keras.ops.convert_to_tensor(clipped, "float32")], 1.0, ()
+        )
+        return noisy.numpy()
+
+    return fit
+
+
+def test_dp_sgd_passes_and_a_tenth_of_its_noise_does_not() -> None:
+    noise = 5.0
+    claimed = ldp.accounting.dp_sgd_guarantee(noise, 1.0, 1, 1e-6).epsilon
+    settings = {"canaries": N, "delta": 1e-6, "claimed": claimed, "seed": 4}
+    sound = audit.audit_training(noisy_gradient(noise), ZEROS, 3, **settings)
+    assert 0.2 * claimed < sound.lower_bound <= claimed
+    # Canaries of one run see less than the worst case: a tenth of the noise is found for certain.
+    weak = audit.audit_training(noisy_gradient(0.1 * noise), ZEROS, 3, confidence=SURE, **settings)
+    assert weak.refutes
+
+
+def test_a_loss_that_leaks_a_label_is_found() -> None:
+    """A penalty on the true labels beside the clipped gradients, as a layer's ``add_loss`` adds."""
+    private = noisy_gradient(5.0)
+
+    def fit(labels: np.ndarray) -> np.ndarray:
+        return private(labels) + 40.0 * np.eye(3)[labels]
+
+    claimed = ldp.accounting.dp_sgd_guarantee(5.0, 1.0, 1, 1e-6).epsilon
+    found = audit.audit_training(
+        fit, ZEROS, 3, canaries=N, delta=1e-6, claimed=claimed, confidence=SURE, seed=5
+    )
+    assert found.refutes
+
+
+def test_training_in_the_clear_is_found_in_a_finished_model() -> None:
+    rng = np.random.default_rng(6)
+    proxy = rng.dirichlet([2.0, 2.0, 2.0], N)
+    labels = (proxy.cumsum(axis=1) < rng.random((N, 1))).sum(axis=1)
+    channel = ldp.RandomizedResponse(2.0, 3)
+    noisy = channel.randomize(labels, rng=rng)
+    # The most that anybody can say who has seen the noisy labels and the proxy.
+    posterior = np.log(channel.transition_matrix()[:, noisy].T * proxy)
+    found = audit.audit_model(posterior, labels, proxy, claimed=2.0, seed=7)
+    assert 1.2 < found.lower_bound <= 2.0
+    known = np.log(0.98 * np.eye(3)[labels] + 0.01)
+    assert audit.audit_model(known, labels, proxy, claimed=2.0, confidence=SURE, seed=7).refutes
+    assert audit.audit_model(np.log(proxy), labels, proxy, seed=7).lower_bound < 0.1
+    inferred = audit.label_inference(posterior, labels, proxy)
+    low, high = inferred.interval
+    assert 0.0 < low < inferred.advantage < high
+    assert audit.label_inference(np.log(proxy), labels, proxy).advantage == 0.0
+
+
+def test_the_bound_of_one_run_is_that_of_the_theorem() -> None:
+    right, order = np.ones(100, bool), np.arange(100)
+    found, guesses, hits = _bounds.one_run_bound(right, order, 0.0, 0.05)
+    assert guesses == hits == 100
+    rate = 1.0 / (1.0 + math.exp(-found))
+    assert stats.binom.sf(99, 100, rate) == pytest.approx(0.05 / 7, rel=1e-3)
+    weaker = _bounds.one_run_bound(right, order, 1e-4, 0.05)[0]
+    assert 0.0 < weaker < found
+    # By hand: with four guesses, three of them right, and m = 10.
+    tail = stats.binom.sf(2, 4, 0.5)
+    masses = stats.binom.pmf([2, 1, 0], 4, 0.5).cumsum() / [1, 2, 3]
+    expected = tail + 2 * 10 * 0.001 * masses.max()
+    assert _bounds._p_value(10, 4, 3, 0.0, 0.001) == pytest.approx(expected)
+
+
+def test_bounds_of_one_run_hold_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(8)
+    rate, size = math.e / (1.0 + math.e), 500
+    above = [
+        _bounds.one_run_bound(rng.random(size) < rate, np.arange(size), 0.0, 0.1)[0] > 1.0
+        for _ in range(400)
+    ]
+    assert np.mean(above) < 0.1 + 5.0 * math.sqrt(0.09 / 400)
+
+
+def test_bad_arguments() -> None:
+    fit = lambda labels: np.eye(3)[labels]  # noqa: E731
+    for arguments, match in (
+        ({"canaries": 0}, "canaries must be 1 to 5000"),
+        ({"canaries": 10, "delta": 1.0}, "delta"),
+        ({"canaries": 10, "confidence": 0.0}, "confidence"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            audit.audit_training(fit, ZEROS, 3, **arguments)
+    with pytest.raises(ValueError, match="scores of fit must be finite and of shape"):
+        audit.audit_training(lambda labels: labels, ZEROS, 3, canaries=10)
+    proxy = np.full((N, 3), 1 / 3)
+    with pytest.raises(ValueError, match="above zero for every class"):
+        audit.audit_model(proxy, ZEROS, np.eye(3)[ZEROS])
+    with pytest.raises(ValueError, match="proxy has 5000 rows"):
+        audit.audit_model(proxy, ZEROS[1:], proxy)

@@ -1,0 +1,13 @@
+"""What an attacker finds: lower bounds on epsilon, with a confidence, to hold beside a claim."""
+
+from tf_labeldp.audit._audits import audit_mechanism, audit_model, audit_training, label_inference
+from tf_labeldp.audit._result import AuditResult, LabelInference
+
+__all__ = [
+    "AuditResult",
+    "LabelInference",
+    "audit_mechanism",
+    "audit_model",
+    "audit_training",
+    "label_inference",
+]

@@ -1,0 +1,390 @@
+"""Audits: of a mechanism by draws, of training by canaries, of a model without retraining."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp import _validate
+from tf_labeldp.audit import _bounds
+from tf_labeldp.audit._result import AuditResult, LabelInference
+from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
+
+_MOST_OUTPUTS = 256
+"""Outputs that are told apart; more of them are put into bins of equal counts."""
+_NUMBERS = 5
+"""Labels of a range that are compared."""
+Draw = Callable[[np.ndarray, np.random.Generator], Any]
+
+
+def audit_mechanism(
+    mechanism: Any,
+    labels: Any = None,
+    *,
+    public: Any = None,
+    claimed: float | None = None,
+    delta: float | None = None,
+    draws: int = 400_000,
+    family: str | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> AuditResult:
+    """Shows an epsilon that a mechanism has at least, by draws for the labels that differ most.
+
+    Half of the draws choose two labels and a set of outputs that is likely for one of them and
+    unlikely for the other; the other half bound its two probabilities (Clopper-Pearson; Jagielski,
+    Ullman and Oprea 2020). With ``family="gaussian"`` the set is a half line, and the counts bound
+    the distance of two Gaussians, which gives epsilon at the small deltas that counts can't reach
+    (Nasr et al. 2023): right where the noise is Gaussian, whatever its size.
+
+    Args:
+        mechanism: of classes or numbers; or a function ``draw(labels, rng)`` that returns, for
+            labels (n,), what n independent runs gave: numbers (n,) or rows (n, d).
+        labels: the labels to compare, two or more; None for the mechanism's classes, or five
+            numbers of its range.
+        public: what the mechanism takes beside labels, such as a prior (K,).
+        claimed: epsilon of the claim; None for the mechanism's own.
+        delta: of the claim, in [0, 1); None for the mechanism's own, or 0.
+        draws: how many in all, at least 1,000. Bounds tighten with their square root.
+        family: ``"gaussian"``, or None.
+        confidence: in (0, 1), of the bound.
+        seed: of the draws; None for fresh ones.
+
+    Raises:
+        TypeError: not a mechanism of single labels, nor a function.
+        ValueError: arguments out of range; outputs that are not one for each label.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> found = audit_mechanism(RandomizedResponse(1.0, 10), seed=0)
+        >>> 0.9 < found.lower_bound < 1.0, found.refutes
+        (True, False)
+    """
+    _validate.integer_at_least("draws", draws, 1000)
+    _validate.number_in("confidence", confidence, "(0, 1)")
+    if isinstance(mechanism, (ClassificationMechanism, RegressionMechanism)):
+        claimed = mechanism.epsilon if claimed is None else claimed
+        delta = mechanism.delta if delta is None else delta
+        if labels is None:
+            labels = _labels_of(mechanism)
+        draw: Draw = lambda values, rng: mechanism.randomize(values, public, rng=rng)  # noqa: E731
+    elif callable(mechanism) and public is None:
+        draw = mechanism
+    else:
+        raise TypeError(
+            "audit_mechanism takes a mechanism of single labels, or a function draw(labels, rng), "
+            f"got {type(mechanism).__name__}. Wrap a noisy statistic in a function that returns, "
+            "for each label, the statistic of data with this label in one place."
+        )
+    values = np.unique(np.asarray([] if labels is None else labels))
+    if values.size < 2:
+        raise ValueError(f"labels must be two or more that differ, got {values.tolist()}.")
+    delta = _validate.number_in("delta", 0.0 if delta is None else delta, "[0, 1)")
+    rng = np.random.default_rng(seed)
+    first = draws // 2 // values.size
+    drawn = _drawn(draw, np.repeat(values, first), rng)
+    if family is None:
+        low, high, event, split = _best_event(drawn.reshape(values.size, first, -1), delta)
+    else:
+        _validate.one_of("family", family, ("gaussian",))
+        if not delta:
+            raise ValueError("family='gaussian' needs delta above zero: Gaussian noise has one.")
+        low, high, event, split = _half_line(drawn.reshape(values.size, first, -1))
+    second = draws // 4
+    chosen = np.repeat(values[[low, high]], second)
+    inside = event[split(_drawn(draw, chosen, rng))].reshape(2, second).sum(axis=1)
+    bound: Any = _bounds.event_bound if family is None else _bounds.gaussian_bound
+    found = float(bound(*inside.tolist(), second, delta, 1.0 - confidence))
+    attack = (
+        f"{second:,} draws each for labels {values[low]} and {values[high]}, told apart by a set "
+        "of outputs that was chosen on other draws"
+    )
+    return AuditResult(found, confidence, claimed, delta, attack)
+
+
+def audit_training(
+    fit: Callable[[np.ndarray], Any],
+    labels: Any,
+    num_classes: int,
+    *,
+    canaries: int,
+    claimed: float | None = None,
+    delta: float = 0.0,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> AuditResult:
+    """Shows an epsilon that training has at least, by many canaries in one run.
+
+    Each canary is an example whose label is one of two classes, by a fair coin that training does
+    not know. The auditor says which, of those that the result is surest about (Steinke, Nasr and
+    Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2; the coin chooses
+    between two labels here, where it includes or leaves out an example there).
+
+    Args:
+        fit: ``fit(labels)`` trains on labels (n,), and returns scores (n, K): how much what was
+            released speaks for each class of each example, such as a model's log-probabilities.
+        labels: classes (n,), ``int``, of which canaries get others; they may be made up.
+        num_classes: K.
+        canaries: how many, from 1 to n. They should be alone: examples whose features say little of
+            their label, in a model that can remember them.
+        claimed: epsilon of the claim.
+        delta: of the claim, in [0, 1).
+        confidence: in (0, 1), of the bound.
+        seed: of canaries and coins; None for fresh ones. It must not be that of the training.
+
+    Raises:
+        ValueError: arguments out of range, scores of another shape or not finite.
+
+    Example:
+        >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> def fit(labels):
+        ...     return np.eye(3)[RandomizedResponse(1.0, 3).randomize(labels)]
+        >>> found = audit_training(fit, np.zeros(5000, int), 3, canaries=5000, claimed=1.0)
+        >>> found.refutes
+        False
+    """
+    num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
+    given = _validate.class_indices("labels", labels, num_classes).copy()
+    _validate.number_in("confidence", confidence, "(0, 1)")
+    delta = _validate.number_in("delta", delta, "[0, 1)")
+    if not 1 <= canaries <= given.size:
+        raise ValueError(f"canaries must be 1 to {given.size}, the examples, got {canaries}.")
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(given.size, canaries, replace=False)
+    pairs = np.stack([rng.integers(num_classes, size=canaries)] * 2, axis=1)
+    pairs[:, 1] += rng.integers(1, num_classes, size=canaries)
+    pairs %= num_classes
+    coins = rng.integers(2, size=canaries)
+    rows = np.arange(canaries)
+    given[chosen] = pairs[rows, coins]
+    scores = _scores("the scores of fit", fit(given), given.size, num_classes)[chosen]
+    difference = scores[rows, pairs[:, 1]] - scores[rows, pairs[:, 0]]
+    return _of_guesses(difference, coins, rng, claimed, delta, confidence, "canaries of one run")
+
+
+def audit_model(
+    scores: Any,
+    labels: Any,
+    proxy: Any,
+    *,
+    claimed: float | None = None,
+    delta: float = 0.0,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> AuditResult:
+    """Shows an epsilon that a finished model has at least, without training it again.
+
+    Beside the label of each example a second one is drawn from a public proxy of its distribution.
+    The auditor says which of the two the model was trained on. Nothing but the model's memory tells
+    them apart if labels do come from the proxy ("Observational auditing of label privacy", 2025,
+    arXiv 2511.14084; the bound is that of ``audit_training``). If they do not, the bound may be too
+    high: take a proxy that never saw these labels, such as a model of other examples.
+
+    The result is made of true labels, and is not private itself: keep it, or publish it as a use
+    of the labels that no statement counts.
+
+    Args:
+        scores: (n, K): the model's log-probabilities or other scores of the training examples.
+        labels: the classes (n,), ``int``, that it was trained on.
+        proxy: (n, K): public probabilities of the classes of each example, above zero.
+        claimed: epsilon of the claim.
+        delta: of the claim, in [0, 1).
+        confidence: in (0, 1), of the bound.
+        seed: of the second labels; None for fresh ones.
+
+    Raises:
+        ValueError: arguments out of range, or shapes that differ.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> labels = rng.integers(2, size=4000)
+        >>> proxy = np.full((4000, 2), 0.5)
+        >>> audit_model(proxy, labels, proxy, claimed=0.1).refutes  # it has learnt nothing
+        False
+    """
+    delta = _validate.number_in("delta", delta, "[0, 1)")
+    _validate.number_in("confidence", confidence, "(0, 1)")
+    given, found, public = _with_proxy(scores, labels, proxy)
+    rng = np.random.default_rng(seed)
+    draws = (public.cumsum(axis=1) < rng.random((given.size, 1))).sum(axis=1)
+    draws = np.minimum(draws, public.shape[1] - 1)
+    differ = np.flatnonzero(draws != given)
+    if not differ.size:
+        raise ValueError("every label is that of the proxy, so nothing can be told apart.")
+    rows = np.arange(differ.size)
+    coins = rng.integers(2, size=differ.size)
+    pairs = np.stack([given[differ], draws[differ]], axis=1)
+    pairs[coins == 1] = pairs[coins == 1, ::-1]  # the label is in place `coins`
+    gain = (found - np.log(public))[differ]
+    difference = gain[rows, pairs[:, 1]] - gain[rows, pairs[:, 0]]
+    attack = "labels against others of the proxy"
+    return _of_guesses(difference, coins, rng, claimed, delta, confidence, attack)
+
+
+def label_inference(
+    scores: Any, labels: Any, proxy: Any, *, confidence: float = 0.95
+) -> LabelInference:
+    """Returns how much better labels are guessed with a model than from features alone.
+
+    Good predictions are no leak: what counts is the advantage over the best guess without the
+    labels (Wu et al. 2023, "Does label differential privacy prevent label inference attacks?";
+    Busa-Fekete et al. 2021, "Population level privacy leakage in binary classification with label
+    noise"). As in ``audit_model`` the result is made of true labels.
+
+    Args:
+        scores: (n, K): the model's, of the training examples.
+        labels: the classes (n,), ``int``, that it was trained on.
+        proxy: (n, K): public probabilities, above zero, that never saw these labels.
+        confidence: in (0, 1), of the interval, by the normal law.
+
+    Raises:
+        ValueError: shapes that differ, or arguments out of range.
+
+    Example:
+        >>> proxy = np.array([[0.6, 0.4]] * 100)
+        >>> labels = np.arange(100) % 2
+        >>> print(label_inference(np.eye(2)[labels], labels, proxy))
+        the model guesses 100.0% of the labels, features alone 50.0%
+          advantage: +50.0% (+40.2% to +59.8%, with 0.95 confidence)
+    """
+    from scipy import stats
+
+    _validate.number_in("confidence", confidence, "(0, 1)")
+    given, found, public = _with_proxy(scores, labels, proxy)
+    with_model, without = found.argmax(axis=1) == given, public.argmax(axis=1) == given
+    difference = with_model.astype(float) - without
+    error = difference.std(ddof=1) / math.sqrt(given.size) if given.size > 1 else math.inf
+    reach = float(stats.norm.ppf(0.5 + 0.5 * confidence)) * float(error)
+    advantage = float(difference.mean())
+    return LabelInference(
+        float(with_model.mean()),
+        float(without.mean()),
+        advantage,
+        (advantage - reach, advantage + reach),
+        confidence,
+    )
+
+
+def _labels_of(mechanism: Any) -> np.ndarray:
+    if isinstance(mechanism, ClassificationMechanism):
+        return np.arange(mechanism.num_classes)
+    low, high = mechanism.label_range()
+    return np.linspace(low, high, _NUMBERS)
+
+
+def _drawn(draw: Draw, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns outputs (n, d)."""
+    outputs = np.asarray(draw(labels, rng), dtype=np.float64)
+    if outputs.ndim not in (1, 2) or len(outputs) != labels.size:
+        raise ValueError(
+            f"a draw for {labels.size} labels must return ({labels.size},) or ({labels.size}, d), "
+            f"got shape {outputs.shape}."
+        )
+    return outputs.reshape(labels.size, -1)
+
+
+def _best_event(drawn: np.ndarray, delta: float) -> tuple[int, int, np.ndarray, Callable[..., Any]]:
+    """Returns two labels, the codes of a set of outputs, and what turns outputs into codes.
+
+    Args:
+        drawn: outputs (L, m, d) for each of L labels.
+        delta: of the claim.
+    """
+    number, size, width = drawn.shape
+    split = _codes(drawn.reshape(-1, width))
+    codes = split(drawn.reshape(-1, width)).reshape(number, size)
+    kinds = int(codes.max()) + 2  # the last is for outputs that come later
+    counts = np.stack([np.bincount(row, minlength=kinds) for row in codes])
+    best: tuple[float, int, int, np.ndarray] = (-1.0, 0, 1, np.zeros(kinds, bool))
+    for low, high in itertools.permutations(range(number), 2):
+        order = np.argsort(-(counts[low] + 0.5) / (counts[high] + 0.5), kind="stable")
+        hits, others = counts[low][order].cumsum(), counts[high][order].cumsum()
+        bounds = _bounds.event_bound(hits, others, size, delta, 0.05)
+        at = int(np.argmax(bounds))
+        if bounds[at] > best[0]:
+            event = np.zeros(kinds, bool)
+            event[order[: at + 1]] = True
+            event[-1] = False
+            best = (float(bounds[at]), low, high, event)
+    return best[1], best[2], best[3], split
+
+
+def _codes(outputs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what numbers outputs (n, d): as they are if they are few, else by bins."""
+    edges = []
+    for column in outputs.T:
+        known = np.unique(column)
+        if known.size <= _MOST_OUTPUTS:
+            edges.append(0.5 * (known[1:] + known[:-1]))
+        else:
+            share = max(2, round(_MOST_OUTPUTS ** (1.0 / outputs.shape[1])))
+            edges.append(np.unique(np.quantile(column, np.arange(1, share) / share)))
+    cells = lambda rows: np.stack(  # noqa: E731
+        [np.searchsorted(e, column) for e, column in zip(edges, rows.T, strict=True)], axis=1
+    )
+    known = np.unique(cells(outputs), axis=0)
+    places = {row.tobytes(): place for place, row in enumerate(known)}
+
+    def split(rows: np.ndarray) -> np.ndarray:
+        found, inverse = np.unique(cells(rows), axis=0, return_inverse=True)
+        numbers = np.array([places.get(row.tobytes(), len(known)) for row in found])
+        return numbers[inverse.ravel()]
+
+    return split
+
+
+def _half_line(drawn: np.ndarray) -> tuple[int, int, np.ndarray, Callable[..., Any]]:
+    """Returns the labels of the most distant means, and the half line on one's side."""
+    if drawn.shape[2] != 1:
+        raise ValueError(
+            f"family='gaussian' takes one number for each label, got {drawn.shape[2]}. Project "
+            "the statistic on the direction that the label moves it along."
+        )
+    means = drawn[:, :, 0].mean(axis=1)
+    low, high = int(np.argmax(means)), int(np.argmin(means))
+    middle = 0.5 * (means[low] + means[high])
+    return low, high, np.array([False, True]), lambda rows: (rows[:, 0] > middle).astype(int)
+
+
+def _scores(name: str, scores: Any, rows: int, num_classes: int) -> np.ndarray:
+    found = np.asarray(scores, dtype=np.float64)
+    if found.shape != (rows, num_classes) or not np.all(np.isfinite(found)):
+        raise ValueError(
+            f"{name} must be finite and of shape ({rows}, {num_classes}), got shape {found.shape}."
+        )
+    return found
+
+
+def _with_proxy(scores: Any, labels: Any, proxy: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns labels, scores and probabilities of the proxy, checked."""
+    if np.ndim(proxy) != 2:
+        raise ValueError(f"proxy must be of shape (n, K), got {np.shape(proxy)}.")
+    rows, num_classes = np.shape(proxy)
+    public = _validate.prior_rows("proxy", proxy, rows, num_classes)
+    if public.min() <= 0.0:
+        raise ValueError("proxy must be above zero for every class; mix it with a uniform one.")
+    given = _validate.class_indices("labels", labels, num_classes)
+    if given.size != rows:
+        raise ValueError(f"proxy has {rows} rows, and there are {given.size} labels.")
+    return given, _scores("scores", scores, rows, num_classes), public
+
+
+def _of_guesses(
+    difference: np.ndarray,
+    coins: np.ndarray,
+    rng: np.random.Generator,
+    claimed: float | None,
+    delta: float,
+    confidence: float,
+    attack: str,
+) -> AuditResult:
+    """Returns the result of guessing coins by the signs of differences, the largest first."""
+    guess = np.where(difference == 0.0, rng.integers(2, size=coins.size), difference > 0.0)
+    surest = np.argsort(-np.abs(difference), kind="stable")
+    found, guesses, hits = _bounds.one_run_bound(guess == coins, surest, delta, 1.0 - confidence)
+    words = f"{hits:,} of {guesses:,} guesses right, of {coins.size:,} {attack}"
+    return AuditResult(found, confidence, claimed, delta, words)

@@ -1,0 +1,97 @@
+"""Lower bounds on epsilon from counts of what an attacker got right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting._gaussian import gaussian_epsilon
+
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
+"""Of the canaries, surest first, that are guessed; the confidence is split among these."""
+_LARGEST = 50.0
+
+
+def clopper_pearson(hits: Any, draws: int, level: float) -> tuple[Any, Any]:
+    """Returns bounds of a probability, each passed with probability ``level`` at most."""
+    from scipy import stats
+
+    hits = np.asarray(hits, np.float64)
+    with np.errstate(invalid="ignore"):
+        low = stats.beta.ppf(level, hits, draws - hits + 1.0)
+        high = stats.beta.ppf(1.0 - level, hits + 1.0, draws - hits)
+    return np.where(hits > 0, low, 0.0), np.where(hits < draws, high, 1.0)
+
+
+def event_bound(hits: Any, others: Any, draws: int, delta: float, level: float) -> Any:
+    """Returns what an event shows that came ``hits`` times for one label, ``others`` for another.
+
+    ``P(S) <= e^epsilon Q(S) + delta``, with a Clopper-Pearson bound for either side.
+    """
+    low, _ = clopper_pearson(hits, draws, level / 2.0)
+    _, high = clopper_pearson(others, draws, level / 2.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(low > delta, np.maximum(np.log((low - delta) / high), 0.0), 0.0)
+
+
+def gaussian_bound(hits: int, others: int, draws: int, delta: float, level: float) -> float:
+    """Returns epsilon of the least Gaussian noise that explains the counts of a half line."""
+    from scipy import stats
+
+    low, _ = clopper_pearson(hits, draws, level / 2.0)
+    _, high = clopper_pearson(others, draws, level / 2.0)
+    distance = float(stats.norm.ppf(low) - stats.norm.ppf(high))
+    return gaussian_epsilon(1.0 / distance, delta, 1.0) if distance > 0.0 else 0.0
+
+
+def one_run_bound(
+    right: np.ndarray, surest: np.ndarray, delta: float, level: float
+) -> tuple[float, int, int]:
+    """Returns epsilon, guesses and right ones, from canaries of one run (``level`` in all).
+
+    Args:
+        right: (m,) whether each canary's label would be guessed right.
+        surest: (m,) the order in which they are guessed, surest first.
+        delta: of the bound.
+        level: the probability of a bound that is too high, at most.
+    """
+    size = len(right)
+    best = (0.0, size, int(right.sum()))
+    for share in _SHARES:
+        guesses = max(1, int(share * size))
+        hits = int(right[surest[:guesses]].sum())
+        found = _one_share(size, guesses, hits, delta, level / len(_SHARES))
+        best = max(best, (found, guesses, hits))
+    return best
+
+
+def _one_share(size: int, guesses: int, hits: int, delta: float, level: float) -> float:
+    from scipy import optimize
+
+    def beyond(epsilon: float) -> float:
+        return _p_value(size, guesses, hits, epsilon, delta) - level
+
+    if beyond(0.0) >= 0.0:
+        return 0.0
+    if beyond(_LARGEST) <= 0.0:
+        return _LARGEST
+    return float(optimize.brentq(beyond, 0.0, _LARGEST, xtol=1e-6))
+
+
+def _p_value(size: int, guesses: int, hits: int, epsilon: float, delta: float) -> float:
+    """Returns how likely so many right guesses are, at most (Steinke et al. 2023, Theorem 5.2).
+
+    The number is dominated by a binomial one of ``e^epsilon / (1 + e^epsilon)``, but for a part
+    that delta allows: ``2 m delta`` times the largest mean mass just below ``hits``.
+    """
+    from scipy import stats
+
+    rate = 1.0 / (1.0 + math.exp(-epsilon))
+    tail = float(stats.binom.sf(hits - 1, guesses, rate))
+    if delta == 0.0:
+        return tail
+    below = np.cumsum(stats.binom.pmf(np.arange(hits - 1, -1, -1), guesses, rate))
+    steepest = float(np.max(below / np.arange(1, hits + 1), initial=0.0))
+    return min(1.0, tail + 2.0 * size * delta * steepest)

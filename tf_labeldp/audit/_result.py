@@ -1,0 +1,97 @@
+"""What an audit found."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """A lower bound on epsilon; print it.
+
+    Attributes:
+        lower_bound: epsilon is at least this, unless the audit was unlucky.
+        confidence: the probability, at least, that a sound mechanism's bound is below its epsilon.
+        claimed: the epsilon that is claimed; None if none was named.
+        delta: what the bound holds for.
+        attack: what was done, in words.
+
+    Example:
+        >>> print(AuditResult(1.2, 0.95, 1.0, 0.0, "1,000 draws"))
+        epsilon is at least 1.2, with 0.95 confidence
+          by: 1,000 draws
+          claimed: 1: the claim is FALSE, or what was audited is not what was claimed
+    """
+
+    lower_bound: float
+    confidence: float
+    claimed: float | None
+    delta: float
+    attack: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the bound is above the claim: then something is wrong."""
+        return self.claimed is not None and self.lower_bound > self.claimed
+
+    def __str__(self) -> str:
+        """Returns the finding in plain English."""
+        at = f" at delta={self.delta:g}" if self.delta else ""
+        found = f"epsilon is at least {self.lower_bound:.3g}{at}, with {self.confidence:.4g} "
+        lines = [f"{found}confidence", f"  by: {self.attack}"]
+        if self.claimed is not None:
+            verdict = (
+                "the claim is FALSE, or what was audited is not what was claimed"
+                if self.refutes
+                else "no contradiction; an audit can't show that a claim is true"
+            )
+            lines.append(f"  claimed: {self.claimed:.3g}: {verdict}")
+        return "\n".join(lines)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Writes a picture of the bound beside the claim; needs matplotlib."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.0, 1.8), layout="constrained")
+        axes = figure.subplots()
+        axes.barh([0], [self.lower_bound], color="tab:red" if self.refutes else "tab:blue")
+        if self.claimed is not None:
+            axes.axvline(self.claimed, color="black", linestyle="--")
+            axes.annotate("claimed", (self.claimed, 0.45), ha="right", rotation=90, va="top")
+        axes.set_yticks([])
+        axes.set_xlim(0.0, 1.15 * max(self.lower_bound, self.claimed or 0.0, 1e-3))
+        axes.set_xlabel(f"epsilon shown by the audit ({self.confidence:.4g} confidence)")
+        figure.savefig(path, dpi=150)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelInference:
+    """How well labels are guessed with a model, and without it; print it.
+
+    Attributes:
+        accuracy: share of labels that are guessed right with the model.
+        baseline: share that public features alone give.
+        advantage: the first less the second.
+        interval: of the advantage.
+        confidence: of the interval.
+
+    Example:
+        >>> LabelInference(0.9, 0.6, 0.3, (0.2, 0.4), 0.95).advantage
+        0.3
+    """
+
+    accuracy: float
+    baseline: float
+    advantage: float
+    interval: tuple[float, float]
+    confidence: float
+
+    def __str__(self) -> str:
+        """Returns the finding in plain English."""
+        low, high = self.interval
+        return (
+            f"the model guesses {self.accuracy:.1%} of the labels, features alone "
+            f"{self.baseline:.1%}\n  advantage: {self.advantage:+.1%} ({low:+.1%} to {high:+.1%}, "
+            f"with {self.confidence:.4g} confidence)"
+        )
