@@ -28,7 +28,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
+.PHONY: demo test docs test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -58,6 +58,10 @@ test-tfx: $(TFX_VENV)/.installed
 # Another backend of Keras. JAX is tested by `make test` and `make test-slow`.
 test-torch: $(TORCH_VENV)/.installed
 	$(TORCH_VENV)/bin/python -m pytest -q -m "slow or not slow" -k torch tests/backends tests/learners/test_backends.py
+
+# The site of these pages and of the docstrings: build/site/docs/index.html, without a network.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . build/site
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -99,7 +103,7 @@ clean:
 $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -e '.[plots,test,lint]'
+	$(BIN)/python -m pip install -q -e '.[docs,plots,test,lint]'
 	@touch $@
 
 # What tensorflow-privacy asks for would replace TensorFlow and numpy by old versions; the three

@@ -150,7 +150,7 @@ class NeighbourSmoothing(FeatureMap):
             inputs: as in ``fit``, of any number of rows.
 
         Returns:
-            ``float32`` (m, n_features_out_).
+            ``float32`` ``(m, n_features_out_)``.
 
         Raises:
             ValueError: not fitted, or other features than in ``fit``.

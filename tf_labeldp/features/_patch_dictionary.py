@@ -118,7 +118,7 @@ class PatchDictionary(FeatureMap):
             images: (m, h, w) or (m, h, w, c), of the shape and the scale of those of ``fit``.
 
         Returns:
-            ``float32`` (m, n_features_out_), none below zero.
+            ``float32`` ``(m, n_features_out_)``, none below zero.
 
         Raises:
             TypeError: images that are not numbers.

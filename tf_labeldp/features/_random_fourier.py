@@ -120,7 +120,7 @@ class RandomFourierFeatures(FeatureMap):
                 array has the same columns as in ``fit``.
 
         Returns:
-            ``float32`` (m, n_features_out_).
+            ``float32`` ``(m, n_features_out_)``.
 
         Raises:
             TypeError: a column of another kind than in ``fit``.

@@ -57,7 +57,7 @@ class Beside(FeatureMap):
         return self
 
     def transform(self, inputs: Any) -> np.ndarray:
-        """Returns ``float32`` (n, n_features_out_)."""
+        """Returns ``float32`` ``(n, n_features_out_)``."""
         parts = []
         for one, mean in zip(self.maps, self._means, strict=True):
             rows = np.asarray(one.transform(inputs), np.float32) - mean.astype(np.float32)
