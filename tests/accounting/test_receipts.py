@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import tf_labeldp
 from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee, _receipts, dp_sgd_charge
+from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
 from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.accounting._events import (
     _known_events,
@@ -796,6 +797,7 @@ EVENTS = {
             dp_accounting.ComposedDpEvent(()),
         )
     ),
+    "AddedDeltaDpEvent": AddedDeltaDpEvent(1e-12),
     "ZCDpEvent": dp_accounting.ZCDpEvent(0.1, xi=0.01),
     "SampledWithReplacementDpEvent": dp_accounting.SampledWithReplacementDpEvent(
         100, 10, dp_accounting.GaussianDpEvent(2.0)
@@ -862,7 +864,7 @@ OTHERS = [OwnDpEvent(), dp_accounting.DpEvent(), dp_accounting.UnsupportedDpEven
 @pytest.mark.parametrize("event", OTHERS, ids=lambda event: type(event).__name__)
 def test_an_event_of_another_class_is_not_written(event):
     name = type(event).__name__
-    with pytest.raises(ValueError, match=rf"{name} is not an event .*Use one of ComposedDp"):
+    with pytest.raises(ValueError, match=rf"{name} is not an event .*Use one of AddedDelta"):
         event_to_json(event)
 
 

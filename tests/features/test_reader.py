@@ -105,7 +105,11 @@ EXPECTED: dict[str, np.ndarray] = {}
 @pytest.mark.usefixtures("fits_apart")
 def test_every_kind_gives_the_same_rows(reader, kind):
     inputs = KINDS[kind]()
-    if reader in BY_NUMBER and "data set" in kind:
+    if reader == "stages" and kind == "data set of pairs":
+        with pytest.raises(ValueError, match="has tuples, such as"):
+            READERS[reader](inputs)
+        return
+    if reader == "row source" and "data set" in kind:
         with pytest.raises(TypeError, match=r"tf\.data\.Dataset can't be read by row number"):
             READERS[reader](inputs)
         return
@@ -120,7 +124,7 @@ def test_every_kind_gives_the_same_rows(reader, kind):
     if reader not in EXPECTED:
         EXPECTED[reader] = READERS[reader](X)
     found = READERS[reader](inputs)
-    if reader in BY_NUMBER and kind.startswith("dict of columns"):
+    if reader in BY_NUMBER and kind in ("dict of columns", "data set of columns"):
         found = found[:, ::-1]  # tf.nest flattens a dict in the order of its keys
     np.testing.assert_allclose(found, EXPECTED[reader], atol=2e-4)
 

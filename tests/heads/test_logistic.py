@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, special
 
 from tf_labeldp.heads import _logistic, _ridge_path
-from tf_labeldp.heads._logistic import Likelihood, LogisticProblem
+from tf_labeldp.heads._logistic import Likelihood, LikelihoodProblem
 
 LIMIT = 5.2
 """Standard errors of a mean beyond which it is wrong by chance with a probability of 2e-7."""
@@ -30,7 +30,7 @@ def problem(softmax, moments, rows, sigma=SIGMA, penalty=3.0):
     values, vectors = np.linalg.eigh(rows.T @ rows)
     likelihood = Likelihood((rows @ vectors).astype(np.float32), 1.0, softmax)
     d = values.size
-    return LogisticProblem(
+    return LikelihoodProblem(
         likelihood,
         vectors.T @ moments,
         np.full(d, sigma**2),
@@ -146,9 +146,9 @@ def test_the_estimated_log_loss_is_unbiased(softmax, monkeypatch):
         columns = 1 if softmax else codes.shape[1]
         true = log_likelihood(rows, codes, vectors @ u, softmax) / n / columns
         naive = true + float((u * (vectors.T @ exact - one.moments)).sum()) / n / columns
-        gaps.append(fit.log_loss - true)
+        gaps.append(fit.loss - true)
         without.append(naive - true)
-        twice.append(2.0 * fit.log_loss - naive - true)
+        twice.append(2.0 * fit.loss - naive - true)
 
     def errors(values):
         return np.mean(values) / (np.std(values) / np.sqrt(len(values)))

@@ -85,7 +85,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     Args:
         features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; or a
-            ``tf.data.Dataset`` of batches of these, which is read once, into memory.
+            ``tf.data.Dataset`` of batches of arrays or dicts, which is read once, into memory.
         labels: the vault with the n true labels.
         epsilon: privacy parameter of each draw, finite and above zero.
         fractions: share of the examples in each stage; they sum to one. ``(1.0,)`` is LP-1ST.

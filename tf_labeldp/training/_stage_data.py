@@ -120,6 +120,12 @@ class Features:
 
     def __init__(self, features: Any) -> None:
         if isinstance(features, tf.data.Dataset):
+            if isinstance(features.element_spec, tuple):
+                raise ValueError(
+                    "the data set of features has tuples, such as (x, y), and the labels are those "
+                    "of the vault. Give x alone, dataset.map(lambda x, y: x); several inputs as a "
+                    "dict."
+                )
             batches = list(features.as_numpy_iterator())
             if not batches:
                 raise ValueError("the data set of features is empty; give at least one batch.")
