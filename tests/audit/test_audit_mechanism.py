@@ -50,6 +50,11 @@ def test_bounds_are_within_ten_percent_of_epsilon_and_below_it(name: str, epsilo
     assert "no contradiction" in str(found)
 
 
+def test_many_classes() -> None:
+    found = audit.audit_mechanism(RandomizedResponse(2.0, 500), seed=1)
+    assert 0.8 * 2.0 < found.lower_bound <= 2.0
+
+
 def test_a_prior_that_leaves_one_answer_shows_nothing() -> None:
     mechanism = RRWithPrior(0.5, 4)
     assert int(mechanism.optimal_k(PEAKED)[0]) == 1

@@ -14,10 +14,10 @@ from tf_labeldp.audit import _bounds
 from tf_labeldp.audit._result import AuditResult, LabelInference
 from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
 
-_MOST_OUTPUTS = 256
-"""Outputs that are told apart; more of them are put into bins of equal counts."""
-_NUMBERS = 5
-"""Labels of a range that are compared."""
+_MOST_OUTPUTS, _BINS = 2048, 256
+"""Up to so many outputs are told apart; more of them are put into so many bins of equal counts."""
+_MOST_LABELS, _NUMBERS = 16, 5
+"""Labels that are compared, of more classes and of a range."""
 Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 
@@ -44,8 +44,8 @@ def audit_mechanism(
     Args:
         mechanism: of classes or numbers; or a function ``draw(labels, rng)`` that returns, for
             labels (n,), what n independent runs gave: numbers (n,) or rows (n, d).
-        labels: the labels to compare, two or more; None for the mechanism's classes, or five
-            numbers of its range.
+        labels: the labels to compare, two or more; None for the mechanism's classes (16 of them, if
+            there are more), or five numbers of its range.
         public: what the mechanism takes beside labels, such as a prior (K,).
         claimed: epsilon of the claim; None for the mechanism's own.
         delta: of the claim, in [0, 1); None for the mechanism's own, or 0.
@@ -271,7 +271,8 @@ def label_inference(
 
 def _labels_of(mechanism: Any) -> np.ndarray:
     if isinstance(mechanism, ClassificationMechanism):
-        return np.arange(mechanism.num_classes)
+        number = min(mechanism.num_classes, _MOST_LABELS)
+        return np.linspace(0, mechanism.num_classes - 1, number).astype(int)
     low, high = mechanism.label_range()
     return np.linspace(low, high, _NUMBERS)
 
@@ -321,7 +322,7 @@ def _codes(outputs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         if known.size <= _MOST_OUTPUTS:
             edges.append(0.5 * (known[1:] + known[:-1]))
         else:
-            share = max(2, round(_MOST_OUTPUTS ** (1.0 / outputs.shape[1])))
+            share = max(2, round(_BINS ** (1.0 / outputs.shape[1])))
             edges.append(np.unique(np.quantile(column, np.arange(1, share) / share)))
     cells = lambda rows: np.stack(  # noqa: E731
         [np.searchsorted(e, column) for e, column in zip(edges, rows.T, strict=True)], axis=1
