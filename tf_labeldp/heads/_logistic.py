@@ -158,6 +158,19 @@ class Likelihood:
             gradient += block.T @ scores
         return self.weight * value, self.weight * gradient
 
+    def worth(
+        self, u: np.ndarray, agreement: float, error: float, num_rows: int
+    ) -> tuple[float, float]:
+        """Returns the sharpness and the mean log-loss of a fit, for an agreement and its error."""
+        del num_rows
+        scores = self.scores(u)
+        if not self.softmax:
+            agreement, error = agreement / u.shape[1], error / u.shape[1]
+        agreement = _ridge_path.believable_agreement(scores, agreement, error)
+        trusted = agreement - error**2 / agreement if agreement > error else 0.0
+        sharpness = _ridge_path.softmax_sharpness(scores, trusted)
+        return sharpness, _ridge_path.log_loss(scores, agreement, sharpness)
+
     def scores(self, coefficients: np.ndarray) -> np.ndarray:
         """Returns scores whose softmax, rows of log-odds made (-s/2, s/2), are probabilities."""
         scores = self.rows @ coefficients.astype(np.float32)
@@ -238,14 +251,8 @@ class LikelihoodProblem:
     ) -> LikelihoodFit:
         """Returns the fit for a multiple, with its sharpness and estimated log-loss."""
         u, agreement, variance = self.agreement(multiple, start, num_rows, probe_seed)
-        scores = self.likelihood.scores(u)
         error = math.sqrt(float(self.noise @ (np.square(u).sum(axis=1) + variance))) / num_rows
-        if not self.likelihood.softmax:
-            agreement, error = agreement / u.shape[1], error / u.shape[1]
-        agreement = _ridge_path.believable_agreement(scores, agreement, error)
-        trusted = agreement - error**2 / agreement if agreement > error else 0.0
-        sharpness = _ridge_path.softmax_sharpness(scores, trusted)
-        loss = _ridge_path.log_loss(scores, agreement, sharpness)
+        sharpness, loss = self.likelihood.worth(u, agreement, error, num_rows)
         return LikelihoodFit(u, multiple, sharpness, loss, variance)
 
     def chosen(

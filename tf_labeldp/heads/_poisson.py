@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads._logistic import (
-    LikelihoodFit,
-    LikelihoodProblem,
-    first_order_filter,
-    likelihood_problem,
-)
+from tf_labeldp.heads._logistic import first_order_filter, likelihood_problem
 from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
@@ -94,7 +89,6 @@ class PrivatePoissonRegression(OneReleaseHead):
         problem = dataclasses.replace(problem, last=np.array([(rate - middle) / constant]))
         make = functools.partial(CountLikelihood, rate=rate, middle=middle, high=high)
         poisson, start, kept = likelihood_problem(problem, rows, bayes, make)
-        poisson = CountProblem(**vars(poisson))
         start[-1] = 0.0  # all rates alike
         fit, path = poisson.chosen(self.penalty, start, rows.num_rows)
         shift = rate * math.log(rate)
@@ -145,20 +139,15 @@ class CountLikelihood:
         gradient = (self.rows.T @ slopes)[:, np.newaxis].astype(np.float64)
         return self.weight * value, self.weight * gradient
 
+    def worth(
+        self, u: np.ndarray, agreement: float, error: float, num_rows: int
+    ) -> tuple[float, float]:
+        """Returns a sharpness of one, as rates are as sharp as they should, and the mean loss."""
+        del error
+        return 1.0, self.value_and_gradient(u)[0] / num_rows - agreement
+
     def _scores(self, coefficients: np.ndarray) -> np.ndarray:
         return (self.rows @ coefficients[:, 0].astype(np.float32)).astype(np.float64)
 
     def _rates(self, scores: np.ndarray) -> np.ndarray:
         return self.rate * np.exp(np.minimum(scores, math.log(self.high / self.rate)))
-
-
-class CountProblem(LikelihoodProblem):
-    """The problem of a ``CountLikelihood``."""
-
-    def assess(
-        self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
-    ) -> LikelihoodFit:
-        """Returns the fit for a multiple, with its estimated loss; it is as sharp as it should."""
-        u, agreement, variance = self.agreement(multiple, start, num_rows, probe_seed)
-        value, _ = self.likelihood.value_and_gradient(u)
-        return LikelihoodFit(u, multiple, 1.0, value / num_rows - agreement, variance)

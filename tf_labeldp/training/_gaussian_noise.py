@@ -165,7 +165,7 @@ class GaussianNoise(NoiseMechanism):
         if self._device is not None:
             self._device.new_key()
         elif self.source != "host":
-            self._device = _DRAWN_BY[self.source](self.insecure_seed)
+            self._drawer()
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns no state; raises for more weights than ``source="integer"`` is for."""
