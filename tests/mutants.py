@@ -1,8 +1,8 @@
 """Changes single places of the privacy core, and says which changes no fast test sees.
 
-``make mutants`` runs it. A change that the tests survive is a test that is missing, or a change that
-makes no difference; docs/coverage.md lists them. The sample is fixed by ``--seed``; a run that was
-stopped goes on where it was.
+``make mutants`` runs it. A change that survives the tests is a test that is missing, or makes no
+difference; docs/coverage.md lists them. The sample is fixed by ``--seed``; a run that was stopped
+goes on where it was.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ def annotations(path: pathlib.Path) -> list[tuple]:
     for node in ast.walk(ast.parse(path.read_text())):
         for name in ("annotation", "returns"):
             if (one := getattr(node, name, None)) is not None:
-                found.append(
-                    ((one.lineno, one.col_offset), (one.end_lineno, one.end_col_offset))
-                )
+                found.append(((one.lineno, one.col_offset), (one.end_lineno, one.end_col_offset)))
     return found
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         audit,
         cli,
         data,
+        dossier,
         estimation,
         features,
         front_door,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         vault,
     )
     from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, PrivacyGuarantee
+    from tf_labeldp.dossier import report
     from tf_labeldp.front_door import (
         PrivateClassifier,
         PrivateRegressor,
@@ -81,6 +83,7 @@ _HOME_OF = {
     "guarantee": "vault",
     "select": "vault",
     "declare": "vault",
+    "report": "dossier",
     "BudgetExceededError": "accounting",
     "LabelStoreError": "vault",
     "MultiStageTraining": "training",
@@ -114,6 +117,7 @@ _PARTS = (
     "pate",
     "front_door",
     "audit",
+    "dossier",
     "tf_privacy",
     "scale",
     "keras_layers",

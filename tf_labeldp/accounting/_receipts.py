@@ -255,6 +255,11 @@ class Histories:
         """Returns the different histories of these examples; None for all."""
         return [self._table[i] for i in self._present(slice(None) if rows is None else rows)]
 
+    def spread(self) -> list[tuple[CountedCharges, int]]:
+        """Returns each history that some examples have, and how many have it."""
+        counts = np.bincount(self._of_example, minlength=len(self._table))
+        return [(self._table[i], int(counts[i])) for i in np.flatnonzero(counts)]
+
     def _present(self, where: Any) -> np.ndarray:
         places = self._of_example[where]
         if places.size and np.all(places == places[0]):  # as a rule, and faster to see

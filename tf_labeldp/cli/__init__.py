@@ -74,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_recommend(verbs)
     _add_train(verbs)
     _add_audit(verbs)
+    _add_report(verbs)
+    _add_verify(verbs)
+    _add_forget(verbs)
     words = _joined(sys.argv[1:] if argv is None else argv)
     # The verb is known before the arguments are parsed: all errors begin with the same name.
     name = f"{parser.prog} {words[0]}" if words and words[0] in verbs.choices else parser.prog
@@ -236,6 +239,57 @@ def _add_audit(verbs: Any) -> None:
     add("--draws", type=_at_least(1000), default=400_000, metavar="N", help="default: 400000")
     add("--seed", type=_at_least(0), metavar="N", help="repeatable draws")
     add("--plot", type=pathlib.Path, metavar="FILE", help="picture of the bound beside the claim")
+
+
+def _add_report(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "report",
+        help="report what has left a label set, at what epsilon",
+        description="Reads a label store, without its labels, and writes report.html and "
+        "report.json: releases, spending over time, what is left, assumptions by who must vouch "
+        "for them, published files with their digests, audits and versions. The exit code is 1 if "
+        "a file or an audit contradicts its claim.",
+    )
+    parser.set_defaults(check=lambda args: None)
+    add = parser.add_argument
+    add("store", type=pathlib.Path, metavar="FOLDER",
+        help="folder of a store, or of several, which are then reported together")
+    add("--published", type=pathlib.Path, nargs="+", default=(), metavar="FILE",
+        help="noisy labels or models to list, each held against its statement and the store")
+    add("--audit", action="store_true", help="audit each mechanism that drew noisy labels")
+    add("--output", type=pathlib.Path, default=pathlib.Path("report"), metavar="DIR",
+        help="folder for the two files (default: report)")
+
+
+def _add_verify(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "verify",
+        help="hold a published file against its statement",
+        description="Checks that noisy labels or a model are as they were written, and that their "
+        "receipts add up to their statement. The exit code is 1 if something is wrong.",
+    )
+    parser.set_defaults(check=lambda args: None)
+    add = parser.add_argument
+    add("file", type=pathlib.Path, metavar="FILE",
+        help="output of tf-labeldp randomize or train, folder of noisy labels, or .keras file")
+    add("--store", type=pathlib.Path, metavar="DIR",
+        help="store of the labels, which must have its receipts")
+    add("--report", type=pathlib.Path, metavar="FILE",
+        help="report.json, which must list its digest")
+
+
+def _add_forget(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "forget",
+        help="erase what a store holds of its labels, and keep its account",
+        description="Erases the draws, the key and the salted digest of the labels in a store. "
+        "What was spent stays, for tf-labeldp report and for the other stores of a project. "
+        "Nothing can be drawn of these labels any more.",
+    )
+    parser.set_defaults(check=lambda args: None)
+    add = parser.add_argument
+    add("store", type=pathlib.Path, metavar="FOLDER", help="folder of the store")
+    add("--yes", action="store_true", help="needed: it can't be undone")
 
 
 def _add_train(verbs: Any) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
-
 from tf_labeldp.audit import audit_mechanism
 from tf_labeldp.cli._console import CommandError, say
+from tf_labeldp.dossier._report import evenest
 from tf_labeldp.vault import NoisyLabels
 
 
@@ -19,10 +18,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(
             f"{args.output} is no output of tf-labeldp randomize ({error})"
         ) from None
-    prior = None
-    if noisy.priors is not None and getattr(noisy.mechanism, "uses_priors", False):
-        rows = np.atleast_2d(np.asarray(noisy.priors))
-        prior = rows[int(np.argmin(np.square(rows).sum(axis=1)))]  # the evenest, which tells most
+    prior = evenest(noisy.mechanism, noisy.priors)
     try:
         found = audit_mechanism(noisy.mechanism, public=prior, draws=args.draws, seed=args.seed)
     except TypeError as error:

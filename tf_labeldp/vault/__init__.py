@@ -5,6 +5,7 @@ from tf_labeldp.vault._carried import declare, guarantee
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
 from tf_labeldp.vault._evaluation import Evaluation, select
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
+from tf_labeldp.vault._ledger import forget
 from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._private_labels import PrivateLabels
 from tf_labeldp.vault._store import LabelStoreError
@@ -17,6 +18,7 @@ __all__ = [
     "NoisyLabels",
     "PrivateLabels",
     "declare",
+    "forget",
     "guarantee",
     "select",
 ]

@@ -196,7 +196,7 @@ class Draws:
             ) from None
         for one in came_along:
             ledger.keep(receipt=one)
-        values = _compact(result) if kind == "draw" else np.asarray(result)
+        values = compact(result) if kind == "draw" else np.asarray(result)
         made["output_digest"] = array_digest(values)
         priors: dict[str, Any] = {}
         if isinstance(public_input, Priors):
@@ -293,7 +293,7 @@ def _channel_digest(mechanism: Mechanism) -> str:
     return array_digest(np.asarray(mechanism.transition_matrix()))
 
 
-def _compact(noisy: np.ndarray) -> np.ndarray:
+def compact(noisy: np.ndarray) -> np.ndarray:
     """Returns noisy labels in the dtype in which they are stored: integers in the smallest."""
     if noisy.dtype.kind not in "iu" or not noisy.size:
         return noisy

@@ -40,7 +40,7 @@ from tf_labeldp.mechanisms import (
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, serialize
 from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, LabelStoreError, publish
+from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, publish
 
 _FORMAT = 1
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
@@ -360,12 +360,8 @@ class KeyedDraws:
             if not path.exists() and not ledger.records:  # else a lost key is an error
                 ReleaseKey.create(path, labels=ledger.label_set)
             key = ReleaseKey(path)
-        if key.label_set.name != ledger.label_set.name:
-            raise LabelStoreError(
-                f"{path} is the key of other labels than those of the store. Restore the file that "
-                "was there; a draw by another key would be a second one."
-            )
-        self._secret, ledger.made_elsewhere = key.secret, key.receipts
+        ledger.listen_to(key)
+        self._secret = key.secret
 
     def randomize(
         self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import itertools
 import os
+import pathlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,8 +30,16 @@ from tf_labeldp.accounting._receipts import (
     merge_receipts,
 )
 from tf_labeldp.vault._carried import LEDGERS, note_digests
+from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind
-from tf_labeldp.vault._store import DrawSettingsError, LabelStore, Record
+from tf_labeldp.vault._project import Project
+from tf_labeldp.vault._store import (
+    KEY_FILE,
+    DrawSettingsError,
+    LabelStore,
+    LabelStoreError,
+    Record,
+)
 
 UNNAMED = "unnamed-"
 """Begins the names of draws without a key."""
@@ -89,8 +100,14 @@ class History(tuple[Use, ...]):
 class Ledger:
     """The records of one vault, in memory or in a store, held against its budget.
 
-    A new store writes a salted digest of the labels; ``budget=None`` takes that of the store.
+    A new store writes a salted digest of the labels; ``budget=None`` takes that of the store, or of
+    its project. ``Ledger.of_store`` reads that of a store without its labels.
     """
+
+    budget: PrivacyBudget
+    label_set: LabelSet
+    _made_elsewhere: Callable[[], Receipts]  # of these labels, by engines
+    _project: Project | None
 
     def __init__(
         self,
@@ -101,30 +118,116 @@ class Ledger:
         store: LabelStore | None,
         actor: str | None,
     ) -> None:
-        self.records: list[Record] = []
-        self.draws: dict[str, Record] = {}
-        self.budget: PrivacyBudget
-        self._unit, self._store, self._actor = kind.unit, store, actor or actor_name()
-        self._histories = Histories(len(labels))
-        self._others: list[Receipt] = []
-        self.made_elsewhere: Callable[[], Receipts] = tuple  # of these labels, by engines
-        self._lock, self._process = threading.RLock(), os.getpid()
+        self._begin(store, len(labels), kind.unit, actor)
         if store is None and budget is not None:
             self.label_set, self.budget = LabelSet.new(len(labels), people), budget
         elif store is not None:
-            if budget is None and not store.exists():
-                raise ValueError(
-                    f"budget is missing, and there is no store in {store.path} that keeps one. "
-                    "Write budget=PrivacyBudget(epsilon=1.0), or check the path."
-                )
             with store.locked():
-                self.label_set, self.budget = store.open(labels, kind.header(), people, budget)
+                header = kind.header()
+                if store.in_project:
+                    self._project = Project(store.path, is_new=not store.exists())
+                    header["project"] = self._project.name
+                first = budget if store.exists() else self._first_budget(budget)
+                self.label_set, self.budget = store.open(labels, header, people, first)
+                if self._project is not None:
+                    self._project.join(self.label_set.name)
                 self._read_new_records()
+                self._take_over()
                 self._check_kept_budget(budget)
                 store.keep()
                 for digests, receipts in store.weights({one.id: one for one in self._receipts()}):
                     note_digests(digests, receipts)
             LEDGERS[self.label_set.name] = self
+
+    @classmethod
+    def of_store(cls, path: str | os.PathLike[str], *, alone: bool = False) -> Ledger:
+        """Returns the ledger of a store, to be read: it needs no labels, and writes nothing.
+
+        It counts what engines have drawn, and the other stores of a project unless ``alone``.
+
+        Raises:
+            LabelStoreError: no store, a damaged one, or one that lacks what was spent elsewhere.
+        """
+        store, ledger = LabelStore(path, read_only=True), object.__new__(cls)
+        label_set, budget = store.look()
+        ledger._begin(store, label_set.size, "label", None)
+        ledger.label_set, ledger.budget = label_set, budget
+        if store.in_project and not alone:
+            ledger._project = Project(store.path, is_new=False)
+        if (key := store.path / KEY_FILE).exists():
+            ledger.listen_to(ReleaseKey(key))
+        with ledger.turn():
+            own = [one for one in ledger._receipts() if one.labels.name == label_set.name]
+            keyed = any(KEYED_ASSUMPTIONS[0] in one.charge.assumptions for one in own)
+        if keyed and not key.exists() and store.forgotten() is None:
+            raise LabelStoreError(
+                f"{key} is missing: it lists what engines have drawn of these labels, so what was "
+                "spent is not known. Restore the file from a backup."
+            )
+        return ledger
+
+    def listen_to(self, key: ReleaseKey) -> None:
+        """Counts from here on what engines draw of these labels with their key."""
+        if key.label_set.name != self.label_set.name:
+            raise LabelStoreError(
+                f"{key.path} is the key of other labels than those of the store. Restore the file "
+                "that was there; a draw by another key would be a second one."
+            )
+        self._made_elsewhere = key.receipts
+
+    def _begin(self, store: LabelStore | None, size: int, unit: str, actor: str | None) -> None:
+        self.records: list[Record] = []
+        self.draws: dict[str, Record] = {}
+        self._unit, self._store, self._actor = unit, store, actor or actor_name()
+        self._histories = Histories(size)
+        self._others: list[Receipt] = []
+        self._made_elsewhere, self._project = tuple, None
+        self._beside: dict[pathlib.Path, Ledger] = {}  # of the other stores of a project
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    def _first_budget(self, given: PrivacyBudget | None) -> PrivacyBudget:
+        """Returns the budget of a new store: that of its project, if this has one."""
+        beside = self._ledgers_beside()
+        if not beside and given is None:
+            raise ValueError(
+                f"budget is missing, and there is no store in {self._where()} that keeps one. "
+                "Write budget=PrivacyBudget(epsilon=1.0), or check the path."
+            )
+        if not beside:
+            return given  # type: ignore[return-value]
+        kept = max((one.budget for one in beside), key=lambda one: (one.epsilon, one.delta))
+        if given not in (None, kept):
+            raise DrawSettingsError(
+                f"the stores of this project share the budget {kept}, and {given} was given. Leave "
+                "budget out, and raise it with labels.raise_budget(budget, reason=...) if need be."
+            )
+        return kept
+
+    def _where(self) -> pathlib.Path | None:
+        return None if self._store is None else self._store.path
+
+    def _ledgers_beside(self) -> list[Ledger]:
+        """Returns the ledgers of the other stores of the project, as they are now."""
+        if self._project is None:
+            return []
+        for path in self._project.stores():
+            if path not in self._beside:
+                self._beside[path] = Ledger.of_store(path, alone=True)
+        return list(self._beside.values())
+
+    def _take_over(self) -> None:
+        """Counts what engines drew of these labels, and what the rest of the project has spent."""
+        forgotten = self._store is not None and self._store.read_only and self._store.forgotten()
+        found = [] if forgotten else self.not_adopted(self._made_elsewhere())
+        own = dataclasses.replace(self.label_set, stored=False)  # may be of the same people
+        for beside in self._ledgers_beside():
+            found += self.not_adopted(beside.receipts(), own)
+            raised = [one for one in beside.records if one.budget is not None]
+            if raised and beside.budget != self.budget and _covers(beside.budget, self.budget):
+                one = raised[-1]
+                self.keep(budget=one.budget, reason=one.reason, time=one.time, actor=one.actor)
+        for receipt in merge_receipts(found):
+            self.keep(receipt=receipt)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -143,15 +246,13 @@ class Ledger:
             self._lock, self._process = threading.RLock(), os.getpid()
         with self._lock, self._store.locked():
             self._read_new_records()
-            if elsewhere := self.made_elsewhere():
-                for one in self.not_adopted(elsewhere):
-                    self.keep(receipt=one)
+            self._take_over()
             yield
 
     def keep(self, **content: Any) -> Record:
         """Makes a record of this content, writes it to the store and returns it."""
         record = Record(len(self.records), **content)
-        if self._store is None:
+        if self._store is None or self._store.read_only:
             self._remember(record)
         else:  # and is read back: what is interrupted here is read by the next call
             self._store.append(record)
@@ -223,23 +324,26 @@ class Ledger:
                 known = {one.id for one in self._receipts()}
                 self._store.keep_weights(digests, receipts, known)
 
-    def not_adopted(self, receipts: Iterable[Receipt]) -> list[Receipt]:
+    def not_adopted(
+        self, receipts: Iterable[Receipt], label_set: LabelSet | None = None
+    ) -> list[Receipt]:
         """Returns the receipts that may be of these labels, and that are not counted here yet."""
         known = {one.id for one in self._receipts()}
+        label_set = label_set or self.label_set
         return [
             one
             for one in merge_receipts(receipts)
             if one.id not in known
             and one.kind != "unknown"
             and type(one.charge.event).__name__ != "NoOpDpEvent"
-            and self.label_set.may_be(one.labels)
+            and label_set.may_be(one.labels)
         ]
 
     def raise_budget(self, budget: PrivacyBudget, reason: str) -> None:
         """Records a larger budget."""
         with self.turn():
             old = self.budget
-            if budget.epsilon < old.epsilon or budget.delta < old.delta or budget == old:
+            if not _covers(budget, old) or budget == old:
                 raise ValueError(
                     f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
                     "stop earlier; `remaining()` says what is left."
@@ -308,6 +412,16 @@ class Ledger:
             middle = 0.5 * (low + high)
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def spread(self) -> list[tuple[float, int]]:
+        """Returns what examples have spent, rising, and how many of them each."""
+        with self.turn():
+            spread = self._histories.spread()
+        found: Counter[float] = Counter()
+        for history, count in spread:
+            both = histories_with([history], self._others)
+            found[max(self._composed(one).epsilon for one in both)] += count
+        return sorted(found.items())
 
     def history(self) -> History:
         """Returns the uses in order; like uses that follow each other are one line."""
@@ -380,6 +494,42 @@ class Ledger:
         for charge in more:
             counts[charge] = counts.get(charge, 0) + 1
         return compose_counted(tuple(counts.items()), self.budget.delta)
+
+
+def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> None:
+    """Erases what a store holds of its labels, and keeps the account of what was spent.
+
+    The salted digest of the labels, the key of keyed draws, all draws, and what the store knew of
+    weights are removed; the receipts stay, for ``report``, and in a project they go on counting. No
+    label can be drawn any more. What was published stays published; backups, and blocks that a disk
+    has not yet overwritten, are beyond a program.
+
+    Args:
+        path: of the store.
+        actor: who asks for it; None for ``LABELDP_ACTOR``, or the name of the login.
+
+    Raises:
+        LabelStoreError: no store, or a damaged one.
+
+    Example:
+        >>> import os, tempfile
+        >>> from tf_labeldp import PrivateLabels, RandomizedResponse
+        >>> path = os.path.join(tempfile.mkdtemp(), "store")
+        >>> labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(1.0), store=path)
+        >>> noisy = labels.randomize(RandomizedResponse(1.0, 2))
+        >>> forget(path)
+        >>> sorted(name for name in os.listdir(path) if name != ".lock")
+        ['header.json', 'ledger.json']
+    """
+    ledger, store = Ledger.of_store(path), LabelStore(path)
+    with store.locked(), ledger.turn():
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        store.forget(ledger.records, now, actor or actor_name())
+
+
+def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:
+    """Returns whether a budget allows what another one does."""
+    return budget.epsilon >= other.epsilon and budget.delta >= other.delta
 
 
 def _advice(planned: Sequence[tuple[str, Charge]]) -> str:

@@ -105,6 +105,10 @@ class PrivateLabels:
             adds up, since they may hold labels of the same people, unless these names differ.
         store: folder in which every use is kept. Opened again with the same labels it returns the
             same draws and charges nothing for them. Without one, a second run spends again.
+        project: whether the folder around the store is a project. Its stores share one budget,
+            that of the first one, as the same person may be in several label sets: what any of
+            them spends counts in all, unless ``people`` differ. A store keeps this; None for what
+            it keeps.
         draws: where the random bits of noisy labels come from. ``"stored"``: the operating system,
             once; ``"keyed"``: a secret key and the row, by ``scale.randomize_batch``, so that the
             same draw can be made again elsewhere. The key is ``labels.key`` in the store, a
@@ -150,6 +154,7 @@ class PrivateLabels:
         num_labels: int | None = None,
         people: str | None = None,
         store: str | os.PathLike[str] | None = None,
+        project: bool | None = None,
         draws: str = "stored",
         ids: Any = None,
         actor: str | None = None,
@@ -166,19 +171,23 @@ class PrivateLabels:
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         _validate.one_of("draws", draws, ("stored", "keyed"))
+        if project and store is None:
+            raise ValueError(
+                "project=True needs a store, in the project's folder: store='study/visits'."
+            )
         if draws == "keyed" and num_labels is not None:
             raise ValueError('draws="keyed" takes one label an example, and num_labels was given.')
         if (insecure_seed if draws == "keyed" else ids) is not None:
             raise ValueError('ids are for draws="keyed", and insecure_seed for draws="stored".')
         self._kind: LabelKind = label_kind(num_classes, classes, low, high, clip, num_labels)
         self._sealed = Sealed(self._kind.encode(labels))
-        self._store = None if store is None else LabelStore(store)
+        self._store = None if store is None else LabelStore(store, in_project=project)
         keyed = KeyedDraws(ids, len(self._sealed)) if draws == "keyed" else None
         self._ledger = Ledger(self._sealed.open(), self._kind, people, budget, self._store, actor)
         if keyed is not None:
             keyed.open(self._ledger, self.store_path)
         elif self.store_path is not None and (path := self.store_path / KEY_FILE).exists():
-            self._ledger.made_elsewhere = ReleaseKey(path).receipts  # counts, whoever draws here
+            self._ledger.listen_to(ReleaseKey(path))  # counts, whoever draws here
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
         self._among: np.ndarray | None = None  # of a part: its examples, int64 (m,) rising
 

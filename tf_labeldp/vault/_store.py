@@ -7,6 +7,7 @@ Layout of a store::
     draws/000000.npz       one file a record: its receipt, what was handed out, which examples
     charges/000000         digest of that record, written after it and before it is handed out
     weights                digests of weights of models, and the receipts that they were made of
+    ledger.json            of a store that was forgotten: its receipts, and nothing else is left
 
 A record, published by one atomic link, holds its receipt and what was handed out: whoever kills the
 process finds all of it, charged, or nothing. A record that was deleted is missed by its file in
@@ -27,6 +28,7 @@ import os
 import pathlib
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +43,11 @@ from tf_labeldp.mechanisms._base import deserialize
 FORMAT = 2
 _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
+_LEDGER = "ledger.json"
 KEY_FILE = "labels.key"
 """Of keyed draws."""
+_KEPT = ("header.json", _LEDGER, _LOCK)
+"""What a forgotten store still has."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the files that ``publish`` writes first; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
@@ -171,11 +176,19 @@ def budget_for_store(
 
 
 class LabelStore:
-    """Reads and writes one store folder."""
+    """Reads and writes one store folder; ``in_project`` names the stores beside it as its like."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        in_project: bool | None = None,
+        read_only: bool = False,
+    ) -> None:
         """Names the folder; nothing is touched before ``open``."""
         self.path = pathlib.Path(path).expanduser().absolute()
+        self.read_only = read_only
+        self._asked_in_project = in_project
         self._read = 0
         self._new_header: dict[str, Any] | None = None
         self._lock: Any = None
@@ -198,6 +211,7 @@ class LabelStore:
         if not self.exists():
             self._create(labels, kind, people, budget)
         header = self.header()
+        self._check_not_forgotten(header)
         self._check_header(header, kind, people)
         self._check_fingerprint(labels)
         if self._lock.is_locked:  # nobody is writing these now: what is there was left by a kill
@@ -214,8 +228,78 @@ class LabelStore:
             kept = {name: value for name, value in header.items() if name != "format"}
             header = self._new_header = _new_header(kept, people, budget)
         self._label_set = header["label_set"] if self._new_header is None else None
-        name = LabelSet(header["label_set"], len(labels), header["people"], stored=True)
-        return name, PrivacyBudget(*header["budget"])
+        return _label_set_and_budget(header)
+
+    def look(self) -> tuple[LabelSet, PrivacyBudget]:
+        """Returns what ``open`` does, for those who have no labels."""
+        if not self.exists():
+            raise LabelStoreError(
+                f"There is no label store in {self.path} (no header.json). Give the folder that "
+                "PrivateLabels(..., store=) or --store named."
+            )
+        header = self.header()
+        if header["format"] == 1:
+            raise LabelStoreError(
+                f"{self.path} is a store of version 0.1, which kept no budget. Open it once with "
+                "its labels: PrivateLabels(labels, budget=..., store=...)."
+            )
+        self._label_set = header["label_set"]
+        return _label_set_and_budget(header)
+
+    @property
+    def in_project(self) -> bool:
+        """Whether the stores in the folder around this one share a budget with it."""
+        if not self.exists():
+            return bool(self._asked_in_project)
+        found = self.header().get("project") is not None
+        if self._asked_in_project not in (None, found):
+            raise LabelStoreError(
+                f"The store {self.path} was made {'in' if found else 'outside'} a project. Leave "
+                "project= out to open it, or give a new path."
+            )
+        return found
+
+    def forgotten(self) -> dict[str, Any] | None:
+        """Returns when a store was forgotten, and by whom; None if it was not."""
+        return self.header().get("forgotten")
+
+    def forget(self, records: Sequence[Record], time: str, actor: str) -> None:
+        """Keeps the receipts and erases all else; to be called within ``locked``.
+
+        Whoever kills the process in between finds the store whole, or forgotten: a second call ends
+        what the first one began.
+        """
+        if self.forgotten() is None:
+            ledger: dict[str, Any] = {"records": [one.meta() for one in records]}
+            ledger["digest"] = _json_digest(ledger)
+            publish(self.path / _LEDGER, _as_json(ledger), replace=True)
+            header = {**self.header(), "forgotten": {"time": time, "actor": actor}}
+            header["forgotten"]["ledger"] = ledger["digest"]
+            header["digest"] = _json_digest(header)
+            publish(self.path / "header.json", _as_json(header), replace=True)
+        for path in self.path.iterdir():
+            if path.name in _KEPT:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _kept_records(self) -> list[Record]:
+        """Returns the records of a store that was forgotten."""
+        path = self.path / _LEDGER
+        ledger, expected = _read_json(path), (self.forgotten() or {}).get("ledger")
+        if not ledger.get("digest") == _json_digest(ledger) == expected:
+            raise _damaged(path)
+        return [Record.of(meta, {}) for meta in ledger["records"]]
+
+    def _check_not_forgotten(self, header: dict[str, Any]) -> None:
+        if (gone := header.get("forgotten")) is not None:
+            raise LabelStoreError(
+                f"The store {self.path} was forgotten on {gone['time']} by {gone['actor']}: its "
+                "draws and keys are erased, so nothing can be drawn of these labels any more. "
+                "tf-labeldp report says what was spent."
+            )
 
     def keep(self) -> None:
         """Gives a store of version 0.1 its new header; to be called once its draws were read."""
@@ -229,11 +313,15 @@ class LabelStore:
         """Keeps other processes out; reading, checking and writing together are one turn."""
         import filelock
 
+        if self.read_only:  # the last record may lack its charge; no other trace of a turn is seen
+            yield
+            return
         if self._label_set is None:
             self._make_folder()
         self._check_still_there()
         if self._lock_of != os.getpid():  # a lock that came through a fork is its parent's
-            self._lock = filelock.FileLock(self.path / _LOCK, mode=0o600)
+            folder = self.path.parent if self.in_project else self.path
+            self._lock = filelock.FileLock(folder / _LOCK, mode=0o600)
             self._lock_of = os.getpid()
         try:
             self._lock.acquire()
@@ -251,13 +339,19 @@ class LabelStore:
 
     def new_records(self, labels: LabelSet, budget: PrivacyBudget) -> list[Record]:
         """Returns the records since the last call; to be called within ``locked``."""
+        if self.read_only and self.forgotten() is not None:
+            kept = self._kept_records()[self._read :] if self._read >= 0 else []
+            self._read = -1
+            return kept
         draws, charges = self.path / "draws", self.path / "charges"
         if not self._read:
-            numbers = sorted(int(file.stem) for file in draws.glob("[0-9]*.npz"))
             charged = {int(file.name) for file in charges.glob("[0-9]*")}
-            # The last may lack its charge file: its process was killed before handing it out.
+            numbers = sorted(int(file.stem) for file in draws.glob("[0-9]*.npz"))
+            # The last may lack its charge file: its process was killed before handing it out. More
+            # may, for who reads beside a writer.
             in_order = numbers == list(range(len(numbers)))
-            if not in_order or not set(numbers[:-1]) <= charged <= set(numbers):
+            paid = set() if self.read_only else set(numbers[:-1])
+            if not in_order or not paid <= charged <= set(numbers):
                 found_now = f"a draw: found draws {numbers}, charges {sorted(charged)}"
                 raise self._draw_missing(found_now)
         found: list[Record] = []
@@ -265,7 +359,8 @@ class LabelStore:
             record, digest = self._read_record(path, labels, budget)
             target = charges / f"{self._read:06d}"
             if not target.exists():
-                self._publish_charge(self._read, digest)
+                if not self.read_only:
+                    self._publish_charge(self._read, digest)
             elif target.read_text() != digest:
                 raise _damaged(target)
             found.append(record)
@@ -335,6 +430,8 @@ class LabelStore:
         """Raises if the store that was opened is gone, or another one is in its place."""
         if self._label_set is None:
             return
+        if self.exists():
+            self._check_not_forgotten(self.header())
         if not self.exists() or self.header().get("label_set") != self._label_set:
             raise LabelStoreError(
                 f"The store {self.path} was moved, removed or made anew since it was opened. Its "
@@ -380,7 +477,7 @@ class LabelStore:
         header = _read_json(self.path / "header.json")
         if header.get("format") not in (1, FORMAT):
             raise _unknown_format(f"The store {self.path}", header.get("format"), "and ")
-        if header["format"] != 1 and header.get("digest") != _header_digest(header):
+        if header["format"] != 1 and header.get("digest") != _json_digest(header):
             raise LabelStoreError(
                 f"{self.path / 'header.json'} was edited or is damaged: it has the budget, and "
                 "whose labels these are. Restore the file from a backup, and raise a budget with "
@@ -482,11 +579,18 @@ def _new_header(kind: dict[str, Any], people: str | None, budget: PrivacyBudget)
         "budget": [budget.epsilon, budget.delta],
         **kind,
     }
-    return {**header, "digest": _header_digest(header)}
+    return {**header, "digest": _json_digest(header)}
 
 
-def _header_digest(header: dict[str, Any]) -> str:
-    rest = {name: value for name, value in header.items() if name != "digest"}
+def _label_set_and_budget(header: dict[str, Any]) -> tuple[LabelSet, PrivacyBudget]:
+    size, people = header["num_labels"], header["people"]
+    return LabelSet(header["label_set"], size, people, stored=True), PrivacyBudget(
+        *header["budget"]
+    )
+
+
+def _json_digest(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 

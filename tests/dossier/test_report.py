@@ -1,0 +1,263 @@
+"""The report says all that left a label set, and nothing of the labels."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_guarantee, peer_to_peer_guarantee
+from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
+from tf_labeldp.audit import AuditResult, LabelInference
+from tf_labeldp.dossier import Report, report
+from tf_labeldp.dossier._report import HOLDER, NOBODY, OTHERS, who_vouches
+from tf_labeldp.scale import ReleaseKey
+from tf_labeldp.vault import forget
+
+N = 400
+
+
+def vault(path: pathlib.Path, epsilon: float = 4.0, **more: object) -> ldp.PrivateLabels:
+    labels = np.random.default_rng(0).integers(3, size=N)
+    budget = ldp.PrivacyBudget(epsilon, 1e-4)
+    return ldp.PrivateLabels(labels, 3, budget=budget, store=path, actor="Ada", **more)
+
+
+def rr(epsilon: float) -> ldp.RandomizedResponse:
+    return ldp.RandomizedResponse(epsilon, 3)
+
+
+class TestContent:
+    def test_it_says_what_the_vault_says(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5), key="first")
+        labels.randomize(rr(1.0), indices=np.arange(100))
+        labels.charge(ldp.accounting.dp_sgd_charge(9.0, 0.1, 5, 1e-4), what="5 steps")
+        found = report(tmp_path / "s")
+        one = found.content["label_sets"][0]
+        assert found.statement == labels.guarantee()
+        assert one["remaining"] == labels.remaining()
+        assert [row["what"] for row in one["history"]] == [use.what for use in labels.history()]
+        assert [row["examples"] for row in one["spread"]] == [300, 100]
+        assert one["spread"][1]["epsilon"] == pytest.approx(labels.guarantee().epsilon)
+        assert [row["actor"] for row in one["releases"]] == ["Ada"] * 3
+        assert "noise_multiplier=9.0" in one["releases"][2]["settings"]
+        assert "0.1" in one["releases"][2]["settings"]
+        assert one["releases"][0]["output_digest"] == labels.receipts[0].output_digest
+
+    def test_engines_and_projects_count(self, tmp_path: pathlib.Path) -> None:
+        vault(tmp_path / "p" / "a", draws="keyed", project=True)
+        vault(tmp_path / "p" / "b", project=True).randomize(rr(0.5))
+        ReleaseKey(tmp_path / "p" / "a" / "labels.key").register("e", rr(1.0), num_rows=N)
+        for folder in (tmp_path / "p", tmp_path / "p" / "a", tmp_path / "p" / "b"):
+            assert report(folder).statement.epsilon == 1.5
+        sets = report(tmp_path / "p").content["label_sets"]
+        assert [len(one["releases"]) for one in sets] == [1, 1]
+        assert [one["remaining"] for one in sets] == pytest.approx([2.5, 2.5], rel=1e-3)
+
+    def test_label_sets_of_a_folder_add_up(self, tmp_path: pathlib.Path) -> None:
+        vault(tmp_path / "a").randomize(rr(0.5))
+        vault(tmp_path / "b").randomize(rr(0.25))
+        assert report(tmp_path).statement.epsilon == 0.75
+
+    def test_a_forgotten_store_is_reported(self, tmp_path: pathlib.Path) -> None:
+        vault(tmp_path / "s").randomize(rr(0.5), key="first")
+        before = report(tmp_path / "s")
+        forget(tmp_path / "s", actor="Eve")
+        after = report(tmp_path / "s")
+        assert after.statement == before.statement
+        assert (
+            after.content["label_sets"][0]["releases"]
+            == before.content["label_sets"][0]["releases"]
+        )
+        assert after.content["label_sets"][0]["forgotten"]["actor"] == "Eve"
+        assert "forgotten" in str(after)
+
+    def test_a_store_without_releases(self, tmp_path: pathlib.Path) -> None:
+        vault(tmp_path / "s")
+        found = report(tmp_path / "s")
+        assert found.statement.epsilon == 0.0
+        found.save(tmp_path / "out")
+        assert "Nothing has left" in (tmp_path / "out" / "report.html").read_text()
+
+    def test_no_store_is_an_error(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(ldp.LabelStoreError, match="no label store"):
+            report(tmp_path)
+
+    def test_seeded_releases_are_flagged(self, tmp_path: pathlib.Path) -> None:
+        vault(tmp_path / "s", insecure_seed=3).randomize(rr(0.5))
+        found = report(tmp_path / "s")
+        assert "NOT PRIVATE" in str(found).splitlines()[0]
+        assert found.content["label_sets"][0]["releases"][0]["flags"] == ["seeded"]
+
+
+class TestAudits:
+    def test_each_mechanism_is_audited_once(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5))
+        labels.randomize(rr(0.5), key="again")
+        labels.randomize(ldp.RRWithPrior(0.5, 3), priors=np.ones(3) / 3)
+        labels.release(ldp.mechanisms.HistogramMechanism(0.5, 3))
+        found = report(tmp_path / "s", audit=True)
+        assert len(found.content["audits"]) == 2 and not found.content["not_audited"]
+        assert not any(one["refutes"] for one in found.content["audits"])
+        assert all(0.3 < one["lower_bound"] < 0.5 for one in found.content["audits"])
+
+    def test_what_can_not_be_audited_is_said(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s")
+        labels.randomize(ldp.RRWithPrior(0.5, 3), priors=np.array([0.5, 0.25, 0.25]))
+        forget(tmp_path / "s")  # with the prior
+        found = report(tmp_path / "s", audit=True)
+        assert not found.content["audits"]
+        assert list(found.content["not_audited"]) == ["RRWithPrior(epsilon=0.5, num_classes=3)"]
+
+    def test_results_of_ones_own_are_listed(self, tmp_path: pathlib.Path) -> None:
+        vault(tmp_path / "s").randomize(rr(0.5))
+        audits = {
+            "my model": AuditResult(1.2, 0.95, 1.0, 0.0, "canaries"),
+            "guesses": LabelInference(0.9, 0.6, 0.3, (0.2, 0.4), 0.95),
+        }
+        found = report(tmp_path / "s", audits=audits)
+        assert [one["refutes"] for one in found.content["audits"]] == [True, False]
+        found.save(tmp_path / "out")
+        page = (tmp_path / "out" / "report.html").read_text()
+        assert "class=bad" in page and "the claim is FALSE" in page
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded, self.open, self.seen = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.seen.append(tag)
+        self.loaded += [
+            value
+            for name, value in attributes
+            if name in ("src", "href", "xlink:href") and value and not value.startswith("#")
+        ]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list) -> None:
+        self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("meta", "br"):
+            assert self.open.pop() == tag
+
+
+class TestPage:
+    @pytest.fixture
+    def page(self, tmp_path: pathlib.Path) -> str:
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5), key="<script>alert(1)</script>").save(tmp_path / "noisy")
+        labels.raise_budget(ldp.PrivacyBudget(5.0, 1e-4), reason="a 'second' study & more")
+        report(tmp_path / "s", published=[tmp_path / "noisy"]).save(tmp_path / "out")
+        return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+    def test_it_is_whole_and_loads_nothing(self, page: str) -> None:
+        parsed = Page(page)
+        assert parsed.open == [] and parsed.loaded == []
+        assert "@import" not in page and not re.search(r"url\((?!#)", page)
+        assert parsed.seen.count("svg") == 1 and "viewport" in page
+
+    def test_names_are_text(self, page: str) -> None:
+        assert "script" not in Page(page).seen
+        assert "&lt;script&gt;" in page and "&#x27;second&#x27; study &amp; more" in page
+
+    def test_the_plot_says_in_words_what_it_shows(self, page: str) -> None:
+        assert 'aria-label="Epsilon spent over time: 0.5 of 5"' in page
+
+    def test_it_says_what_was_published(self, page: str) -> None:
+        assert "400 noisy labels by RandomizedResponse" in page
+        assert "keeps to its statement" in page
+
+    def test_no_label_and_no_secret_is_in_it(self, tmp_path: pathlib.Path) -> None:
+        """Reports of stores that differ in their labels alone differ in random bits alone."""
+
+        def reported(name: str, label: int) -> dict:
+            labels = ldp.PrivateLabels(
+                np.full(50, label), 3, budget=ldp.PrivacyBudget(1.0), store=tmp_path / name,
+                draws="keyed",
+            )  # fmt: skip
+            labels.randomize(rr(1.0))
+            found = report(tmp_path / name).content
+            text = json.dumps(found)
+            secret = json.loads((tmp_path / name / "labels.key").read_text())["secret"]
+            salt = json.loads((tmp_path / name / "PRIVATE-fingerprint").read_text())
+            assert not any(word in text for word in (secret, salt["salt"], salt["digest"]))
+            return json.loads(re.sub(r'"(\d{4}-[^"]*|[0-9a-f]{32,}|[ab])"', '""', text))
+
+        assert reported("a", 0) == reported("b", 2)
+
+    def test_json_can_be_read_again(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s")
+        labels.randomize(rr(0.5))
+        found = report(tmp_path / "s")
+        found.save(tmp_path / "out")
+        assert json.loads((tmp_path / "out" / "report.json").read_text()) == found.content
+
+
+class TestWhoVouches:
+    def test_every_assumption_has_somebody(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s", epsilon=80.0, people="Oslo")
+        x = np.random.default_rng(0).normal(size=(N, 4))
+        labels.randomize(rr(0.5))
+        labels.randomize(ldp.RRWithPrior(0.5, 3), priors=np.ones(3) / 3)
+        ldp.PrivateLogisticRegression(8.0, 1e-5).fit(x, labels)
+        for kind, clipping in (("label", "norm"), ("label", "label_distance"), ("user", "norm")):
+            charge = ldp.accounting.dp_sgd_charge(
+                30.0, 0.1, 2, 1e-5, privacy_unit=kind, clipping=clipping
+            )
+            labels.charge(
+                charge, what="steps", unit=kind, num_units=9, metrics_reported=True,
+                sample_weights=True,
+            )  # fmt: skip
+        other = ldp.PrivateLabels(np.zeros(30), low=0, high=1, budget=ldp.PrivacyBudget(4.0),
+                                  people="Rome")  # fmt: skip
+        other.randomize(ldp.LabelRandomizer(1.0))
+        keyed = vault(tmp_path / "k", draws="keyed")
+        keyed.randomize(rr(0.5))
+        receipts = merge_receipts(labels.receipts, other.receipts, keyed.receipts)
+        stated = [
+            compose_receipts(receipts, 1e-4),
+            dp_sgd_guarantee(9.0, 0.1, 5, 1e-4),
+            ldp.accounting.group_privacy(PrivacyGuarantee(1.0), 3),
+            peer_to_peer_guarantee(0.3, 0.5, 40, 1e-4),
+            ldp.PrivateLogisticRegression(8.0, 1e-5, num_classes=3).fit(x, np.arange(N) % 3)
+            .guarantee(),
+        ]  # fmt: skip
+        texts = {text for one in stated for text in one.assumptions}
+        assert len(texts) > 20
+        assert [text for text in texts if who_vouches(text) == NOBODY] == []
+
+    def test_of_models_and_noise(self) -> None:
+        from tf_labeldp.tf_privacy import _query_noise
+        from tf_labeldp.training import GaussianNoise
+        from tf_labeldp.vault import _carried, _store
+
+        texts = [_carried.WEIGHTS_ASSUMED, _store._NOT_RECORDED, _store.PUBLIC_INPUT]
+        for source in ("host", "device", "integer"):
+            texts += GaussianNoise(1.0, source=source).assumptions()
+        source = pathlib.Path(_query_noise.__file__).read_text()
+        texts += re.findall(r'f?"((?:nobody|no example) [^"]*)"', source)
+        assert len(texts) >= 8
+        assert [text for text in texts if who_vouches(text) == NOBODY] == []
+
+    def test_examples(self) -> None:
+        assert who_vouches("its author's claim, not this library's: X has ...") == OTHERS
+        assert who_vouches("the features are public, and each person has one example") == HOLDER
+        assert who_vouches("something that nobody knows") == NOBODY
+        assert who_vouches("nothing is promised: x trained in the clear") == NOBODY
+
+
+def test_a_report_prints_as_lines() -> None:
+    assert repr(Report({}, PrivacyGuarantee(1.0))) == "Report('(1, 0)-label-DP')"

@@ -1,0 +1,237 @@
+"""A published file that was changed, or never came from a store, is found out."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting._events import pure_dp_event
+from tf_labeldp.accounting._receipts import Receipt
+from tf_labeldp.cli import main
+from tf_labeldp.dossier import report, verify
+from tf_labeldp.mechanisms import LaplaceMechanism, PeerToPeerRandomizedResponse
+from tf_labeldp.vault._noisy_labels import sealed
+
+LABELS = np.random.default_rng(0).integers(3, size=300)
+X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)
+
+
+def vault(path: pathlib.Path, **more: object) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(LABELS, 3, budget=ldp.PrivacyBudget(8.0, 1e-4), store=path, **more)
+
+
+@pytest.fixture
+def noisy(tmp_path: pathlib.Path) -> pathlib.Path:
+    vault(tmp_path / "s").randomize(ldp.RandomizedResponse(1.0, 3)).save(tmp_path / "noisy")
+    return tmp_path / "noisy"
+
+
+class TestNoisyLabels:
+    def test_what_was_saved_keeps_to_its_statement(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path
+    ) -> None:
+        found = verify(noisy, store=tmp_path / "s")
+        assert found.problems == () and found.guarantee.epsilon == 1.0
+        assert set(found.sha256) == {"noisy_labels.json", "noisy_labels.npz"}
+        assert "keeps to its statement" in str(found)
+
+    @pytest.mark.parametrize(
+        "randomizer", [ldp.LabelRandomizer(1.0), LaplaceMechanism(1.0, low=0.0, high=1.0)], ids=str
+    )
+    def test_numbers(self, tmp_path: pathlib.Path, randomizer: object) -> None:
+        numbers = ldp.PrivateLabels(
+            X[:, 0].clip(0, 1), low=0.0, high=1.0, budget=ldp.PrivacyBudget(4.0),
+            store=tmp_path / "s",
+        )  # fmt: skip
+        numbers.randomize(randomizer).save(tmp_path / "n")
+        assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
+
+    def test_other_kinds_of_draws(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s", draws="stored")
+        clusters = np.arange(300) % 4
+        labels.randomize(ldp.RandomizedResponse(0.5, 3), indices=[5, 3, 9]).save(tmp_path / "part")
+        labels.randomize(
+            ldp.ClusterRandomizedResponse.for_epsilon(0.5, num_classes=3), clusters=clusters
+        ).save(tmp_path / "clusters")
+        labels.randomize(ldp.ALIBI(0.5, 3)).save(tmp_path / "alibi")
+        keyed = vault(tmp_path / "k", draws="keyed")
+        keyed.randomize(ldp.RandomizedResponse(0.5, 3)).save(tmp_path / "keyed")
+        for name, store in (("part", "s"), ("clusters", "s"), ("alibi", "s"), ("keyed", "k")):
+            assert verify(tmp_path / name, store=tmp_path / store).problems == (), name
+
+    def test_reports_of_users(self, tmp_path: pathlib.Path) -> None:
+        labels = ldp.PrivateLabels(
+            LABELS % 2, 2, budget=ldp.PrivacyBudget(8.0, 1e-4), store=tmp_path / "s"
+        )
+        mechanism = PeerToPeerRandomizedResponse(2.0, 0.2, 0.5, 100, 1e-4)
+        labels.randomize(mechanism, clusters=np.arange(300) % 3).save(tmp_path / "n")
+        assert verify(tmp_path / "n", store=tmp_path / "s").problems == ()
+
+    def test_an_edited_file_is_found(self, noisy: pathlib.Path) -> None:
+        path = noisy / "noisy_labels.json"
+        path.write_text(path.read_text().replace('"epsilon": 1.0', '"epsilon": 0.1'))
+        found = verify(noisy)
+        assert "edited" in found.problems[0] and found.guarantee is None
+
+    def test_a_smaller_statement_that_is_sealed_again_is_found(self, noisy: pathlib.Path) -> None:
+        reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.1))
+        assert "(0.1, 0)-label-DP, and its receipts add up to (1, 0)" in verify(noisy).problems[0]
+
+    def test_an_assumption_that_was_left_out_is_added_up_again(self, noisy: pathlib.Path) -> None:
+        def invent(fields: dict) -> None:
+            fields["guarantee"]["assumptions"].append("the moon is full")
+
+        reseal(noisy, invent)
+        assert "assumptions differ" in verify(noisy).problems[0]
+
+    def test_other_values_that_are_sealed_again_are_found(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path
+    ) -> None:
+        reseal(noisy, lambda fields: None, values=LABELS)  # the true labels, of all things
+        assert "not those that its receipt was written for" in verify(noisy).problems[0]
+
+    def test_a_cheaper_receipt_needs_the_store_to_be_found(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path
+    ) -> None:
+        def cheapen(fields: dict) -> None:
+            receipt = Receipt.from_json(fields["receipts"][0])
+            forged = Receipt(
+                receipt.labels, Charge(0.1, 0.0, pure_dp_event(0.1)), receipt.what, delta=1e-4,
+                id=receipt.id, output_digest=receipt.output_digest,
+            )  # fmt: skip
+            fields["receipts"] = [forged.to_json()]
+            fields["guarantee"] |= {"epsilon": 0.1, "assumptions": []}
+
+        reseal(noisy, cheapen)
+        assert verify(noisy).problems == ()
+        problem = verify(noisy, store=tmp_path / "s").problems[0]
+        assert problem.startswith("the store has another receipt than its own for Randomized")
+
+    def test_noisy_labels_of_another_store(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path
+    ) -> None:
+        vault(tmp_path / "other")
+        found = verify(noisy, store=tmp_path / "other")
+        assert "knows nothing of its receipt" in found.problems[0]
+
+
+def reseal(folder: pathlib.Path, change: object, values: np.ndarray | None = None) -> None:
+    """Changes a statement as a forger would, who knows how files are sealed."""
+    with np.load(folder / "noisy_labels.npz") as content:
+        arrays = dict(content)
+    if values is not None:
+        arrays["values"] = values
+        np.savez(folder / "noisy_labels.npz", **arrays)
+    path = folder / "noisy_labels.json"
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(sealed(fields, arrays))
+
+
+class TestModels:
+    @pytest.fixture
+    def model(self, tmp_path: pathlib.Path) -> pathlib.Path:
+        head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
+        head.to_keras().save(tmp_path / "model.keras")
+        return tmp_path / "model.keras"
+
+    @pytest.mark.filterwarnings("ignore:the release is indistinguishable")
+    def test_a_head_carries_its_receipts(self, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+        found = verify(model, store=tmp_path / "s")
+        assert found.problems == () and found.guarantee.epsilon == pytest.approx(2.0)
+        vault(tmp_path / "other")
+        assert "knows nothing" in verify(model, store=tmp_path / "other").problems[0]
+
+    def test_a_model_without_receipts_shows_nothing(self, tmp_path: pathlib.Path) -> None:
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
+        assert "carries no receipts" in verify(tmp_path / "m.keras").problems[0]
+
+    def test_a_file_that_is_none(self, tmp_path: pathlib.Path) -> None:
+        (tmp_path / "m.keras").write_text("no model")
+        assert "can't be read" in verify(tmp_path / "m.keras").problems[0]
+
+    def test_the_folder_of_train(self, tmp_path: pathlib.Path) -> None:
+        rows = [f"{a:.3f},{b:.3f},{int(a + b > 0)}" for a, b in X[:, :2]]
+        (tmp_path / "t.csv").write_text("a,b,ill\n" + "\n".join(rows))
+        asked = ["train", str(tmp_path / "t.csv"), "--label", "ill", "--num-classes", "2"]
+        out = tmp_path / "out"
+        assert main([*asked, "--epsilon", "4", "--store", str(tmp_path / "s"),
+                     "--output", str(out)]) == 0  # fmt: skip
+        assert verify(out, store=tmp_path / "s").problems == ()
+        path = out / "privacy.json"
+        path.write_text(path.read_text().replace('"epsilon": 4', '"epsilon": 1'))
+        assert "its receipts add up to" in verify(out).problems[0]
+
+
+class TestReportAndCommand:
+    def test_a_report_lists_digests(self, noisy: pathlib.Path, tmp_path: pathlib.Path) -> None:
+        report(tmp_path / "s", published=[noisy]).save(tmp_path / "out")
+        listed = tmp_path / "out" / "report.json"
+        assert verify(noisy, report=listed).problems == ()
+        vault(tmp_path / "s").randomize(ldp.RandomizedResponse(1.0, 3), key="b").save(
+            tmp_path / "other"
+        )
+        problems = verify(tmp_path / "other", report=listed).problems
+        assert len(problems) == 2 and "lists no file with the content" in problems[0]
+
+    def test_a_report_names_what_is_wrong(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path
+    ) -> None:
+        reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.1))
+        found = report(tmp_path / "s", published=[noisy])
+        assert "WRONG" in str(found) and found.content["published"][0]["problems"]
+
+    def test_other_files_are_errors(self, tmp_path: pathlib.Path, noisy: pathlib.Path) -> None:
+        (tmp_path / "x.csv").write_text("a\n1\n")
+        with pytest.raises(ValueError, match="neither noisy labels"):
+            verify(tmp_path / "x.csv")
+        with pytest.raises(FileNotFoundError):
+            verify(tmp_path / "nothing")
+        with pytest.raises(ValueError, match="no report"):
+            verify(noisy, report=tmp_path / "x.csv")
+
+    def test_the_commands(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store, out = str(tmp_path / "s"), str(tmp_path / "out")
+        assert main(["report", store, "--published", str(noisy), "--audit", "--output", out]) == 0
+        assert "audit of RandomizedResponse" in capsys.readouterr().out
+        listed = str(tmp_path / "out" / "report.json")
+        assert main(["verify", str(noisy), "--store", store, "--report", listed]) == 0
+        assert main(["forget", store]) == 2
+        assert "--yes" in capsys.readouterr().err
+        assert main(["forget", store, "--yes"]) == 0
+        assert main(["verify", str(noisy), "--store", store]) == 0
+        reseal(noisy, lambda fields: fields["guarantee"].update(epsilon=0.1))
+        assert main(["verify", str(noisy)]) == 1
+        assert main(["report", store, "--published", str(noisy), "--output", out]) == 1
+
+    @pytest.mark.parametrize("verb", ["report", "forget"])
+    def test_no_store(
+        self, tmp_path: pathlib.Path, verb: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        more = ["--yes"] if verb == "forget" else []
+        assert main([verb, str(tmp_path), *more]) == 2
+        assert "no label store" in capsys.readouterr().err
+
+    def test_no_plot_is_said(
+        self, noisy: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+        out = tmp_path / "out"
+        assert main(["report", str(tmp_path / "s"), "--output", str(out)]) == 2
+        assert "tf-labeldp[plots]" in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_a_copy_of_a_store_is_that_store(noisy: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    assert verify(noisy, store=tmp_path / "copy").problems == ()

@@ -1,0 +1,334 @@
+"""Stores of a project share one budget, and forgotten stores keep their account."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, RandomizedResponse
+from tf_labeldp.accounting import dp_sgd_charge
+from tf_labeldp.scale import ReleaseKey
+from tf_labeldp.vault import LabelStoreError, forget
+from tf_labeldp.vault._ledger import Ledger
+from tf_labeldp.vault._store import DrawSettingsError
+
+VISITS, DRUGS = [0, 1] * 20, [1, 0, 1] * 10
+
+
+def rr(epsilon: float) -> RandomizedResponse:
+    return RandomizedResponse(epsilon, 2)
+
+
+def in_project(
+    folder: pathlib.Path, name: str, labels: list[int], epsilon: float | None = 2.0, **more: object
+) -> PrivateLabels:
+    budget = None if epsilon is None else PrivacyBudget(epsilon)
+    store = folder / "study" / name
+    return PrivateLabels(labels, 2, budget=budget, store=store, project=True, **more)
+
+
+class TestBudget:
+    def test_what_one_store_spends_counts_in_all(self, tmp_path: pathlib.Path) -> None:
+        visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
+        visits.randomize(rr(1.25))
+        assert (visits.remaining(), drugs.remaining()) == (0.75, 0.75)
+        assert visits.guarantee().epsilon == drugs.guarantee().epsilon == 1.25
+        with pytest.raises(BudgetExceededError, match=r"epsilon=2\.25"):
+            drugs.randomize(rr(1.0))
+        drugs.randomize(rr(0.75))
+        with pytest.raises(BudgetExceededError):
+            visits.randomize(rr(0.01))
+
+    def test_three_stores_count_each_release_once(self, tmp_path: pathlib.Path) -> None:
+        several = [in_project(tmp_path, name, VISITS) for name in "abc"]
+        for one in several * 2:
+            one.randomize(rr(0.25))
+            for other in several:  # each reads what the others have copied from each other
+                other.remaining()
+        assert [one.guarantee().epsilon for one in several] == [1.5] * 3
+        assert [len(one.receipts) for one in several] == [6] * 3
+
+    def test_a_store_that_comes_later_takes_the_budget_and_the_past(
+        self, tmp_path: pathlib.Path
+    ) -> None:
+        in_project(tmp_path, "visits", VISITS).randomize(rr(1.5))
+        later = in_project(tmp_path, "drugs", DRUGS, epsilon=None)
+        assert later.budget == PrivacyBudget(2.0) and later.remaining() == 0.5
+
+    def test_another_budget_is_refused(self, tmp_path: pathlib.Path) -> None:
+        in_project(tmp_path, "visits", VISITS)
+        with pytest.raises(DrawSettingsError, match="share the budget epsilon=2"):
+            in_project(tmp_path, "drugs", DRUGS, epsilon=3.0)
+        assert not (tmp_path / "study" / "drugs" / "header.json").exists()
+
+    def test_a_budget_is_raised_for_all(self, tmp_path: pathlib.Path) -> None:
+        visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
+        visits.raise_budget(PrivacyBudget(3.0), reason="approved")
+        assert drugs.budget == PrivacyBudget(3.0)
+        assert drugs.history()[0].what == "budget raised to epsilon=3, delta=0: approved"
+        drugs.raise_budget(PrivacyBudget(4.0), reason="once more")
+        assert visits.budget == PrivacyBudget(4.0)
+        reopened = in_project(tmp_path, "visits", VISITS, epsilon=None)
+        assert reopened.budget == PrivacyBudget(4.0)
+
+    def test_declared_populations_do_not_add_up(self, tmp_path: pathlib.Path) -> None:
+        oslo = in_project(tmp_path, "oslo", VISITS, people="Oslo")
+        rome = in_project(tmp_path, "rome", DRUGS, people="Rome")
+        oslo.randomize(rr(2.0))
+        assert (oslo.remaining(), rome.remaining()) == (0.0, 2.0)
+
+    def test_what_engines_draw_counts_in_the_others(self, tmp_path: pathlib.Path) -> None:
+        in_project(tmp_path, "visits", VISITS, draws="keyed")
+        drugs = in_project(tmp_path, "drugs", DRUGS)
+        key = ReleaseKey(tmp_path / "study" / "visits" / "labels.key")
+        key.register("by an engine", rr(0.5), num_rows=40)
+        assert drugs.remaining() == 1.5
+
+    def test_steps_with_a_delta_compose(self, tmp_path: pathlib.Path) -> None:
+        store = tmp_path / "study" / "visits"
+        budget = PrivacyBudget(2.0, 1e-3)
+        visits = PrivateLabels(VISITS, 2, budget=budget, store=store, project=True)
+        drugs = PrivateLabels(DRUGS, 2, store=store.with_name("drugs"), project=True)
+        steps = dp_sgd_charge(20.0, 1.0, 10, 1e-3)
+        visits.charge(steps, what="steps")
+        drugs.charge(steps, what="steps")
+        both = dp_sgd_charge(20.0, 1.0, 20, 1e-3).epsilon
+        assert visits.guarantee().epsilon == pytest.approx(both)
+        assert steps.epsilon < both < 2 * steps.epsilon
+
+    def test_processes_at_once_do_not_pass_the_budget(self, tmp_path: pathlib.Path) -> None:
+        for name in "abcd":
+            in_project(tmp_path, name, VISITS)
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(4) as pool:
+            drawn = pool.starmap(_draw_until_refused, [(tmp_path, name) for name in "abcd"])
+        assert sum(drawn) == 8  # of 0.25 each
+        assert in_project(tmp_path, "a", VISITS, epsilon=None).guarantee().epsilon == 2.0
+
+
+def _draw_until_refused(folder: pathlib.Path, name: str) -> int:
+    labels = in_project(folder, name, VISITS, epsilon=None)
+    for count in range(20):
+        try:
+            labels.randomize(rr(0.25), key=str(count))
+        except BudgetExceededError:
+            return count
+    return 20
+
+
+class TestFolder:
+    def test_a_store_keeps_that_it_is_in_a_project(self, tmp_path: pathlib.Path) -> None:
+        in_project(tmp_path, "visits", VISITS).randomize(rr(1.0))
+        drugs = in_project(tmp_path, "drugs", DRUGS)
+        again = PrivateLabels(VISITS, 2, store=tmp_path / "study" / "visits")
+        again.randomize(rr(0.5), key="second")
+        assert drugs.remaining() == 0.5
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_what_a_store_is_in_can_not_change(self, tmp_path: pathlib.Path, first: bool) -> None:
+        budget, store = PrivacyBudget(1.0), tmp_path / "study" / "a"
+        PrivateLabels(VISITS, 2, budget=budget, store=store, project=first)
+        with pytest.raises(LabelStoreError, match="project"):
+            PrivateLabels(VISITS, 2, budget=budget, store=store, project=not first)
+
+    def test_a_missing_store_is_missed(self, tmp_path: pathlib.Path) -> None:
+        visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
+        drugs.randomize(rr(1.0))
+        shutil.rmtree(tmp_path / "study" / "drugs")
+        with pytest.raises(LabelStoreError, match="lacks its store 'drugs'"):
+            visits.randomize(rr(0.1))
+        with pytest.raises(LabelStoreError, match="lacks its store 'drugs'"):
+            Ledger.of_store(tmp_path / "study" / "visits")
+
+    def test_a_new_store_in_place_of_one_is_refused(self, tmp_path: pathlib.Path) -> None:
+        in_project(tmp_path, "visits", VISITS).randomize(rr(2.0))
+        shutil.rmtree(tmp_path / "study" / "visits")
+        with pytest.raises(LabelStoreError, match="lacks its store 'visits'"):
+            in_project(tmp_path, "visits", VISITS)
+
+    def test_a_store_that_was_moved_out_is_refused(self, tmp_path: pathlib.Path) -> None:
+        in_project(tmp_path, "visits", VISITS)
+        (tmp_path / "study" / "visits").rename(tmp_path / "visits")
+        for open_it in (
+            lambda: PrivateLabels(VISITS, 2, store=tmp_path / "visits"),
+            lambda: Ledger.of_store(tmp_path / "visits"),
+        ):
+            with pytest.raises(LabelStoreError, match=r"project\.json is missing"):
+                open_it()
+        assert not (tmp_path / "project.json").exists()
+
+    def test_a_store_of_another_project_is_refused(self, tmp_path: pathlib.Path) -> None:
+        in_project(tmp_path, "visits", VISITS)
+        other = tmp_path / "other"
+        PrivateLabels(DRUGS, 2, budget=PrivacyBudget(1.0), store=other / "a", project=True)
+        (tmp_path / "study" / "visits").rename(other / "visits")
+        with pytest.raises(LabelStoreError, match="another project"):
+            PrivateLabels(VISITS, 2, store=other / "visits")
+        with pytest.raises(LabelStoreError, match="another project"):
+            Ledger.of_store(other / "visits")
+
+    def test_a_list_of_stores_that_is_gone_or_edited_is_missed(
+        self, tmp_path: pathlib.Path
+    ) -> None:
+        visits = in_project(tmp_path, "visits", VISITS)
+        path = tmp_path / "study" / "project.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "stores": {}}))
+        with pytest.raises(LabelStoreError, match="edited"):
+            visits.remaining()
+        path.unlink()
+        with pytest.raises(LabelStoreError, match="missing"):
+            in_project(tmp_path, "drugs", DRUGS)
+
+    def test_it_needs_a_store(self) -> None:
+        with pytest.raises(ValueError, match="needs a store"):
+            PrivateLabels(VISITS, 2, budget=PrivacyBudget(1.0), project=True)
+
+
+class TestLedgerWithoutLabels:
+    def test_it_says_what_the_vault_says_and_writes_nothing(self, tmp_path: pathlib.Path) -> None:
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        labels.randomize(rr(0.5))
+        labels.randomize(rr(1.0), indices=[0, 1, 2])
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*")}
+        ledger = Ledger.of_store(tmp_path / "s")
+        assert ledger.remaining() == labels.remaining() == 1.5
+        assert str(ledger.history()) == str(labels.history())
+        assert ledger.spread() == [(0.5, 37), (1.5, 3)]
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*")} == before
+        labels.randomize(rr(0.25))
+        assert ledger.remaining() == 1.25
+
+    def test_engines_count_and_a_lost_key_is_missed(self, tmp_path: pathlib.Path) -> None:
+        store = tmp_path / "s"
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
+        labels.randomize(rr(0.5))
+        key = ReleaseKey(store / "labels.key")
+        key.register("engine", rr(1.0), num_rows=40)
+        assert Ledger.of_store(store).remaining() == 1.5
+        assert [one.key for one in Ledger.of_store(store).receipts()][-1] == "engine"
+        (store / "labels.key").unlink()
+        with pytest.raises(LabelStoreError, match=r"labels\.key is missing"):
+            Ledger.of_store(store)
+
+    def test_a_key_of_other_labels_is_refused(self, tmp_path: pathlib.Path) -> None:
+        PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        ReleaseKey.create(tmp_path / "s" / "labels.key")
+        with pytest.raises(LabelStoreError, match="other labels"):
+            Ledger.of_store(tmp_path / "s")
+        with pytest.raises(LabelStoreError, match="other labels"):
+            PrivateLabels(VISITS, 2, store=tmp_path / "s")
+
+    def test_a_draw_whose_charge_was_not_written_counts(self, tmp_path: pathlib.Path) -> None:
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        labels.randomize(rr(0.5))
+        (tmp_path / "s" / "charges" / "000000").unlink()  # as a killed process leaves it
+        assert Ledger.of_store(tmp_path / "s").remaining() == 2.5
+        assert not (tmp_path / "s" / "charges" / "000000").exists()
+
+    @pytest.mark.parametrize("name", ["draws/000000.npz", "header.json"])
+    def test_what_is_missing_is_missed(self, tmp_path: pathlib.Path, name: str) -> None:
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        labels.randomize(rr(0.5))
+        labels.randomize(rr(0.5))
+        (tmp_path / "s" / name).unlink()
+        with pytest.raises(LabelStoreError):
+            Ledger.of_store(tmp_path / "s")
+
+
+class TestForget:
+    def test_only_the_account_is_left(self, tmp_path: pathlib.Path) -> None:
+        store = tmp_path / "s"
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
+        labels.randomize(rr(0.5), key="kept")
+        ReleaseKey(store / "labels.key").register("engine", rr(1.0), num_rows=40)
+        labels.raise_budget(PrivacyBudget(4.0), reason="approved")
+        (store / "PRIVATE-files").write_text("digests")
+        before = Ledger.of_store(store)
+        history, receipts = str(before.history()), [one.to_json() for one in before.receipts()]
+        forget(store, actor="officer")
+        assert before.remaining() == 2.5  # of those who had read it
+        names = {path.name for path in store.iterdir()}
+        assert names <= {"header.json", "ledger.json", ".lock"}
+        after = Ledger.of_store(store)
+        assert str(after.history()) == history
+        assert [one.to_json() for one in after.receipts()] == receipts
+        assert (after.remaining(), after.budget) == (2.5, PrivacyBudget(4.0))
+
+    def test_nothing_can_be_drawn_after_it(self, tmp_path: pathlib.Path) -> None:
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        labels.randomize(rr(0.5), key="a")
+        forget(tmp_path / "s", actor="officer")
+        for use in (
+            lambda: labels.randomize(rr(0.5)),
+            lambda: labels.randomize(rr(0.5), key="a"),
+            lambda: labels.guarantee(),
+            lambda: PrivateLabels(VISITS, 2, store=tmp_path / "s"),
+        ):
+            with pytest.raises(LabelStoreError, match=r"forgotten on .* by officer"):
+                use()
+
+    def test_in_a_project_it_goes_on_counting(self, tmp_path: pathlib.Path) -> None:
+        visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
+        drugs.randomize(rr(1.0))
+        forget(tmp_path / "study" / "drugs")
+        assert visits.remaining() == 1.0
+        later = in_project(tmp_path, "later", DRUGS, epsilon=None)
+        assert later.remaining() == 1.0
+
+    def test_an_edited_account_is_refused(self, tmp_path: pathlib.Path) -> None:
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        labels.randomize(rr(0.5))
+        forget(tmp_path / "s")
+        path = tmp_path / "s" / "ledger.json"
+        path.write_text(json.dumps({"records": [], "digest": "0"}))
+        with pytest.raises(LabelStoreError, match=r"ledger\.json"):
+            Ledger.of_store(tmp_path / "s")
+
+    @pytest.mark.parametrize("step", range(8))
+    def test_a_killed_process_leaves_it_whole_or_forgotten(
+        self, tmp_path: pathlib.Path, step: int
+    ) -> None:
+        store = tmp_path / "s"
+        labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store)
+        labels.randomize(rr(0.5))
+        subprocess.run([sys.executable, "-c", _KILLED, str(store), str(step)], check=False)
+        assert Ledger.of_store(store).remaining() == 2.5
+        forget(store)
+        assert {path.name for path in store.iterdir()} <= {"header.json", "ledger.json", ".lock"}
+        assert Ledger.of_store(store).remaining() == 2.5
+
+
+_KILLED = """
+import os, pathlib, shutil, sys
+from tf_labeldp.vault import _store, forget
+left = [int(sys.argv[2])]
+def counted(real):
+    def call(*args, **kwargs):
+        if left[0] == 0:
+            os._exit(9)
+        left[0] -= 1
+        return real(*args, **kwargs)
+    return call
+_store.publish = counted(_store.publish)
+shutil.rmtree = counted(shutil.rmtree)
+pathlib.Path.unlink = counted(pathlib.Path.unlink)
+forget(sys.argv[1])
+"""
+
+
+def test_a_forgotten_store_can_be_asked_by_one_that_read_it_before(tmp_path: pathlib.Path) -> None:
+    visits, drugs = in_project(tmp_path, "visits", VISITS), in_project(tmp_path, "drugs", DRUGS)
+    drugs.randomize(rr(0.5))
+    assert visits.remaining() == 1.5
+    drugs.randomize(rr(0.25))
+    forget(tmp_path / "study" / "drugs")
+    assert visits.remaining() == 1.25
+    assert np.isclose(visits.guarantee().epsilon, 0.75)
