@@ -28,7 +28,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test docs test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
+.PHONY: demo test docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -63,8 +63,15 @@ test-torch: $(TORCH_VENV)/.installed
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . build/site
 
+# 200 changes of single places in the privacy core, each of which a fast test should see; an hour or
+# two. Not a part of .ci/run.
+mutants: $(STAMP)
+	$(BIN)/python -m pip install -q -e '.[mutants]'
+	$(BIN)/python tests/mutants.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
 bench: $(STAMP)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import pathlib
+import re
+
 from tf_labeldp import __version__
 
 project = "tf-labeldp"
@@ -33,3 +37,50 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures have them
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Guarantee", "Source", ("Call arguments", "params_style")]
+
+
+# The tutorials are the scripts of examples/, which `make test-slow` runs.
+ROOT = pathlib.Path(__file__).parents[1]
+TUTORIALS = {
+    "01_multi_stage": "Classes",
+    "02_two_party_regression": "Numbers between two parties",
+    "05_one_release": "Images at a small epsilon",
+    "10_tables": "Tables",
+    "03_labeldp_pro": "A Keras model by DP-SGD",
+    "04_clusters": "Clusters of the features",
+    "06_user_level": "Users with several examples",
+    "07_semi_supervised": "Noisy labels and all the images",
+    "08_pate": "Answers of teachers",
+    "09_tfx_pipeline": "A TFX pipeline",
+}
+
+
+def tutorial(name: str, title: str) -> str:
+    """Returns a script as a page: its docstring, and text and code between its numbered comments."""
+    source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    doc = ast.get_docstring(ast.parse(source)) or ""
+    code = source.split('"""', 2)[2]
+    steps = re.split(r"^(?=# \d+\. )", code, flags=re.M)
+    page = [f"# {title}", _without_indented(doc), f"The whole script: `examples/{name}.py`."]
+    for step in steps:
+        comment = re.match(r"(?:#.*\n)*", step)[0] if step.startswith("# ") else ""
+        page.append(" ".join(line[1:].strip() for line in comment.splitlines()))
+        rest = step[len(comment) :].strip("\n")
+        page += [f"```python\n{rest}\n```"] if rest else []
+    return "\n\n".join(page) + "\n"
+
+
+def _without_indented(doc: str) -> str:
+    """Returns a docstring whose commands are code."""
+    return re.sub(r"^    (.*)$", r"```sh\n\1\n```", doc, flags=re.M)
+
+
+def setup(app: object) -> None:
+    """Writes the tutorials beside the other pages, as Sphinx reads files."""
+    folder = ROOT / "docs" / "tutorials"
+    folder.mkdir(exist_ok=True)
+    for name, title in TUTORIALS.items():
+        page = folder / f"{name}.md"
+        text = tutorial(name, title)
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")

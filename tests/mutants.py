@@ -31,8 +31,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Files of the privacy core, and the fast tests of their part: the likeliest first.
 PARTS = {
     "accounting": ("tf_labeldp/accounting/*.py", "tests/accounting tests/ledger"),
-    "mechanisms": ("tf_labeldp/mechanisms/*.py", "tests/mechanisms"),
-    "vault": ("tf_labeldp/vault/*.py", "tests/vault tests/ledger"),
+    "mechanisms": ("tf_labeldp/mechanisms/*.py", "tests/mechanisms tests/estimation"),
+    "vault": ("tf_labeldp/vault/*.py", "tests/vault tests/scale/test_keyed_draws.py tests/ledger"),
     "clipping": (
         "tf_labeldp/gradients/_*clip*.py",
         "tests/gradients tests/training/test_label_dp_model_privacy.py",

@@ -50,6 +50,7 @@ def composed_loss(sigma, q, steps, relation, norm=1.0):
 
 @pytest.mark.parametrize(("sigma", "q", "steps", "delta"), TRAININGS)
 @pytest.mark.parametrize("direction", ["replace_label", "replaced back"])
+@pytest.mark.holds("accounting.dp_sgd_guarantee")
 def test_epsilon_under_replacement_is_that_of_an_independent_integral(
     sigma, q, steps, delta, direction
 ):
@@ -61,6 +62,7 @@ def test_epsilon_under_replacement_is_that_of_an_independent_integral(
 
 
 @pytest.mark.parametrize(("sigma", "q", "steps", "delta"), TRAININGS)
+@pytest.mark.holds("accounting.dp_sgd_guarantee")
 def test_a_sensitivity_of_c_instead_of_2c_is_told_apart(sigma, q, steps, delta):
     """The same check rejects what half the distance would give, and what a third more would."""
     epsilon = dp_sgd_guarantee(sigma, q, steps, delta).epsilon
@@ -245,6 +247,7 @@ TARGETS = [
     ("epsilon", "delta", "q", "steps", "relation"),
     [*((*target, "replace_label") for target in TARGETS), (*TARGETS[0], "add_or_remove")],
 )
+@pytest.mark.holds("accounting.calibrate_noise_multiplier")
 def test_the_calibrated_noise_is_enough_and_hardly_more(epsilon, delta, q, steps, relation):
     noise = calibrate_noise_multiplier(epsilon, delta, q, steps, relation=relation)
     assert dp_sgd_guarantee(noise, q, steps, delta, relation=relation).epsilon <= epsilon

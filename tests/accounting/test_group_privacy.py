@@ -32,6 +32,7 @@ def exact_sum(epsilon, delta, k):
 
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("epsilon", [0.2, 1.5])
+@pytest.mark.holds("accounting.group_privacy")
 def test_randomized_response_on_k_labels_has_exactly_k_epsilon(epsilon, k):
     """All inputs and outputs of a user with k labels of two classes, written out."""
     matrix = RandomizedResponse(epsilon, 2).transition_matrix()
@@ -55,6 +56,7 @@ def test_delta_is_the_geometric_sum(epsilon, delta, k):
 
 
 @pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.holds("accounting.group_privacy")
 def test_gaussian_noise_on_k_labels_stays_within_the_statement(k):
     """k labels move a sum k times as far, and delta must cover that at k epsilon."""
     delta = gaussian_delta(4.0, 0.8, 1.0)
@@ -65,6 +67,7 @@ def test_gaussian_noise_on_k_labels_stays_within_the_statement(k):
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "k"), CASES)
+@pytest.mark.holds("accounting.item_budget_for_group")
 def test_the_item_budget_is_the_exact_inverse(epsilon, delta, k):
     budget = PrivacyBudget(epsilon, delta)
     item = item_budget_for_group(budget, k)

@@ -123,6 +123,7 @@ def test_given_the_share_of_ones_the_reports_are_independent():
 
 @pytest.mark.parametrize(("alpha", "theta"), RATES)
 @pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.holds("accounting.peer_to_peer_guarantee")
 def test_delta_is_the_enumerated_one(size, alpha, theta):
     for epsilon in (1e-9, 0.2, 0.7):
         exact = enumerated_delta(epsilon, size, alpha, theta)
@@ -138,6 +139,7 @@ def test_delta_is_the_enumerated_one_for_five_users():
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(("alpha", "theta", "delta"), [(0.1, 0.6, 1e-3), (0.3, 1.0, 1e-4)])
+@pytest.mark.holds("accounting.peer_to_peer_guarantee")
 def test_epsilon_is_the_least_that_holds(size, alpha, theta, delta):
     epsilon = peer_to_peer_guarantee(alpha, theta, size, delta, sizes="exactly").epsilon
     assert enumerated_delta(epsilon, size, alpha, theta) <= delta

@@ -271,6 +271,7 @@ def test_several_label_sets_compose_at_a_positive_delta_like_uses_of_one():
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
+@pytest.mark.holds("accounting.compose_receipts")
 def test_very_many_histories_are_bounded_from_above(delta, monkeypatch):
     """Each charge then counts as often as anybody was charged with it."""
     sets = [LabelSet.new(SIZE) for _ in range(3)]

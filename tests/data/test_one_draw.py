@@ -116,6 +116,7 @@ def test_without_a_seed_two_transforms_draw_apart(source, mechanism, read):
     assert read(source.apply(randomize_labels(mechanism))) != one
 
 
+@pytest.mark.holds("vault.guarantee")
 def test_guarantee_is_the_mechanism_s_whatever_the_number_of_epochs(source, mechanism, read):
     transform = randomize_labels(mechanism)
     read(source.apply(transform).repeat(5))
@@ -127,6 +128,7 @@ def test_guarantee_is_the_mechanism_s_whatever_the_number_of_epochs(source, mech
     assert any("no example comes twice" in text for text in guarantee.assumptions)
 
 
+@pytest.mark.holds("data.randomize_labels")
 def test_the_budget_is_charged_once_and_held(source, mechanism):
     transform = randomize_labels(mechanism, budget=PrivacyBudget(epsilon=1.5))
     source.apply(transform)
@@ -167,6 +169,7 @@ def test_a_store_knows_a_shuffled_source_again(tmp_path, source, mechanism, read
 
 
 @pytest.mark.parametrize("id_fn", [None, itself])
+@pytest.mark.holds("data.randomize_labels")
 def test_the_draw_follows_the_channel_and_not_a_nearby_one(id_fn):
     n = 20_000
     labels = np.arange(n) % 3

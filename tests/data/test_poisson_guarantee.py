@@ -78,10 +78,12 @@ def worst_excess_under_replacement(overflow: Overflow) -> float:
     return max(excess)
 
 
+@pytest.mark.holds("data.poisson_batches")
 def test_an_emptied_batch_keeps_the_guarantee_under_replacement() -> None:
     assert worst_excess_under_replacement(emptied) <= SLACK
 
 
+@pytest.mark.holds("data.poisson_batches")
 def test_cutting_the_batch_would_break_it() -> None:
     assert worst_excess_under_replacement(cut) > 10 * SLACK
 

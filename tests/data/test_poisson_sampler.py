@@ -103,6 +103,7 @@ def test_subsets_are_increasing_rows_in_range(size: int) -> None:
 
 @pytest.mark.parametrize("q", [0.3, 1e-3, 0.5, 1.0 - 2.0**-53, 5e-324])
 @pytest.mark.parametrize("n", [2, 5, 300])
+@pytest.mark.holds("data.PoissonSampler")
 def test_inclusion_given_the_others_is_at_most_q(n: int, q: float) -> None:
     first, weights = binomial_weights(n, q)
     table = dict(enumerate(weights, start=first))
@@ -118,6 +119,7 @@ def test_inclusion_given_the_others_is_at_most_q(n: int, q: float) -> None:
             assert odds >= exact / (1 - exact) * (1 - Fraction(1, 2**120))
 
 
+@pytest.mark.holds("data.PoissonSampler")
 def test_rounding_to_nearest_would_pass_q() -> None:
     """The bound above is not slack: with ordinary rounding it fails."""
     exact = Fraction(0.3)

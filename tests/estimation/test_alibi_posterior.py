@@ -123,6 +123,7 @@ def test_a_thousand_classes_and_chunks(monkeypatch):
         np.testing.assert_array_equal(posterior(mechanism, rows, p), before)
 
 
+@pytest.mark.holds("estimation.posterior")
 def test_post_processing_charges_nothing():
     labels = PrivateLabels([0, 1, 2, 3], num_classes=4, budget=PrivacyBudget(epsilon=1.5))
     noisy = labels.randomize(LAPLACE, key="alibi")

@@ -94,6 +94,7 @@ def test_guarantee_epsilon_of_all_clusters_together(num_clusters):
         cluster_priors(labels, num_clusters, 1e-6, key="more")
 
 
+@pytest.mark.holds("estimation.histogram_prior")
 def test_guarantee_the_prior_of_a_label_and_its_draw_add_up():
     """Exactly: two labels of one cluster, all noisy counts, all outputs; the sum is reached."""
     for_prior, for_draw = 0.7, 1.1

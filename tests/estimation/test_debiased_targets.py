@@ -134,6 +134,7 @@ def test_one_prior_for_all_equals_the_same_for_each():
     )
 
 
+@pytest.mark.holds("estimation.debiased")
 def test_rows_sum_to_one_and_are_as_the_channel_inverse(epsilon):
     mechanism = RandomizedResponse(epsilon, 5)
     weights = debiased(mechanism, EVERY)

@@ -67,6 +67,7 @@ def law(noise, scale, reach):
     ],
     ids=["classes", "values"],
 )
+@pytest.mark.holds("mechanisms.HistogramMechanism")
 def test_a_replaced_label_moves_two_counts_of_one_group(mechanism, labels):
     """Every set of three labels, every replacement, with and without groups: L1 is 2, or 0."""
     groups = [2, 0, 2]
@@ -85,6 +86,7 @@ def test_a_replaced_label_moves_two_counts_of_one_group(mechanism, labels):
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+@pytest.mark.holds("mechanisms.HistogramMechanism")
 def test_guarantee_the_worst_log_ratio_of_the_noisy_histogram_is_epsilon(epsilon):
     """All outputs of a window around two neighbouring histograms, at the scale that is drawn."""
     _, scale = HistogramMechanism(epsilon, 3)._certified_laplace()
@@ -251,6 +253,7 @@ def test_prior_clips_and_normalises():
     assert np.all(histogram_prior(noisy) >= 0.0)
 
 
+@pytest.mark.holds("estimation.ordered_prior")
 def test_ordered_prior_without_noise_is_the_histogram():
     counts = np.random.default_rng(77).integers(0, 9, (5, 13))
     counts[2] = 0

@@ -49,6 +49,7 @@ def exact(kind, labels, features, **arguments):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.holds("mechanisms.LabelMomentMechanism")
 def test_the_sensitivity_is_the_largest_distance_over_all_replacements(kind):
     """Every data set of three labels, every replacement: the bound holds and is reached."""
     worst = worst_l1 = 0.0
@@ -171,6 +172,7 @@ def test_opendp_certifies_the_noise():
 
 
 @pytest.mark.parametrize("epsilon", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.holds("mechanisms.LabelMomentMechanism")
 def test_a_likelihood_ratio_attack_finds_no_more_than_epsilon_and_half_of_it(epsilon):
     """The worst pair: one label replaced, at a row of the largest norm; 20,000 releases of each.
 

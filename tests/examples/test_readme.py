@@ -1,8 +1,9 @@
-"""The examples of the README, of the guide and of the page on audits run as they are written."""
+"""The code blocks of the README and of all pages run as they are written."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,22 @@ from tf_labeldp.vault import NoisyLabels
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = README.parent / "docs" / "guide.md"
 AUDIT = README.parent / "docs" / "audit.md"
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.M | re.S)
+# Each by itself, with words that it prints; the blocks of engines need those.
+ALONE = {
+    "attacks.md": ["quoted 0.73, at least 1.4", "NOT PRIVATE: seeded", "True\nTrue\n"],
+    "dossier.md": ["2.0"],
+    "privacy.md": ["age 0.5", "bill 0.9"],
+    "scale.md": [],
+    "start.md": ["(1, 1e-05)-label-DP", "at epsilon 1"],
+    "write_a_mechanism.md": [
+        "(1, 0)-label-DP",
+        "its author's claim",
+        "(2, 0.0001)-label-DP",
+        "(1, 1e-06)-label-DP",
+    ],
+}
+OF_ENGINES = "with beam.Pipeline"
 
 
 def test_the_python_blocks_run(
@@ -41,6 +58,36 @@ def test_the_python_blocks_run(
     assert "epsilon is at least 0.9" in shown and shown.endswith("True True\n")  # audits
     for made in ("labels", "amounts", "stages", "head", "noisy", "private_model"):
         assert names[made].guarantee().is_private  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_blocks_of_a_page_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private").mkdir()
+    names: dict[str, object] = {"__name__": "page"}
+    for _, block in BLOCK.findall(AUDIT.with_name(name).read_text(encoding="utf-8")):
+        if OF_ENGINES not in block:
+            exec(compile(textwrap.dedent(block), name, "exec"), names)
+    shown = capsys.readouterr().out
+    assert [words for words in ALONE[name] if words not in shown] == []
+
+
+def test_every_page_with_code_is_run() -> None:
+    pages = [*README.parent.glob("*.md"), *README.parent.glob("docs/*.md")]
+    with_code = {page.name for page in pages if BLOCK.search(page.read_text(encoding="utf-8"))}
+    assert with_code == {README.name, GUIDE.name, AUDIT.name, *ALONE}
+
+
+def test_pictures_say_in_words_what_they_show() -> None:
+    pages = [path for folder in ("", "docs/", "tests/benchmarks/")
+             for path in README.parent.glob(f"{folder}*.md")]  # fmt: skip
+    pictures = [
+        one for page in pages for one in re.findall(r"!\[(.*?)\]\((.*?)\)", page.read_text("utf-8"))
+    ]
+    assert len(pictures) >= 10
+    assert [target for words, target in pictures if len(words) < 15] == []
 
 
 def test_the_labels_partys_command_runs(

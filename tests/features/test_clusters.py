@@ -57,6 +57,7 @@ def test_unit_and_offset_of_features_make_no_difference(offset, factor):
     assert np.array_equal(clusters.assign(moved), clusters.assignments)
 
 
+@pytest.mark.holds("features.find_clusters")
 def test_the_seed_decides():
     rows = np.random.default_rng(2).normal(size=(3000, 5))
     one, again = find_clusters(rows, 20, seed=3), find_clusters(rows, 20, seed=3)
@@ -145,6 +146,7 @@ def test_given_clusters():
         clusters.assign([[0.0]])
 
 
+@pytest.mark.holds("features.Clusters")
 def test_clusters_do_not_change():
     clusters = find_clusters(BLOBS, 4)
     for array in (clusters.assignments, clusters.centres):

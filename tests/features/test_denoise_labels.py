@@ -24,6 +24,7 @@ def made_of(noisy, clusters, num_classes, **arguments):
     return denoise_labels(np.array(noisy), np.array(clusters), num_classes, **arguments)
 
 
+@pytest.mark.holds("features.denoise_labels")
 def test_a_label_is_kept_if_it_is_that_of_its_cluster():
     noisy = [2, 0, 2, 1, 1, 0, 2, 1]
     clusters = [0, 0, 0, 3, 3, 3, 1, 3]
@@ -120,6 +121,7 @@ def test_simulation():
     assert made.expected_purity() == made.expected_purity(made.estimated_cluster_accuracy())
 
 
+@pytest.mark.holds("features.DenoisedLabels.estimated_cluster_accuracy")
 def test_the_estimate_is_a_share():
     """Singletons agree with themselves: more than any accuracy can explain."""
     mechanism = RandomizedResponse(1.0, 3)

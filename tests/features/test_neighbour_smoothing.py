@@ -226,6 +226,7 @@ def test_scikit_learn_s_pipelines_and_clones():
 
 
 @pytest.mark.slow
+@pytest.mark.holds("features.NeighbourSmoothing")
 def test_an_encoder_that_was_trained_on_private_labels_is_counted():
     """By the map, by its Keras model, and by a head on either."""
     keras = pytest.importorskip("keras")

@@ -118,6 +118,7 @@ def test_sparse_rows_and_few_rows_are_taken_as_they_are():
     assert isinstance(few.head_.encoder, RandomFourierFeatures)
 
 
+@pytest.mark.holds("front_door.PrivateClassifier")
 def test_no_choice_depends_on_labels():
     """Other labels, the same features: the same encoder, head, key and words."""
     one, other = (
@@ -130,6 +131,7 @@ def test_no_choice_depends_on_labels():
     )
 
 
+@pytest.mark.holds("front_door.PrivateClassifier")
 def test_guarantee_is_that_of_one_release_charged_to_the_vault():
     budget = ldp.PrivacyBudget(0.7, 1e-6)
     labels = ldp.PrivateLabels(CLASSES, num_classes=3, budget=budget)
@@ -144,6 +146,7 @@ def test_guarantee_is_that_of_one_release_charged_to_the_vault():
     assert alone.guarantee().delta == 1e-5
 
 
+@pytest.mark.holds("front_door.PrivateRegressor")
 def test_numbers_as_labels():
     labels = np.clip(20.0 + 8.0 * ROWS[:, 0], 10.0, 30.0)
     model = ldp.PrivateRegressor(3.0, low=10.0, high=30.0, insecure_seed=0).fit(ROWS, labels)

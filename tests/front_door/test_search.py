@@ -36,6 +36,7 @@ def search(grid, epsilon=1.0, **arguments):
     return ldp.PrivateSearchCV(ldp.PrivateRidge(1.0, 1e-5), grid, epsilon, **arguments)
 
 
+@pytest.mark.holds("front_door.PrivateSearchCV")
 def test_the_better_map_is_chosen_and_the_whole_costs_epsilon():
     labels = vault(insecure_seed=None)
     encoders = maps()

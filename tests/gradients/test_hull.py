@@ -246,6 +246,7 @@ def test_products_are_counted_as_they_are_taken(
 
 
 @pytest.mark.parametrize("hull", HULLS)
+@pytest.mark.holds("gradients.project_onto_hull")
 def test_any_labels_give_a_gradient_inside_the_hull(hull, dense, flat, like_variables):
     """The mean gradient of a labelled batch is its own projection; pushed outwards it is not."""
     case, matrix = dense

@@ -173,6 +173,7 @@ def test_gradients_in_coordinates_are_clipped_there(method):
 
 @pytest.mark.parametrize("method", ["ghost", "vectorized"])
 @pytest.mark.parametrize(("outputs", "clip"), CASES)
+@pytest.mark.holds("gradients.Candidates.coefficients")
 def test_one_replaced_label_moves_the_sum_by_the_distance_at_most(outputs, clip, method):
     """From both sides: it is kept, and used."""
     made, (x, y) = model(outputs, layers.Dropout(0.3)), batch(outputs)

@@ -68,6 +68,7 @@ def flat(result: ClippedSum) -> np.ndarray:
         pytest.param("vectorized", 1e9, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.holds("gradients.PerExampleClipping")
 def test_privacy_one_group_adds_at_most_the_clip(method: str, clip: float):
     clipper = PerExampleClipping(cnn(), Speed(method))
     step = tf.function(lambda *rows: clipper.clipped_sum(Batch(*rows, LOSS), Clip(clip, 2)))
@@ -82,6 +83,7 @@ def test_privacy_one_group_adds_at_most_the_clip(method: str, clip: float):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.holds("gradients.PerExampleClipping")
 def test_privacy_replacing_one_label_moves_the_sum_by_at_most_twice_the_clip(method: str):
     model, (x, y) = cnn(), batch()
     clip = 0.05

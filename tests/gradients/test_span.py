@@ -19,6 +19,7 @@ def exact_projection(matrix, target, mask=None, labels=3):
 
 @pytest.mark.parametrize("mask", [None, [1, 0, 1, 1, 0]], ids=["all", "mask"])
 @pytest.mark.parametrize("kind", ["dense", "conv", "two_inputs"])
+@pytest.mark.holds("gradients.project_onto_span")
 def test_the_point_is_the_exact_projection(kind, mask, case_of, flat, like_variables):
     case = case_of(kind)
     matrix = case.matrix()

@@ -41,6 +41,7 @@ def fitted():
 
 @pytest.mark.parametrize("shares", [(0.3, 0.7), (0.2, 0.3, 0.5)])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.holds("heads.BootstrappedHead")
 def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
     """Squares of precisions add up: to the whole from below, by less than 1 part in 10,000."""
     alone = head(epsilon, shares=shares, draw_share=0.0).epsilons()
@@ -49,6 +50,7 @@ def test_the_releases_together_are_one_gaussian_release(epsilon, shares):
     assert 1.0 - 1e-4 < precision / whole < 1.0
 
 
+@pytest.mark.holds("heads.BootstrappedHead")
 def test_the_whole_budget_is_spent_and_not_passed(fitted):
     labels, one = fitted
     for made in (labels.guarantee(), one.guarantee(), ldp.guarantee(one.to_keras())):

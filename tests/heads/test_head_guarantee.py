@@ -129,6 +129,9 @@ class Spy:
         (PrivateLogisticRegression, "laplace", 5),
     ],
 )
+@pytest.mark.holds(
+    "heads.PrivateLogisticRegression", "heads.PrivatePoissonRegression", "heads.PrivateRidge"
+)
 def test_everything_that_comes_out_is_one_release_with_noise_of_the_stated_law(
     kind, noise, seed, monkeypatch
 ):
@@ -175,6 +178,7 @@ def test_everything_that_comes_out_is_one_release_with_noise_of_the_stated_law(
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+@pytest.mark.holds("heads.PrivateRidge")
 def test_a_likelihood_ratio_attack_on_a_heads_release_finds_below_epsilon_and_above_half(
     noise, head, monkeypatch
 ):

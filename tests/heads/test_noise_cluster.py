@@ -73,6 +73,7 @@ def test_a_cluster_with_nothing_to_tell_gets_the_shares_of_all():
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-4])
+@pytest.mark.holds("heads.NoiseCluster")
 def test_guarantee_one_release_of_epsilon_and_delta(delta):
     for labels in (Y, vault(0.5, delta)):
         one = NoiseCluster(5, 0.5, delta, num_classes=3).fit(X, labels)

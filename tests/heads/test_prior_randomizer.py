@@ -97,6 +97,7 @@ def test_labels_are_drawn_by_rr_with_prior_under_these_priors(made):
     assert hits - N * plain > 5 * math.sqrt(N * plain * (1 - plain))
 
 
+@pytest.mark.holds("heads.HeadPriorRandomizer")
 def test_the_informative_draw_costs_the_same_and_has_better_posteriors(tmp_path):
     drawn = {}
     for draw in (RRWithPrior, InformativeRR):

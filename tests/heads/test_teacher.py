@@ -19,6 +19,7 @@ P = np.array(
 )
 
 
+@pytest.mark.holds("heads.teacher_labels")
 def test_all_are_kept_without_a_threshold():
     made = teacher_labels(P)
     assert made.indices.tolist() == list(range(6)) and made.share == 1.0

@@ -62,6 +62,7 @@ def test_the_gradient_is_softmax_minus_posterior(noise):
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.holds("keras_layers.ALIBILoss")
 def test_the_gradient_is_that_of_the_likelihood_of_the_noisy_row(noise):
     """``-log sum_k p_k f(x - e_k)``, whose expectation the true posterior minimises."""
     law = (stats.laplace if noise == "laplace" else stats.norm)(scale=0.8)

@@ -90,6 +90,7 @@ def test_extreme_alpha_is_finite(alpha):
     assert abs(draws.mean() - 0.5) < 0.02
 
 
+@pytest.mark.holds("keras_layers.Mixup")
 def test_mixing_keeps_the_weighted_loss_unbiased(channel):
     """Both noisy labels summed out: the loss on mixed weights is the loss on mixed labels."""
     q, lam = channel(1.0, 3), 0.3

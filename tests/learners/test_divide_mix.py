@@ -42,6 +42,7 @@ def test_it_believes_the_labels_that_are_true(trained, images, noisy):
     assert abs(history.history["believed"][-1] - is_true.mean()) < 0.1
 
 
+@pytest.mark.holds("semi_supervised.DivideMix")
 def test_it_carries_the_receipts_of_its_labels(trained, noisy, tmp_path):
     model, _ = trained
     assert ldp.guarantee(model).epsilon == noisy.guarantee().epsilon

@@ -41,6 +41,7 @@ def test_the_loss_of_contrast_is_that_of_a_loop():
     assert float(model.compute_loss(y_pred=rows)) == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.holds("self_supervised.SCAN", "self_supervised.SimCLR")
 def test_it_learns_and_costs_nothing(simclr):
     assert simclr.losses_seen[-1] < simclr.losses_seen[0]
     assert ldp.guarantee(simclr.encoder()).epsilon == 0.0
@@ -54,6 +55,7 @@ def test_its_features_serve_clusters_and_heads(simclr, images):
     assert head.fit(*shapes(300, seed=2)).guarantee().epsilon == pytest.approx(4.0)
 
 
+@pytest.mark.holds("self_supervised.SimCLR")
 def test_an_encoder_that_saw_labels_is_counted(images, noisy):
     encoder = network(8)
     wrapped = keras.Sequential([encoder, keras.layers.Dense(NUM_CLASSES, activation="softmax")])

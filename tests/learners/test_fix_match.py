@@ -31,6 +31,7 @@ def test_it_learns_the_true_classes_from_noisy_ones(trained, images, noisy):
     assert trained.history.history["pseudo_labelled"][-1] > 0.5
 
 
+@pytest.mark.holds("semi_supervised.FixMatch")
 def test_it_carries_the_receipts_of_its_labels(trained, noisy, tmp_path):
     assert ldp.guarantee(trained).epsilon == noisy.guarantee().epsilon
     assert ldp.guarantee(trained.network).epsilon == noisy.guarantee().epsilon

@@ -36,6 +36,7 @@ class Votes:
 
 
 @pytest.mark.parametrize("mechanism", [CHECKED, PLAIN])
+@pytest.mark.holds("pate.ConfidentGNMax")
 def test_the_price_is_that_of_an_independent_composition(mechanism):
     """Each check is a Gaussian release of sensitivity 1, each answer one of sqrt(2)."""
     share = mechanism.max_answers * 2.0 / mechanism.answer_stddev**2
@@ -59,6 +60,7 @@ def test_the_price_is_that_of_an_independent_composition(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", [CHECKED, PLAIN])
+@pytest.mark.holds("pate.ConfidentGNMax")
 def test_the_noise_of_answers_has_the_stated_scale(mechanism):
     """The share of wrong answers between two classes is that of the difference of two noises."""
     ahead = 20
@@ -87,6 +89,7 @@ def test_the_noise_of_checks_has_the_stated_scale():
     assert abs(passed - expected) < 5 * math.sqrt(0.25 / 3000)
 
 
+@pytest.mark.holds("pate.ConfidentGNMax")
 def test_one_vote_moves_what_is_priced():
     """A teacher that changes all its votes moves the largest count by 1, the counts by sqrt(2)."""
     rng = np.random.default_rng(0)
@@ -116,6 +119,7 @@ def test_a_teacher_has_one_vote_for_each_query(votes):
         CHECKED.release(None, Votes(votes))
 
 
+@pytest.mark.holds("pate.PATE")
 def test_answers_are_right_and_charged_once(tmp_path):
     labels = vault(store=tmp_path / "labels")
     settings = {"num_teachers": 200, "num_queries": 60, "max_answers": 30, "threshold": 0.6}
@@ -131,6 +135,7 @@ def test_answers_are_right_and_charged_once(tmp_path):
     assert labels.guarantee().epsilon == 2.0  # what was answered stays, and is stated
 
 
+@pytest.mark.holds("pate.PATE")
 def test_each_teacher_sees_its_shard_alone():
     seen = []
 

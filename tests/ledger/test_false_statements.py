@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import pathlib
 import subprocess
 import sys
 import warnings
@@ -442,15 +441,6 @@ def test_07_a_mechanism_that_returns_too_few_labels_is_refused_uncharged() -> No
     with pytest.raises(ValueError, match="shape"):
         labels.randomize(Short(1.0, K))
     assert labels.guarantee().epsilon == 0.0 and not labels.history()
-
-
-def test_07_the_page_on_writing_a_mechanism_runs() -> None:
-    page = pathlib.Path(__file__).parents[2] / "docs" / "write_a_mechanism.md"
-    blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
-    names: dict[str, Any] = {"__name__": "a_module_of_the_reader"}
-    for block in blocks:
-        exec(block.split("```")[0], names)
-    assert names["stated"].epsilon == 1.0
 
 
 # 8. The noise can't change once it was priced.

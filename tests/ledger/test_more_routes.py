@@ -485,7 +485,7 @@ def test_damaged_lines_about_weights_are_refused(tmp_path: Any) -> None:
     labels = vault(store=tmp_path / "store")
     multi_stage(labels)
     text = (tmp_path / "store" / "weights").read_text()
-    (tmp_path / "store" / "weights").write_text(text.replace('"weights"', '"wheights"'))
+    (tmp_path / "store" / "weights").write_text(text.replace('"weights"', '"others"'))
     with pytest.raises(ldp.LabelStoreError, match="weights is damaged"):
         ldp.PrivateLabels(Y, K, store=tmp_path / "store")
     (tmp_path / "store" / "weights").write_text('{"weights": ["00' + "\n" + text)

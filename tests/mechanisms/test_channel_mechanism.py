@@ -44,6 +44,7 @@ def power_of_e(epsilon):
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 0.3, 1.0, 5.0, 20.0, 36.0, 40.0, 100.0, 700.0])
 @pytest.mark.parametrize("k", [2, 3, 17])
+@pytest.mark.holds("mechanisms.ChannelMechanism")
 def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(epsilon, k):
     """Randomized response has no room: every column is at e^epsilon before it is rounded."""
     table = randomized_response(k, epsilon)
@@ -58,6 +59,7 @@ def test_guarantee_the_drawn_channel_is_epsilon_dp_in_whole_numbers(epsilon, k):
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.holds("mechanisms.ChannelMechanism")
 def test_guarantee_holds_just_at_the_worst_ratio_and_is_refused_just_below(epsilon):
     rng = np.random.default_rng(51)
     for k, m in ((2, 2), (3, 7), (9, 4), (20, 60)):

@@ -72,6 +72,7 @@ def test_rr_with_prior_has_exactly_its_epsilon(worst_log_ratio, prior, epsilon):
 
 @BOUNDED
 @given(prior=priors(), epsilon=st.sampled_from(EPSILONS))
+@pytest.mark.holds("mechanisms.InformativeRR")
 def test_informative_rr_has_exactly_its_epsilon(worst_log_ratio, prior, epsilon):
     matrix = InformativeRR(epsilon, prior.size).transition_matrix(prior)
     assert_exactly_private(matrix, epsilon, worst_log_ratio)

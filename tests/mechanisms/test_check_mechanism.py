@@ -92,6 +92,7 @@ SOUND = {
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("name", SOUND)
+@pytest.mark.holds("mechanisms.Mechanism")
 def test_every_mechanism_of_the_library_passes(name, epsilon):
     check_mechanism(SOUND[name](epsilon))
 
@@ -476,6 +477,7 @@ class Sum(AggregateMechanism):
 @pytest.mark.parametrize(
     ("kind", "resolved"), [(Sum, 0.5), pytest.param(Counts, 0.25, marks=pytest.mark.slow)]
 )
+@pytest.mark.holds("mechanisms.AggregateMechanism")
 def test_a_statistic_without_enough_noise_is_found(kind, resolved):
     check_mechanism(kind())
     full = kind().scale

@@ -80,6 +80,7 @@ def noisy_clusters(draw):
 
 @BOUNDED
 @given(noisy_clusters())
+@pytest.mark.holds("mechanisms.cluster_distributions")
 def test_theorem_6_distributions_are_in_their_range_and_sum_to_one(case):
     counts, sizes, tau = case
     made = cluster_distributions(counts, sizes, tau)
@@ -132,6 +133,7 @@ def test_many_classes():
 
 @pytest.mark.parametrize("sigma", [0.5, 4.0, math.inf])
 @pytest.mark.parametrize("resampled", [0.2, 0.9, 1.0])
+@pytest.mark.holds("vault.ClusterRandomizedResponse")
 def test_the_promise_is_two_over_sigma_and_the_draw_at_the_threshold(sigma, resampled, vault):
     tau = 0.25 if math.isinf(sigma) else 0.05
     if math.isinf(sigma) and resampled == 1.0:
@@ -221,6 +223,7 @@ def test_the_draw_is_never_refused_for_distributions_that_it_made(tau, resampled
 
 
 @pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])
+@pytest.mark.holds("vault.ClusterRandomizedResponse")
 def test_noisy_labels_follow_the_released_channel(chi_square_rejects, mechanism):
     classes, per_label = 3, 30_000
     mechanism = dataclasses.replace(mechanism, num_classes=classes)
@@ -434,6 +437,7 @@ def test_the_price_of_a_stored_draw_may_be_rounded_another_way(vault, monkeypatc
 
 
 @pytest.mark.parametrize("mechanism", [ADAPTIVE, FIXED], ids=["adaptive", "fixed"])
+@pytest.mark.holds("vault.Randomizer")
 def test_a_budget_for_one_part_alone_refuses_before_anything_is_drawn(mechanism, vault):
     labels = vault(mechanism.epsilon - 1e-3)
     for ask in (

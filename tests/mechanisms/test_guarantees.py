@@ -18,6 +18,11 @@ def random_priors():
     return [rng.dirichlet(np.full(k, c)) for k in (2, 4, 8) for c in (0.2, 1.0, 20.0)]
 
 
+@pytest.mark.holds(
+    "mechanisms.ClassificationMechanism",
+    "mechanisms.PriorMechanism",
+    "mechanisms.RandomizedResponse",
+)
 def test_contract_for_every_pair_of_labels_and_every_output(random_priors):
     """LabelMechanism: P[out | y] <= e^epsilon P[out | y'], and not for less (delta is zero)."""
     for epsilon in EPSILONS:
@@ -31,6 +36,7 @@ def test_contract_for_every_pair_of_labels_and_every_output(random_priors):
                 assert np.any(one > np.exp(epsilon * 0.999) * other)
 
 
+@pytest.mark.holds("mechanisms.RRTopK")
 def test_lemma_1_rr_top_k_is_epsilon_dp(random_priors, worst_log_ratio):
     for epsilon in EPSILONS:
         for prior in random_priors:
@@ -42,6 +48,7 @@ def test_lemma_1_rr_top_k_is_epsilon_dp(random_priors, worst_log_ratio):
             np.testing.assert_allclose(ratios[1:], epsilon, rtol=0, atol=1e-12)
 
 
+@pytest.mark.holds("mechanisms.RRWithPrior")
 def test_corollary_2_rr_with_prior_is_epsilon_dp(random_priors, worst_log_ratio):
     ratios = {
         epsilon: [
@@ -54,6 +61,7 @@ def test_corollary_2_rr_with_prior_is_epsilon_dp(random_priors, worst_log_ratio)
         assert max(measured) == pytest.approx(epsilon, abs=1e-12)
 
 
+@pytest.mark.holds("mechanisms.RRWithPrior")
 def test_corollary_2_the_set_size_depends_on_the_prior_alone():
     """The premise of the corollary: nothing of the label reaches k*."""
     assert list(inspect.signature(RRWithPrior.optimal_k).parameters) == ["self", "priors"]
@@ -65,6 +73,7 @@ def test_corollary_2_the_set_size_depends_on_the_prior_alone():
         assert np.unique(noisy).tolist() == list(range(k))
 
 
+@pytest.mark.holds("mechanisms.RandomizedResponse")
 def test_theorem_3_no_epsilon_dp_channel_keeps_the_label_more_often(random_priors):
     """Here against random private channels; the linear program is in test_optimality.py."""
     rng = np.random.default_rng(15)
@@ -80,6 +89,7 @@ def test_theorem_3_no_epsilon_dp_channel_keeps_the_label_more_often(random_prior
                 assert np.diag(channel) @ prior <= best + 1e-12
 
 
+@pytest.mark.holds("mechanisms.LabelMechanism")
 def test_one_draw_of_each_label_is_independent_of_the_others(chi_square_rejects):
     """The unit is one label: a label's noise says nothing of its neighbour's."""
     mechanism, n = RandomizedResponse(1.0, 3), 300_000

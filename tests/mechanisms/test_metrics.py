@@ -59,6 +59,7 @@ def test_metrics_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.holds("mechanisms.MetricMechanism")
 def test_one_label_moves_the_sum_by_the_sensitivity_and_no_more(name):
     mechanism = CASES[name][0]
     if mechanism.num_classes:
@@ -77,6 +78,7 @@ def test_one_label_moves_the_sum_by_the_sensitivity_and_no_more(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.holds("mechanisms.MetricMechanism")
 def test_the_noise_is_laplace_of_scale_sensitivity_over_epsilon(name):
     mechanism, labels, predictions = CASES[name]
     drawn = np.array(
@@ -108,6 +110,7 @@ def chances(mechanism, scores):
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.5])
+@pytest.mark.holds("mechanisms.SelectionMechanism")
 def test_no_label_makes_a_choice_more_than_e_to_the_epsilon_likelier_and_some_nearly(epsilon):
     """The guarantee from both sides, over all predictions of three models for one example."""
     mechanism = SelectionMechanism(epsilon, "accuracy", 2)

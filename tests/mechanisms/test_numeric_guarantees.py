@@ -45,6 +45,12 @@ def channel(mechanism):
 
 @pytest.mark.parametrize("name", ADDITIVE)
 @pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.holds(
+    "mechanisms.DiscreteLaplaceMechanism",
+    "mechanisms.DiscreteStaircaseMechanism",
+    "mechanisms.LaplaceMechanism",
+    "mechanisms.StaircaseMechanism",
+)
 def test_the_worst_log_ratio_equals_epsilon(name, clip):
     for epsilon in EPSILONS:
         for low, high in RANGES:
@@ -55,6 +61,7 @@ def test_the_worst_log_ratio_equals_epsilon(name, clip):
             assert worst >= epsilon * (1 - 1e-9)
 
 
+@pytest.mark.holds("mechanisms.ExponentialMechanism")
 def test_the_worst_log_ratio_of_the_exponential_mechanism_equals_half_of_epsilon():
     for epsilon in (*EPSILONS, 12.0):
         for low, high in RANGES:
@@ -66,6 +73,7 @@ def test_the_worst_log_ratio_of_the_exponential_mechanism_equals_half_of_epsilon
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("epsilon", [0.1, 4.0])
+@pytest.mark.holds("mechanisms.RegressionMechanism")
 def test_no_set_of_outputs_tells_more_than_epsilon(name, epsilon):
     """The same through the cdf, which knows the atoms: intervals, half-lines and what is left."""
     mechanism = MECHANISMS[name](epsilon, -3, 4)
@@ -99,6 +107,7 @@ NOTHING = Fraction(1, 10**70)
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10, 400, 10**6 + 3, 2**32])
 @pytest.mark.parametrize("epsilon", DRAWN_EPSILONS)
+@pytest.mark.holds("mechanisms.DiscreteLaplaceMechanism", "mechanisms.LaplaceMechanism")
 def test_the_drawn_laplace_noise_is_epsilon_dp(epsilon, steps):
     """Its ratio over a shift by N is exp(N s / t), for the integers s and t that it draws with."""
     decay = _integer_noise.decay_per_step(epsilon, steps)
@@ -126,6 +135,7 @@ def weight(noise, c, x):
 
 @pytest.mark.parametrize("epsilon", DRAWN_EPSILONS)
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])
+@pytest.mark.holds("mechanisms.DiscreteStaircaseMechanism", "mechanisms.StaircaseMechanism")
 def test_the_drawn_staircase_noise_is_epsilon_dp(epsilon, steps):
     """Every pair of a small noise and its shift by up to N, for every width of the upper part."""
     limit = power_of_e(Fraction(epsilon))
@@ -178,6 +188,7 @@ def test_the_callers_decimal_precision_changes_nothing():
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 40])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.holds("mechanisms.ExponentialMechanism")
 def test_the_drawn_exponential_mechanism_is_half_epsilon_dp(epsilon, steps):
     """Its law is q^|out - y| over the sum of it, with the q that is drawn; all pairs, exactly.
 

@@ -24,6 +24,7 @@ def power(y_hat, y):
 
 @pytest.mark.parametrize("loss", [*LOSSES, power])
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.holds("mechanisms.optimal_bins")
 def test_theorem_5_no_epsilon_dp_channel_is_better(loss, epsilon):
     """Equal to the linear program over a fine output grid that holds the outputs found."""
     rng = np.random.default_rng(

@@ -146,6 +146,7 @@ def test_what_is_drawn_is_on_the_safe_side(value):
     assert int(_flip_units(0.5)) == 2**52 and int(_report_units(1.0)) == 2**53
 
 
+@pytest.mark.holds("mechanisms.PeerToPeerRandomizedResponse")
 def test_the_stated_guarantee_is_checked():
     found = peer_to_peer_guarantee(0.2, 0.5, 100, 1e-4)
     mechanism = PeerToPeerRandomizedResponse(found.epsilon, 0.2, 0.5, 100, 1e-4)

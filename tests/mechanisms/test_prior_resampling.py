@@ -64,6 +64,7 @@ def test_drawn_channel_is_never_less_private_than_stated(name, epsilon):
 
 @pytest.mark.parametrize("name", ["one", "half", "uniform"])
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 2.0, 4.0, 10.0])
+@pytest.mark.holds("mechanisms.PriorResampling")
 def test_without_a_given_lambda_the_whole_epsilon_is_used(name, epsilon):
     kept, units = drawn_units(PriorResampling(epsilon, PRIORS[name].size), PRIORS[name])
     assert float(worst_ratio(kept, units)) >= math.exp(epsilon - 1e-9)

@@ -18,6 +18,7 @@ def made(epsilon=1.0):
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.holds("mechanisms.RROnBins")
 def test_privacy_the_worst_log_ratio_is_epsilon(epsilon, worst_log_ratio):
     matrix = made(epsilon).transition_matrix()
     assert matrix.shape == (5, 3)

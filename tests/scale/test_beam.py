@@ -84,6 +84,7 @@ def spied(monkeypatch, tmp_path):
     return lambda: [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.holds("scale.RandomizeLabels")
 def test_bundles_that_run_three_times_draw_each_row_once(key, tmp_path, spied, monkeypatch):
     monkeypatch.setattr(_randomize_labels, "_BATCH_ROWS", 97)
     _, counters = collected(
@@ -262,6 +263,7 @@ def no_noise(monkeypatch):
 
 
 @pytest.mark.parametrize("repeat", [0, 2])
+@pytest.mark.holds("scale.PrivateHistogram")
 def test_histograms_are_exact_before_their_noise(key, no_noise, repeat):
     groups = np.arange(2000) % 5
     labels = (np.arange(2000) // 7) % 3
@@ -279,6 +281,7 @@ def test_histograms_are_exact_before_their_noise(key, no_noise, repeat):
     assert grouped.result().values[5].tolist() == [0, 0, 0]
 
 
+@pytest.mark.holds("scale.PrivateHistogram")
 def test_the_noise_is_drawn_once_and_kept(key, tmp_path):
     mechanism = HistogramMechanism(0.01, num_classes=3)
     counts = PrivateHistogram(mechanism, key, "counts")
@@ -296,6 +299,7 @@ def test_the_noise_is_drawn_once_and_kept(key, tmp_path):
         summed([0, 1], PrivateHistogram(mechanism, key, "counts"))
 
 
+@pytest.mark.holds("scale.PrivateMoments")
 def test_moments_are_those_of_one_machine(key, monkeypatch):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(999, 4))
@@ -328,6 +332,7 @@ def test_another_number_of_rows_is_refused(key):
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
+@pytest.mark.holds("scale.FitPrivateHead")
 def test_a_head_is_as_good_as_on_one_machine(key, kind):
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(6000, 6)) @ rng.normal(size=(6, 6))

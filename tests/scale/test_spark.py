@@ -60,6 +60,7 @@ def test_partitions_change_nothing(spark, key, partitions):
     assert first == second == expected(key, PAIRS)
 
 
+@pytest.mark.holds("scale.randomize")
 def test_a_task_that_is_tried_again_draws_the_same(spark, key, tmp_path):
     pairs = [(f"row {i}", y) for i, y in PAIRS]
     df = spark.createDataFrame(pairs, ["name", "y"]).repartition(4)

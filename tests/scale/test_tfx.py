@@ -91,6 +91,7 @@ def randomized(folder: Path, splits: dict[str, list[tuple[int, int]]], release: 
     return Path(noisy.uri)
 
 
+@pytest.mark.holds("scale.LabelRandomizer")
 def test_the_draws_are_those_of_the_core(tmp_path):
     pairs = [(i, i % 3) for i in range(300)]
     noisy = randomized(tmp_path, {"eval": pairs[:100], "train": pairs[100:]}, "a")

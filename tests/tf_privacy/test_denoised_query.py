@@ -127,6 +127,7 @@ def clipped(query: Any, problem: Problem) -> list[Any]:
     return [query.preprocess_record(params, record) for record in problem.records]
 
 
+@pytest.mark.holds("tf_privacy.DenoisedQuery")
 def test_the_event_is_that_of_the_query_inside(tfp: Any, problem: Problem) -> None:
     _, _, event = run(problem.query(tfp.GaussianSumQuery(2.0, 8.0), NoOp()), problem)
     assert type(event).__name__ == "GaussianDpEvent"

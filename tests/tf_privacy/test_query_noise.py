@@ -59,6 +59,7 @@ def test_gaussian_noise_has_the_standard_deviation_of_the_query(tfp: Any) -> Non
 
 @pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("efficient", [True, False])
+@pytest.mark.holds("tf_privacy.QueryNoise")
 def test_tree_noise_is_that_of_the_residual_query(tfp: Any, kind: str, efficient: bool) -> None:
     noise = QueryNoise(tree(tfp, kind, noise_seed=7, use_efficient=efficient))
     drawn = steps_of(noise, 11)
@@ -119,6 +120,7 @@ def test_statements_say_whose_random_numbers_they_are(tfp: Any) -> None:
     assert "noise_seed" in QueryNoise(tree(tfp, noise_seed=1)).assumptions()[0]
 
 
+@pytest.mark.holds("tf_privacy.QueryNoise")
 def test_a_gaussian_query_has_the_event_of_dp_sgd(tfp: Any) -> None:
     noise = QueryNoise(tfp.GaussianSumQuery(l2_norm_clip=0.5, stddev=2.0))
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
@@ -156,6 +158,7 @@ def test_a_single_pass_agrees_with_dp_accounting(tfp: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("efficient", [True, False])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 13])
+@pytest.mark.holds("tf_privacy.QueryNoise.single_pass_guarantee")
 def test_a_single_pass_promises_no_more_than_the_covariance_of_the_noise(
     tfp: Any, efficient: bool, steps: int
 ) -> None:

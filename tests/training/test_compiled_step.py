@@ -261,6 +261,7 @@ def test_steps_that_a_callback_takes_besides_change_nothing_and_raise() -> None:
     assert not same(model, before)
 
 
+@pytest.mark.holds("training.StepGuard")
 def test_steps_beyond_those_charged_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six steps in two executions, of which four are charged."""
 
@@ -281,6 +282,7 @@ def test_steps_beyond_those_charged_add_nothing(monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_allclose(now, old, atol=1e-5)
 
 
+@pytest.mark.holds("training.StepGuard")
 def test_labels_of_a_step_that_is_not_charged_are_zeros() -> None:
     model = private_model()
     guard, labels = model._guard, (tf.constant([3, 1]), tf.ones([2]))

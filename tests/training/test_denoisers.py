@@ -156,6 +156,7 @@ def test_it_is_the_same_in_a_graph(denoiser: Denoiser) -> None:
     np.testing.assert_allclose(compiled(), eager, atol=1e-5)
 
 
+@pytest.mark.holds("training.Denoiser")
 def test_no_label_is_within_reach(denoiser: Denoiser) -> None:
     """It is handed the noisy gradient, public examples and the model; nothing has a label in it."""
     assert list(inspect.signature(denoiser.denoise).parameters) == [

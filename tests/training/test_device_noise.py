@@ -52,6 +52,7 @@ def words(content: bytes) -> tf.Tensor:
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("vector", range(len(VECTORS)))
+@pytest.mark.holds("training.DeviceKey")
 def test_blocks_are_those_of_rfc_8439(vector: int, jit: bool) -> None:
     key, nonce, counter, block = VECTORS[vector]
     make = tf.function(
@@ -84,6 +85,7 @@ def distance_from_normal(sample: np.ndarray, scale: float) -> float:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.holds("training.DeviceNormal")
 def test_law_is_the_gaussian_and_no_wider_or_narrower_one(source: str, seed: int | None) -> None:
     sample = noise_of(GaussianNoise(3.0, source=source, insecure_seed=seed), 0.5)
     assert distance_from_normal(sample, 1.5) < LIMIT
@@ -141,6 +143,7 @@ def nonces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.holds("training.DeviceKey")
 def test_no_draw_has_the_key_and_nonce_of_another(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

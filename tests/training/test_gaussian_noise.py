@@ -34,6 +34,7 @@ def noise_of(noise: NoiseMechanism, clip: float) -> np.ndarray:
     return np.concatenate([part.numpy().ravel() for part in parts])
 
 
+@pytest.mark.holds("training.GaussianNoise")
 def test_standard_deviation_is_noise_multiplier_times_clip() -> None:
     sample = noise_of(GaussianNoise(noise_multiplier=3.0, insecure_seed=1), 0.5)
     assert distance_from_normal(sample, 1.5) < LIMIT
@@ -45,6 +46,7 @@ def test_secure_bits_have_the_same_law() -> None:
     assert distance_from_normal(standard_normal(SIZE, None), 1.0) < LIMIT
 
 
+@pytest.mark.holds("training.standard_normal")
 def test_every_layer_and_the_tail_have_their_share() -> None:
     # The edges of the ziggurat, where a layer that is too high or too low would show itself.
     size = 4_000_000
@@ -127,6 +129,7 @@ def test_seeds_repeat_and_secure_bits_do_not() -> None:
     assert not GaussianNoise(1.0).seeded
 
 
+@pytest.mark.holds("training.GaussianNoise")
 def test_noisy_sums_lie_on_a_grid_that_the_sum_does_not_move() -> None:
     scale, values = 2.0, np.random.default_rng(0).normal(size=1000).astype(np.float32)
     [noisy], _ = GaussianNoise(scale, insecure_seed=3).add_noise([tf.constant(values)], 1.0, ())

@@ -102,6 +102,7 @@ def test_sums_of_tables_are_discrete_gaussians_up_to_the_factor_that_is_used() -
 
 
 @given(st.floats(0.2, 100.0), st.floats(-18.0, 18.0), st.integers(1, 10**7))
+@pytest.mark.holds("training.IntegerNormal")
 def test_noise_is_what_the_statement_needs_and_hardly_more(
     multiplier: float, log_clip: float, size: int
 ) -> None:
@@ -122,6 +123,7 @@ def test_noise_is_what_the_statement_needs_and_hardly_more(
     )
 
 
+@pytest.mark.holds("training.IntegerNormal")
 def test_added_delta_covers_what_short_tables_tell_and_no_less_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

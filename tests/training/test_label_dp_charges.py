@@ -35,6 +35,7 @@ from tf_labeldp.vault._carried import receipts_of
 # What it charges.
 
 
+@pytest.mark.holds("training.LabelDPModel")
 def test_the_vault_is_charged_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     labels, order = vault(), []
     charge = ldp.PrivateLabels.charge
@@ -181,6 +182,7 @@ def test_labels_that_no_vault_held_count_against_the_budget() -> None:
     private_model().fit(batches(labels), verbose=0)  # for another model it is enough
 
 
+@pytest.mark.holds("training.LabelDPModel")
 def test_two_fits_add_up_to_one() -> None:
     labels, model = vault(), private_model()
     model.fit(batches(labels), verbose=0)

@@ -33,6 +33,7 @@ from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
 SECRET = 31337
 
 
+@pytest.mark.holds("training.PrivateStep")
 def test_logs_hold_no_loss_and_no_metric_of_training_labels() -> None:
     seen: list[dict[str, Any]] = []
     watch = keras.callbacks.LambdaCallback(
@@ -82,6 +83,7 @@ def test_metrics_cannot_be_turned_on_under_way() -> None:
         )
 
 
+@pytest.mark.holds("training.PrivateStep")
 def test_other_labels_give_the_same_kinds_of_logs_and_other_noisy_values() -> None:
     found = []
     for shift in (0, 1):

@@ -44,6 +44,7 @@ def test_nor_one_that_scales_its_loss() -> None:
 
 
 @pytest.mark.parametrize("call", ["apply", "apply_gradients", "stateless_apply", "update_step"])
+@pytest.mark.holds("training.LabelDPOptimizer")
 def test_every_way_in_refuses_plain_gradients(call: str) -> None:
     variable = keras.Variable(np.zeros(2, "f"))
     gradient = tf.ones([2])

@@ -41,6 +41,7 @@ def fitted(model, epochs=4, **arguments):
     return private
 
 
+@pytest.mark.holds("training.make_private")
 def test_a_model_learns_at_its_epsilon_and_is_the_plain_model_afterwards():
     labels, plain = vault(), perceptron()
     private = fitted(plain, labels=labels, epochs=10)

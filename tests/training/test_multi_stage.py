@@ -13,6 +13,7 @@ from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.training._multi_stage import priors_from_outputs
 
 
+@pytest.mark.holds("training.MultiStageTraining")
 def test_each_label_is_drawn_once_for_the_stated_epsilon(kit, problem):
     x, y = problem
     labels = kit.labels(y)
@@ -164,6 +165,7 @@ def test_learning_rate_schedule_starts_again_in_each_stage(kit, problem):
     np.testing.assert_allclose(rates, [0.05, 0.0, 0.05, 0.0], atol=1e-7)
 
 
+@pytest.mark.holds("training.MultiStageTraining")
 def test_true_labels_never_enter_training(kit, problem):
     """After each draw the vault's labels of the examples drawn for are replaced by NaN."""
     x, y = problem

@@ -85,6 +85,7 @@ def test_the_base_class_names_no_event() -> None:
     assert not Silent(1.0).seeded
 
 
+@pytest.mark.holds("training.NoiseMechanism")
 def test_noise_that_says_nothing_promises_nothing() -> None:
     model = trained(Silent(SIGMA), codes())
     found = model.guarantee(DELTA)

@@ -73,6 +73,7 @@ def test_factors_are_those_of_the_gauss_newton_matrix() -> None:
         assert np.any(np.abs(draws.mean(axis=0) - 1.2 * expected) > 5 * error)
 
 
+@pytest.mark.holds("training.GaussNewton")
 def test_noise_is_the_inverse_of_the_damped_curvature_and_as_large_as_without() -> None:
     rng = np.random.default_rng(0)
     gradients = {shape: rng.normal(size=(9, *shape)) for shape in ((D, K), (2, 2, K), (K,))}
@@ -246,6 +247,7 @@ def test_coordinates_do_not_depend_on_labels() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.holds("training.GaussNewton")
 def test_guarantee_is_that_of_plain_dp_sgd() -> None:
     x, y = data()
     stated = []

@@ -92,6 +92,7 @@ def test_what_else_left_the_vault_is_in_its_own_statement() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.holds("training.PrivacySpent")
 def test_the_vault_is_not_charged_for_epochs_that_are_not_taken(order: str) -> None:
     labels = ldp.PrivateLabels(codes(), K, budget=ldp.PrivacyBudget(50.0, DELTA))
     callbacks = [PrivacySpent(target_epsilon=after(2), verbose=0), keras.callbacks.Callback()]

@@ -179,6 +179,7 @@ def test_confusion_matrix_and_calibration():
             assert found.details["examples"][at] == np.sum(bins == at)
 
 
+@pytest.mark.holds("vault.PrivateLabels.evaluate")
 def test_an_evaluation_is_charged_and_says_so():
     labels = vault(insecure_seed=None)
     found = labels.evaluate(ROWS, "brier", 0.4)
@@ -269,6 +270,7 @@ class TestNoisyLabels:
 
 
 class TestSelect:
+    @pytest.mark.holds("vault.select")
     def test_the_best_is_chosen_and_charged_once(self):
         labels = vault(insecure_seed=None)
         chosen = select([np.zeros((N, 3)) + 1 / 3, ROWS, ROWS[::-1]], labels, epsilon=0.5)

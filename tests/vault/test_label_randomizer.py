@@ -25,6 +25,7 @@ def spent_on_prior(made):
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 8.0])
+@pytest.mark.holds("vault.LabelRandomizer")
 def test_theorem_6_prior_and_draw_together_are_epsilon(epsilon):
     vault = make(epsilon=epsilon)
     made = vault.randomize(LabelRandomizer(epsilon))
@@ -42,6 +43,7 @@ def test_theorem_6_prior_and_draw_together_are_epsilon(epsilon):
     assert short.guarantee().epsilon == 0.0 and short.receipts == ()
 
 
+@pytest.mark.holds("vault.LabelRandomizer")
 def test_theorem_6_is_tight_on_the_worst_pair():
     """Two values, ten known labels of each: the ratio of (histogram, draw) reaches e^epsilon."""
     values, prior_epsilon, rest, known = (0.0, 1.0), 0.4, 1.1, 10
@@ -171,6 +173,7 @@ def test_noisy_labels_add_up(epsilon):
         assert np.mean(histogram_prior(released) @ values) > 1.05 * labels.mean()
 
 
+@pytest.mark.holds("vault.LabelRandomizer.total")
 def test_a_total_is_of_its_own_noisy_labels():
     made = make(epsilon=1.0).randomize(LabelRandomizer(1.0))
     for other in (

@@ -62,6 +62,7 @@ def test_the_second_stage_is_adaptive():
     assert len(sizes) > 1
 
 
+@pytest.mark.holds("vault.PrivateLabels")
 def test_observation_4_stages_on_disjoint_parts_are_epsilon_dp_together():
     epsilon = 1.0
     assert worst_log_ratio(epsilon) == pytest.approx(epsilon, abs=1e-12)
@@ -75,6 +76,7 @@ def test_stages_on_the_same_part_are_not():
     assert measured <= 2 * epsilon + 1e-12
 
 
+@pytest.mark.holds("vault.PrivateLabels")
 def test_the_vault_states_what_the_joint_distribution_has():
     epsilon = 1.0
     for second_part, stated in ((SECOND, epsilon), (FIRST, 2 * epsilon)):

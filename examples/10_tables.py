@@ -1,0 +1,61 @@
+"""A table with numbers and texts: one call, a test score, and a report to sign. Change step 1.
+
+    python examples/10_tables.py [FOLDER]
+
+The folder (default: tables-output) gets two sub-folders: `private` with the label store, which
+stays with the labels, and `publish` with the model, its statement and the report. Run it again with
+the same folder: the stored releases are used, and nothing is spent a second time.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+
+import tf_labeldp as ldp
+
+folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "tables-output")
+private, publish = folder / "private", folder / "publish"
+publish.mkdir(parents=True, exist_ok=True)
+
+# 1. Your data: public columns (a data frame, or arrays by name) and private labels, one row a
+#    person. Here they are made up: who is ill depends on age, visits and town.
+rng = np.random.default_rng(0)
+n = 6000
+table = {
+    "age": rng.integers(18, 90, size=n),
+    "visits": rng.poisson(2.0, size=n),
+    "town": rng.choice(["Oslo", "Rome", "Turku"], size=n),
+}
+odds = 0.08 * (table["age"] - 54) + 0.5 * (table["visits"] - 2) + (table["town"] == "Rome")
+ill = np.where(rng.random(n) < 1.0 / (1.0 + np.exp(-odds)), "yes", "no")
+
+# 2. The vault: the only holder of the labels. Classes are public knowledge, never read from them.
+labels = ldp.PrivateLabels(
+    ill,
+    classes=["no", "yes"],
+    budget=ldp.PrivacyBudget(epsilon=1.0, delta=1e-6),
+    store=private / "label-store",
+)
+
+# 3. What would be chosen for a table of this size, and what that reached in measurements: no label
+#    is read for it, and nothing is spent.
+print(ldp.recommend(1.0, n, "table"))
+
+# 4. One call chooses the features and the method. A tenth of the rows is held out, and the score on
+#    them is one more private release.
+model = ldp.PrivateClassifier(epsilon=1.0, delta=1e-6, budget_for_evaluation=0.5, key="model")
+model.fit(table, labels)
+print(model.choice_)
+print(model.evaluation_)
+
+# 5. What was spent, and on which assumptions the statement rests. Publish it with the model, which
+#    is an ordinary Keras model (a program that loads it has `import tf_labeldp.keras_layers`).
+print(model.guarantee())
+(publish / "privacy.json").write_text(model.guarantee().to_json())
+model.to_keras().save(publish / "model.keras")
+print(model.predict({"age": [80], "visits": [5], "town": ["Rome"]}))
+
+# 6. A report for whoever signs: what left the vault, when, at what epsilon, and what must be true.
+#    (`tf-labeldp report` does the same without Python; it needs matplotlib.)
+ldp.report(private / "label-store", published=[publish]).save(publish / "report")
