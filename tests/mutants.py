@@ -2,7 +2,8 @@
 
 ``make mutants`` runs it. A change that survives the tests is a test that is missing, or makes no
 difference; docs/coverage.md lists them. The sample is fixed by ``--seed``; a run that was stopped
-goes on where it was.
+goes on where it was, with ``build/mutants.jsonl``. Each change meets the tests of its part that run
+the changed line; what nothing runs by itself, such as a constant, meets all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
+import coverage
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.plugins import get_operator, operator_names
@@ -28,7 +31,7 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 from tqdm import tqdm
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Files of the privacy core, and the fast tests of their part: the likeliest first.
+# Files of the privacy core, and the fast tests of their part.
 PARTS = {
     "accounting": ("tf_labeldp/accounting/*.py", "tests/accounting tests/ledger"),
     "mechanisms": ("tf_labeldp/mechanisms/*.py", "tests/mechanisms tests/estimation"),
@@ -52,6 +55,23 @@ PARTS = {
 }
 
 
+class Mutant(NamedTuple):
+    """One change of one place."""
+
+    part: str
+    path: str
+    operator: str
+    occurrence: int
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """The same in each run."""
+        where = ":".join(map(str, (self.path, *self.start)))
+        return f"{where} {self.operator.removeprefix('core/')} {self.occurrence}"
+
+
 def main() -> None:
     """Runs the mutants and prints those that survived."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -64,19 +84,20 @@ def main() -> None:
     args.output.parent.mkdir(exist_ok=True)
     done = {}
     if args.output.exists():
-        done = {one["mutant"]: one for one in map(json.loads, open(args.output))}
-    left = [one for one in chosen if name_of(one) not in done]
+        done = {one["mutant"]: one for one in map(json.loads, args.output.open())}
+    left = [one for one in chosen if one.name not in done]
+    traces = {one: traced(one, args) for one in sorted({mutant.part for mutant in left})}
+    work = [(one, tests_of(one, traces[one.part][0]), traces[one.part][1]) for one in left]
     context = multiprocessing.get_context("spawn")
-    limits = context.Manager().dict()
-    with context.Pool(args.jobs, own_copy, (limits,)) as pool, open(args.output, "a") as file:
-        for result in tqdm(pool.imap_unordered(tried, left), total=len(left), unit="mutant"):
+    with context.Pool(args.jobs, own_copy) as pool, args.output.open("a") as file:
+        for result in tqdm(pool.imap_unordered(tried, work), total=len(left), unit="mutant"):
             file.write(json.dumps(result) + "\n")
             file.flush()
             done[result["mutant"]] = result
-    report([done[name_of(one)] for one in chosen])
+    report([done[one.name] for one in chosen])
 
 
-def sample(size: int, seed: int) -> list[tuple[str, dict]]:
+def sample(size: int, seed: int) -> list[Mutant]:
     """Returns mutants: places of the core, uniformly, and at each any change that it allows."""
     places = collections.defaultdict(list)
     for part, (files, _) in PARTS.items():
@@ -89,16 +110,10 @@ def sample(size: int, seed: int) -> list[tuple[str, dict]]:
                 operator = get_operator(name)()
                 found = (p for node in ast_nodes(tree) for p in operator.mutation_positions(node))
                 for occurrence, (start, end) in enumerate(found):
-                    if any(first <= start < last for first, last in words):
-                        continue
-                    change = {
-                        "module_path": str(path.relative_to(ROOT)),
-                        "operator_name": name,
-                        "occurrence": occurrence,
-                        "start_pos": start,
-                        "end_pos": end,
-                    }
-                    places[part, str(path), start].append((part, change))
+                    if not any(first <= start < last for first, last in words):
+                        inside = str(path.relative_to(ROOT))
+                        one = Mutant(part, inside, name, occurrence, start, end)
+                        places[part, inside, start].append(one)
     rng = random.Random(seed)
     return [rng.choice(places[one]) for one in rng.sample(sorted(places), size)]
 
@@ -113,41 +128,72 @@ def annotations(path: pathlib.Path) -> list[tuple]:
     return found
 
 
-def name_of(mutant: tuple[str, dict]) -> str:
-    """Returns a name that is the same in each run."""
-    change = mutant[1]
-    where = ":".join(map(str, (change["module_path"], *change["start_pos"])))
-    return f"{where} {change['operator_name'].removeprefix('core/')} {change['occurrence']}"
+def traced(part: str, args: argparse.Namespace) -> tuple[coverage.CoverageData, float]:
+    """Returns which tests of a part run which lines, and how long a changed part may take."""
+    path = args.output.with_name(f"mutants.{part}.coverage")
+    begun = time.monotonic()
+    if not path.exists():
+        command = f"{sys.executable} -m pytest -q -n {args.jobs} -p no:cacheprovider"
+        command += f" --cov=tf_labeldp --cov-context=test --cov-report= {PARTS[part][1]}"
+        environment = {**os.environ, "COVERAGE_FILE": str(path)}
+        subprocess.run(command.split(), cwd=ROOT, env=environment, check=True)
+    data = coverage.CoverageData(str(path))
+    data.read()
+    return data, max(300.0, 4.0 * args.jobs * (time.monotonic() - begun))
 
 
-def own_copy(limits: dict) -> None:
+def tests_of(mutant: Mutant, data: coverage.CoverageData) -> list[str]:
+    """Returns the tests that run the statement of a mutant, or all where it is run on import."""
+    path = ROOT / mutant.path
+    inside = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.stmt) and node.lineno <= mutant.start[0] <= (node.end_lineno or 0)
+    ]
+    statement = max(inside, key=lambda node: node.lineno)
+    body = getattr(statement, "body", None)
+    last = body[0].lineno - 1 if body else statement.end_lineno
+    by_line = data.contexts_by_lineno(str(path))
+    lines = range(statement.lineno, max(statement.lineno, last) + 1)
+    contexts = {one for line in lines for one in by_line.get(line, ())}
+    if "" in contexts or not contexts:
+        return PARTS[mutant.part][1].split()
+    return sorted({one.rpartition("|")[0] for one in contexts})
+
+
+def own_copy() -> None:
     """Gives a worker a copy of the tree to change."""
-    global LIMITS, _FOLDER
-    LIMITS, _FOLDER = limits, tempfile.TemporaryDirectory()
+    global FOLDER
+    FOLDER = tempfile.TemporaryDirectory()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():
-        target = pathlib.Path(_FOLDER.name, name)
+        target = pathlib.Path(FOLDER.name, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
-    os.chdir(_FOLDER.name)
-    os.environ.update(PYTHONPATH=_FOLDER.name, TF_CPP_MIN_LOG_LEVEL="2")
+    os.chdir(FOLDER.name)
+    os.environ.update(PYTHONPATH=FOLDER.name, TF_CPP_MIN_LOG_LEVEL="2")
 
 
-def tried(mutant: tuple[str, dict]) -> dict:
-    """Returns whether the tests of a part see a mutant."""
-    part, change = mutant
-    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {PARTS[part][1]}"
-    if part not in LIMITS:  # once a part: without a change all tests pass
-        begun = time.monotonic()
-        subprocess.run(command.split(), check=True, capture_output=True)
-        LIMITS[part] = 30.0 + 4.0 * (time.monotonic() - begun)
-    spec = MutationSpec(**{**change, "module_path": pathlib.Path(change["module_path"])})
-    result = mutate_and_test([spec], command, LIMITS[part])
+def tried(work: tuple[Mutant, list[str], float]) -> dict:
+    """Returns whether the tests see a mutant."""
+    mutant, tests, limit = work
+    arguments = pathlib.Path(FOLDER.name, ".tests")
+    arguments.write_text("\n".join(tests))
+    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider @{arguments}"
+    spec = MutationSpec(
+        module_path=pathlib.Path(mutant.path),
+        operator_name=mutant.operator,
+        occurrence=mutant.occurrence,
+        start_pos=mutant.start,
+        end_pos=mutant.end,
+    )
+    result = mutate_and_test([spec], command, limit)
     return {
-        "mutant": name_of(mutant),
-        "part": part,
+        "mutant": mutant.name,
+        "part": mutant.part,
         "killed": result.test_outcome == TestOutcome.KILLED,
         "outcome": str(result.test_outcome),
+        "tests": len(tests),
         "diff": result.diff,
     }
 

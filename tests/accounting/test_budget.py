@@ -10,7 +10,7 @@ import dp_accounting
 import pytest
 
 from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.accounting._budget import compose_charges, compose_counted
+from tf_labeldp.accounting._budget import compose_charges, compose_counted, default_delta
 from tf_labeldp.accounting._events import composed_epsilon, gaussian_event, pure_dp_event
 from tf_labeldp.mechanisms import RRTopK
 
@@ -26,6 +26,13 @@ def test_charge_of_a_mechanism():
 
 def test_nothing_charged_costs_nothing():
     assert compose_charges([], delta=1e-5) == PrivacyGuarantee(epsilon=0.0, delta=0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "delta"), [(1, 1e-5), (9_999, 1e-5), (20_000, 5e-6), (10**7, 1e-8)]
+)
+def test_the_delta_of_those_who_name_none(num_labels, delta):
+    assert default_delta(num_labels) == pytest.approx(delta, rel=1e-15)
 
 
 @pytest.mark.parametrize("epsilons", [(1.0,), (0.1,) * 10, (0.3, 2.0, 1e-3)])

@@ -102,6 +102,18 @@ def test_delta_agrees_with_the_plain_formula_where_that_is_exact(epsilon, delta)
     assert gaussian_delta(sigma, epsilon, 1.0) == pytest.approx(plain, rel=1e-10 + lost)
 
 
+@pytest.mark.parametrize("u", [0.01, 1.0, 10.0, 40.0])
+@pytest.mark.parametrize("delta", [1e-200, 1e-300])
+def test_epsilon_is_right_at_a_delta_that_a_double_hardly_holds(u, delta):
+    def log_delta(epsilon):
+        first = special.log_ndtr(0.5 * u - epsilon / u)
+        second = epsilon + special.log_ndtr(-0.5 * u - epsilon / u)
+        return first + math.log(-math.expm1(second - first))
+
+    found = gaussian_epsilon(1.0 / u, delta, 1.0)
+    assert log_delta(found) <= math.log(delta) + 1e-6 < log_delta(found * (1.0 - 1e-5))
+
+
 def test_sigma_is_in_the_unit_of_the_sensitivity():
     assert gaussian_sigma(1.0, 1e-5, 7.0) == pytest.approx(7.0 * gaussian_sigma(1.0, 1e-5, 1.0))
     assert gaussian_delta(7.0, 1.0, 7.0) == gaussian_delta(1.0, 1.0, 1.0)

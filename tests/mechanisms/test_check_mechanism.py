@@ -614,6 +614,17 @@ def test_nothing_is_asked_of_a_mechanism_of_no_known_kind():
     check_mechanism(Strange())
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"num_classes": 3, "public_input": "features"}], ids=["labels", "features"]
+)
+def test_what_can_not_be_made_up_is_not_drawn_from(fields):
+    def randomize(self, labels, public=None, *, rng=None):
+        raise AssertionError("it was drawn from")
+
+    methods = {"randomize": randomize, "check_output": randomize, "epsilon": 1.0, "delta": 0.0}
+    check_mechanism(type("Unknown", (LabelMechanism,), {**methods, **fields})())
+
+
 def test_the_check_draws_by_secure_bits_and_leaves_seeds_alone(monkeypatch):
     """A mechanism that is sound only when seeded would pass otherwise."""
     seen = []

@@ -224,6 +224,14 @@ def test_bad_arguments(arguments, message):
         MetricMechanism(1.0, **arguments)
 
 
+def test_a_choice_needs_predictions_and_a_metric_of_them():
+    for metric, predictions in (("accuracy", None), ("accuracy", []), ("mean", [np.zeros(3)])):
+        kind = {"num_classes": 3} if metric == "accuracy" else {"low": 0.0, "high": 1.0}
+        mechanism = SelectionMechanism(1.0, metric, **kind)
+        with pytest.raises(ValueError, match="give the predictions of one model at least"):
+            mechanism.scores(np.zeros(3, int), predictions)
+
+
 @pytest.mark.parametrize(
     ("metric", "predictions", "message"),
     [

@@ -8,9 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, Charge
+from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting._budget import compose_charges
-from tf_labeldp.mechanisms import RRWithPrior
+from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
+from tf_labeldp.vault import PrivateLabels
 
 UNIFORM = np.full(5, 0.2)
 
@@ -230,6 +231,13 @@ def test_threads_that_ask_for_one_name_share_one_draw(make, response, slow_draws
         thread.join()
     assert len(drawn) == 6
     assert all(np.array_equal(one, drawn[0]) for one in drawn)
+
+
+@pytest.mark.parametrize(("asked", "unit"), [(None, "row"), ("row", "row"), ("user", "user")])
+def test_the_unit_of_a_charge_is_that_of_the_labels_if_none_is_asked_for(asked, unit):
+    rows = PrivateLabels(np.zeros((9, 2), int), num_labels=2, budget=PrivacyBudget(2.0))
+    receipt = rows.charge(Charge.of(RandomizedResponse(1.0, 2)), what="a use", unit=asked)
+    assert receipt.unit == unit
 
 
 def test_checking_the_budget_draws_and_charges_nothing(make, response, no_new_randomness):
