@@ -344,3 +344,21 @@ def test_two_party_regression_reads_the_insurance_data(
         _, order = np.unique(labels[:, 0], return_index=True)
         x = features["x"][np.argsort(features["ids"])]
         assert np.max(np.abs(np.corrcoef(x.T, labels[order, 1])[-1, :-1])) < 0.3
+
+
+@pytest.mark.slow
+def test_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = EXAMPLES / "10_tables.py"
+    folder = tmp_path / "output"
+    monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
+    for _ in range(2):  # the second time reads what is stored
+        runpy.run_path(str(script), run_name="__main__")
+        printed = capsys.readouterr().out
+        assert "(1, 1e-06)-label-DP" in printed
+        assert float(printed.partition("accuracy ")[2].partition(" ")[0]) > 0.7  # chance: 0.5
+    draws = folder / "private" / "label-store" / "draws"
+    assert len(list(draws.iterdir())) == 2  # the model and its score
+    page = (folder / "publish" / "report" / "report.html").read_text(encoding="utf-8")
+    assert "keeps to its statement" in page and "WRONG" not in page
