@@ -56,7 +56,7 @@ TUTORIALS = {
 
 
 def tutorial(name: str, title: str) -> str:
-    """Returns a script as a page: its docstring, and text and code between its numbered comments."""
+    """Returns a script as a page: docstring, and text and code from its numbered comments on."""
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     doc = ast.get_docstring(ast.parse(source)) or ""
     code = source.split('"""', 2)[2]

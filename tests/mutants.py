@@ -150,6 +150,8 @@ def tests_of(mutant: Mutant, data: coverage.CoverageData) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.stmt) and node.lineno <= mutant.start[0] <= (node.end_lineno or 0)
     ]
+    if not inside:  # a decorator
+        return PARTS[mutant.part][1].split()
     statement = max(inside, key=lambda node: node.lineno)
     body = getattr(statement, "body", None)
     last = body[0].lineno - 1 if body else statement.end_lineno

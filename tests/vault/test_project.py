@@ -251,9 +251,11 @@ class TestForget:
         ReleaseKey(store / "labels.key").register("engine", rr(1.0), num_rows=40)
         labels.raise_budget(PrivacyBudget(4.0), reason="approved")
         (store / "PRIVATE-files").write_text("digests")
+        (store / "notes.txt").write_text("mine")
         before = Ledger.of_store(store)
         history, receipts = str(before.history()), [one.to_json() for one in before.receipts()]
-        forget(store, actor="officer")
+        assert forget(store, actor="officer") == ["notes.txt"]
+        (store / "notes.txt").unlink()
         assert before.remaining() == 2.5  # of those who had read it
         names = {path.name for path in store.iterdir()}
         assert names <= {"header.json", "ledger.json", ".lock"}

@@ -16,11 +16,12 @@ def run(args: argparse.Namespace) -> int:
             "good, and nothing can be drawn of these labels any more; say so with --yes"
         )
     try:
-        forget(args.store)
+        left = forget(args.store)
     except LabelStoreError as error:
         raise CommandError(" ".join(str(error).split())) from None
     say(
         f"{args.store}: forgotten. What was spent is kept: tf-labeldp report {args.store}\n"
         "Backups of the folder, and what was published, are not touched."
+        + (f"\nStill there, and none of the store's: {', '.join(left)}" if left else "")
     )
     return 0

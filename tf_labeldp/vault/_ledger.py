@@ -328,11 +328,12 @@ class Ledger:
         self, receipts: Iterable[Receipt], label_set: LabelSet | None = None
     ) -> list[Receipt]:
         """Returns the receipts that may be of these labels, and that are not counted here yet."""
-        known = {one.id for one in self._receipts()}
+        found = merge_receipts(receipts)
+        known = {one.id for one in self._receipts()} if found else set()
         label_set = label_set or self.label_set
         return [
             one
-            for one in merge_receipts(receipts)
+            for one in found
             if one.id not in known
             and one.kind != "unknown"
             and type(one.charge.event).__name__ != "NoOpDpEvent"
@@ -496,7 +497,7 @@ class Ledger:
         return compose_counted(tuple(counts.items()), self.budget.delta)
 
 
-def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> None:
+def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:
     """Erases what a store holds of its labels, and keeps the account of what was spent.
 
     The salted digest of the labels, the key of keyed draws, all draws, and what the store knew of
@@ -508,6 +509,9 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> None:
         path: of the store.
         actor: who asks for it; None for ``LABELDP_ACTOR``, or the name of the login.
 
+    Returns:
+        The names of files in the folder that are none of the store's, and are still there.
+
     Raises:
         LabelStoreError: no store, or a damaged one.
 
@@ -518,13 +522,14 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> None:
         >>> labels = PrivateLabels([0, 1, 1], 2, budget=PrivacyBudget(1.0), store=path)
         >>> noisy = labels.randomize(RandomizedResponse(1.0, 2))
         >>> forget(path)
+        []
         >>> sorted(name for name in os.listdir(path) if name != ".lock")
         ['header.json', 'ledger.json']
     """
     ledger, store = Ledger.of_store(path), LabelStore(path)
     with store.locked(), ledger.turn():
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        store.forget(ledger.records, now, actor or actor_name())
+        return store.forget(ledger.records, now, actor or actor_name())
 
 
 def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:

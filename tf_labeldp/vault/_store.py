@@ -46,8 +46,8 @@ _LOCK = ".lock"
 _LEDGER = "ledger.json"
 KEY_FILE = "labels.key"
 """Of keyed draws."""
-_KEPT = ("header.json", _LEDGER, _LOCK)
-"""What a forgotten store still has."""
+_ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", "draws", "charges", "weights", ".*.tmp")
+"""What a forgotten store has no more; other files in the folder are none of ours."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the files that ``publish`` writes first; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
@@ -263,8 +263,10 @@ class LabelStore:
         """Returns when a store was forgotten, and by whom; None if it was not."""
         return self.header().get("forgotten")
 
-    def forget(self, records: Sequence[Record], time: str, actor: str) -> None:
-        """Keeps the receipts and erases all else; to be called within ``locked``.
+    def forget(self, records: Sequence[Record], time: str, actor: str) -> list[str]:
+        """Keeps the receipts and erases all else of a store; to be called within ``locked``.
+
+        Returns the names of what else is in the folder.
 
         Whoever kills the process in between finds the store whole, or forgotten: a second call ends
         what the first one began.
@@ -277,13 +279,13 @@ class LabelStore:
             header["forgotten"]["ledger"] = ledger["digest"]
             header["digest"] = _json_digest(header)
             publish(self.path / "header.json", _as_json(header), replace=True)
-        for path in self.path.iterdir():
-            if path.name in _KEPT:
-                continue
+        for path in (path for pattern in _ERASED for path in self.path.glob(pattern)):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+        kept = ("header.json", _LEDGER, _LOCK)
+        return sorted(path.name for path in self.path.iterdir() if path.name not in kept)
 
     def _kept_records(self) -> list[Record]:
         """Returns the records of a store that was forgotten."""
