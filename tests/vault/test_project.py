@@ -14,6 +14,7 @@ import pytest
 
 from tf_labeldp import BudgetExceededError, PrivacyBudget, PrivateLabels, RandomizedResponse
 from tf_labeldp.accounting import dp_sgd_charge
+from tf_labeldp.cli import main
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, forget
 from tf_labeldp.vault._ledger import Ledger
@@ -61,6 +62,33 @@ class TestBudget:
         in_project(tmp_path, "visits", VISITS).randomize(rr(1.5))
         later = in_project(tmp_path, "drugs", DRUGS, epsilon=None)
         assert later.budget == PrivacyBudget(2.0) and later.remaining() == 0.5
+
+    def test_a_new_store_in_the_folder_is_in_the_project(self, tmp_path: pathlib.Path) -> None:
+        visits = in_project(tmp_path, "visits", VISITS)
+        drugs = PrivateLabels(DRUGS, 2, store=tmp_path / "study" / "drugs")
+        drugs.randomize(rr(0.5))
+        assert visits.remaining() == 1.5
+        apart = PrivateLabels(
+            DRUGS, 2, budget=PrivacyBudget(1.0), store=tmp_path / "study" / "apart", project=False
+        )
+        apart.randomize(rr(0.5))
+        assert visits.remaining() == 1.5
+
+    def test_commands_join_it(
+        self, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        visits = in_project(tmp_path, "visits", VISITS)
+        (tmp_path / "t.csv").write_text("y\n" + "0\n1\n" * 20)
+        asked = ["randomize", str(tmp_path / "t.csv"), "--column", "y", "--task", "classification"]
+        asked += ["--num-classes", "2", "--store", str(tmp_path / "study" / "drugs"), "--output"]
+        (tmp_path / "out").mkdir()
+        assert main([*asked, str(tmp_path / "out" / "a.csv"), "--epsilon", "1.5"]) == 0
+        assert visits.remaining() == 0.5
+        visits.randomize(rr(0.5))
+        asked[asked.index(str(tmp_path / "study" / "drugs"))] = str(tmp_path / "study" / "more")
+        assert main([*asked, str(tmp_path / "out" / "b.csv"), "--epsilon", "1"]) == 2
+        assert "over the budget epsilon=2" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "b.csv").exists()
 
     def test_another_budget_is_refused(self, tmp_path: pathlib.Path) -> None:
         in_project(tmp_path, "visits", VISITS)

@@ -134,7 +134,8 @@ class Task(abc.ABC):
     def draw(self, vault: PrivateLabels) -> Draw:
         """Returns the noisy labels: those in the store, or new ones."""
         with self.explained():
-            before = [one for one in vault.receipts if one.key.startswith(_OWN_KEYS)]
+            own = [one for one in vault.receipts if one.labels.name == vault.label_set.name]
+            before = [one for one in own if one.key.startswith(_OWN_KEYS)]
             if self.insecure_seed is not None and not all(one.seeded for one in before):
                 raise CommandError(
                     f"the store {self.store} holds draws of these labels made without a seed, "

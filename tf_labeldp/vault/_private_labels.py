@@ -108,7 +108,7 @@ class PrivateLabels:
         project: whether the folder around the store is a project. Its stores share one budget,
             that of the first one, as the same person may be in several label sets: what any of
             them spends counts in all, unless ``people`` differ. A store keeps this; None for what
-            it keeps.
+            it keeps, and for a new store whether there is a project in the folder.
         draws: where the random bits of noisy labels come from. ``"stored"``: the operating system,
             once; ``"keyed"``: a secret key and the row, by ``scale.randomize_batch``, so that the
             same draw can be made again elsewhere. The key is ``labels.key`` in the store, a

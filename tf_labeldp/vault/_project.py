@@ -11,14 +11,13 @@ import secrets
 from typing import Any
 
 from tf_labeldp.vault._store import (
+    PROJECT_FILE,
     LabelStoreError,
     _as_json,
     _json_digest,
     _read_json,
     publish,
 )
-
-_FILE = "project.json"
 
 
 class Project:
@@ -30,7 +29,7 @@ class Project:
 
     def __init__(self, store: pathlib.Path, *, is_new: bool) -> None:
         """Reads the list of stores; makes one for the first store of a project."""
-        self._store, self._path = store, store.parent / _FILE
+        self._store, self._path = store, store.parent / PROJECT_FILE
         others = store.parent.glob("*/header.json")
         if is_new and not self._path.exists() and not any(_in_project(one) for one in others):
             self._write({"name": secrets.token_hex(16), "stores": {}})

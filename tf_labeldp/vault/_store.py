@@ -44,6 +44,8 @@ FORMAT = 2
 _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
 _LEDGER = "ledger.json"
+PROJECT_FILE = "project.json"
+"""In the folder of a project; ``_project.py`` reads it."""
 KEY_FILE = "labels.key"
 """Of keyed draws."""
 _ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", "draws", "charges", "weights", ".*.tmp")
@@ -168,11 +170,12 @@ def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
 def budget_for_store(
     path: str | os.PathLike[str] | None, budget: PrivacyBudget
 ) -> PrivacyBudget | None:
-    """Returns the budget to open a store with: None where the store keeps one already."""
+    """Returns the budget to open a store with: None where it, or its project, keeps one already."""
     if path is None:
         return budget
     store = LabelStore(path)
-    return None if store.exists() and store.header()["format"] != 1 else budget
+    kept = store.header()["format"] != 1 if store.exists() else store.in_project
+    return None if kept else budget
 
 
 class LabelStore:
@@ -250,7 +253,8 @@ class LabelStore:
     def in_project(self) -> bool:
         """Whether the stores in the folder around this one share a budget with it."""
         if not self.exists():
-            return bool(self._asked_in_project)
+            asked = self._asked_in_project
+            return (self.path.parent / PROJECT_FILE).exists() if asked is None else asked
         found = self.header().get("project") is not None
         if self._asked_in_project not in (None, found):
             raise LabelStoreError(
