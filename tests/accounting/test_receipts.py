@@ -204,6 +204,15 @@ def test_a_delta_out_of_range_is_refused(delta):
 # --- Counting once -------------------------------------------------------------------------------
 
 
+def test_receipts_that_are_alike_are_not_one_receipt():
+    fields = {"examples": np.arange(2), "id": "0" * 32}
+    one, other = (
+        Receipt(LabelSet("a", 3), Charge(1.0, 0.0, pure_dp_event(1.0)), "a use", **fields)
+        for _ in range(2)
+    )
+    assert one != other and len({one, other}) == 2
+
+
 def test_the_same_receipt_counts_once_however_it_comes():
     one = spent(LabelSet.new(SIZE), 1.0, [1, 2])
     copies = [
@@ -287,6 +296,21 @@ def test_very_many_histories_are_bounded_from_above(delta, monkeypatch):
     assert bound.epsilon <= math.fsum(one.charge.epsilon for one in receipts) * (1 + 1e-12)
     alike = [spent(sets[0], 0.5), spent(sets[1], 0.25)]  # one history each: nothing is lost
     assert compose_receipts(alike).epsilon == 0.75
+
+
+def test_many_histories_of_gaussian_noise_are_bounded_from_above(monkeypatch):
+    sets = [LabelSet.new(SIZE) for _ in range(2)]
+    noises = [gaussian_event(sigma) for sigma in (4.0, 8.0, 16.0)]
+    receipts = [
+        Receipt(labels, Charge.of_event(noise, 1e-5), "a use", examples=np.array([one]), delta=1e-5)
+        for labels in sets
+        for one, noise in enumerate(noises)
+    ]
+    exact = compose_receipts(receipts)
+    assert exact.epsilon == pytest.approx(composed_epsilon([noises[0]] * 2, 1e-5))
+    monkeypatch.setattr(_receipts, "_MOST_PAIRS", 1)
+    bound = compose_receipts(receipts)
+    assert bound.epsilon == pytest.approx(composed_epsilon(noises * 2, 1e-5))
 
 
 def test_many_vaults_of_many_histories_take_no_time():

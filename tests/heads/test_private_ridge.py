@@ -103,6 +103,15 @@ def test_rows_of_labels(kind, examples):
     assert (one.guarantee().epsilon, one.guarantee().delta) == (1.0, 1e-6)
 
 
+@pytest.mark.usefixtures("fits_apart")
+def test_labels_of_a_row_that_are_alike_are_as_sure_as_one_label(examples):
+    x = examples.features
+    y = (x[:, 0] + 0.5 * np.random.default_rng(0).normal(size=3000) > 0.2).astype(int)
+    one = head(1e4, penalty=9.0, num_classes=2).fit(x, y)
+    rows = head(1e4, penalty=9.0, num_labels=3).fit(x, np.stack([y] * 3, axis=1))
+    np.testing.assert_allclose(rows.predict_proba(x)[:, 1], one.predict_proba(x)[:, 1], atol=0.02)
+
+
 @pytest.mark.parametrize("penalty", ["auto", "risk", "bayes", 30.0])
 def test_penalties_report_what_was_chosen(penalty, examples):
     one = head(num_classes=3, penalty=penalty).fit(examples.features, examples.classes)

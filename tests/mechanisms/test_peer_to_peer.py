@@ -146,6 +146,15 @@ def test_what_is_drawn_is_on_the_safe_side(value):
     assert int(_flip_units(0.5)) == 2**52 and int(_report_units(1.0)) == 2**53
 
 
+def test_reports_of_another_are_looked_at():
+    mechanism = made(size=2)
+    assert mechanism.check_output(np.zeros(0, int), 0).shape == (0,)
+    assert mechanism.check_output(np.array([-1, 0, 1]), 3).dtype == np.int64
+    for value in (-2, 2):
+        with pytest.raises(ValueError, match="reports must be 0, 1, or -1"):
+            mechanism.check_output(np.array([0, value]), 2)
+
+
 @pytest.mark.holds("mechanisms.PeerToPeerRandomizedResponse")
 def test_the_stated_guarantee_is_checked():
     found = peer_to_peer_guarantee(0.2, 0.5, 100, 1e-4)

@@ -205,6 +205,13 @@ def test_releases_add_up_and_names_are_bound(key):
     assert key.guarantee().epsilon == 1.5
 
 
+@pytest.mark.parametrize("name", ["", 3, None, "a/b"])
+def test_a_release_needs_a_name(key, name):
+    with pytest.raises(ValueError, match="release must be a name"):
+        key.register(name, RandomizedResponse(1.0, 3))
+    assert key.receipts() == ()
+
+
 def test_rows_of_a_release_stay_the_same(key):
     key.register("a", CASES[0][0])
 

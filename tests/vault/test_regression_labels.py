@@ -17,6 +17,7 @@ from tf_labeldp.mechanisms import (
     DiscreteStaircaseMechanism,
     ExponentialMechanism,
     HistogramMechanism,
+    LabelMomentMechanism,
     LaplaceMechanism,
     RandomizedResponse,
     RegressionMechanism,
@@ -303,6 +304,8 @@ class Fragile(RegressionMechanism):
         if np.any(np.asarray(labels) == self.trouble):
             if self.failure == "raises":
                 raise ValueError(f"cannot take {self.trouble}")
+            if self.failure == "bare":
+                raise ValueError
             if self.failure == "number":
                 return np.append(noisy, self.trouble)
             noisy[-1] = np.nan
@@ -315,7 +318,7 @@ class Fragile(RegressionMechanism):
         return np.ones((len(outputs), len(labels)))
 
 
-@pytest.mark.parametrize("failure", ["raises", "number", "nan"])
+@pytest.mark.parametrize("failure", ["raises", "bare", "number", "nan"])
 def test_an_error_that_depends_on_the_labels_is_charged_and_not_shown(tmp_path, failure):
     fragile, store = Fragile(0.25, failure), tmp_path / "store"
     vault = make([1.0, SECRET], store=store)
@@ -409,3 +412,14 @@ def test_float32_labels_at_the_ends_of_the_range():
     vault = make(np.float32([0.7, 1.1]), low=0.7, high=1.1)
     assert float(np.float32(0.7)) < 0.7 and float(np.float32(1.1)) > 1.1
     assert vault.randomize(LaplaceMechanism(1.0, 0.7, 1.1)).values.shape == (2,)
+
+
+def test_statistics_of_classes_and_of_rows_are_not_for_numbers():
+    vault = make([1.0, 2.0])
+    for wrong in (
+        HistogramMechanism(0.5, 3),
+        LabelMomentMechanism(0.5, 1e-6, num_labels=2),
+    ):
+        with pytest.raises(ValueError, match="is for classes or rows of labels"):
+            vault.release(wrong, public_input=np.ones((2, 1)))
+    assert vault.guarantee().epsilon == 0.0
