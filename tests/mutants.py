@@ -38,7 +38,7 @@ PARTS = {
     "vault": (
         "tf_labeldp/vault/*.py",
         "tests/vault tests/scale/test_keyed_draws.py tests/cli/test_noisy_labels_folder.py "
-        "tests/ledger",
+        "tests/mechanisms/test_cluster_randomized_response.py tests/ledger",
     ),
     "clipping": (
         "tf_labeldp/gradients/_*clip*.py",

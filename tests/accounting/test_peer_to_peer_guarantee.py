@@ -23,7 +23,6 @@ from tf_labeldp.accounting._peer_to_peer import (
     _Cluster,
     peer_to_peer_assumptions,
 )
-from tf_labeldp.accounting._peer_to_peer import _binomial as binomial
 from tf_labeldp.accounting._peer_to_peer import _Core as Core
 
 RATES = [(0.1, 1.0), (0.25, 1 / 3), (0.4, 0.75), (0.01, 0.5)]
@@ -420,7 +419,7 @@ def test_approximate_event_without_delta_is_the_pure_one():
 @pytest.mark.parametrize("least_delta", [1e-2, 1e-6, 1e-12])
 def test_what_is_left_out_of_the_flips_is_what_the_bound_of_delta_adds(least_delta):
     core = Core(0.3, 0.5, 4001, False, least_delta, ones=2000, zeros=2000)
-    fewest, kept = binomial(core.ones, 0.3, core._log_tail)
+    fewest, kept = _binomial(core.ones, 0.3, core._log_tail)
     law = stats.binom(core.ones, 0.3)
     outside = law.cdf(fewest - 1) + law.sf(fewest + kept.size - 1)
     assert outside <= 2.5 * 1e-12 * least_delta

@@ -204,6 +204,13 @@ def test_a_delta_out_of_range_is_refused(delta):
 # --- Counting once -------------------------------------------------------------------------------
 
 
+def test_deltas_of_which_no_more_is_known_may_pass_that_of_the_budget():
+    labels = LabelSet.new(SIZE)
+    claim = Charge(0.5, 1e-5, approximate_dp_event(0.5, 1e-5))
+    stated = compose_receipts([Receipt(labels, claim, "a claim", delta=1e-5) for _ in range(2)])
+    assert stated.epsilon == 1.0 and stated.delta == pytest.approx(2e-5)
+
+
 def test_receipts_that_are_alike_are_not_one_receipt():
     fields = {"examples": np.arange(2), "id": "0" * 32}
     one, other = (

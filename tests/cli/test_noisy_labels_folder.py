@@ -14,6 +14,7 @@ import pytest
 
 from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.accounting._receipts import ReceiptError
+from tf_labeldp.cli import main
 from tf_labeldp.mechanisms import (
     ALIBI,
     HistogramMechanism,
@@ -507,3 +508,19 @@ def test_noisy_one_hot_rows_have_no_names(saved: Saved) -> None:
         vault("names").decode(drawn)
     with pytest.raises((TypeError, ValueError), match=r"one-hot|rows"):
         drawn.decode()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
+def test_names_of_classes_and_the_prior_are_read_from_a_table(tmp_path, suffix):
+    (tmp_path / "t.csv").write_text("y,amount\n" + "no,1\nyes,2\nno,3\n" * 40)
+    common = ["randomize", str(tmp_path / "t.csv"), "--epsilon", "1", "--output"]
+    names, amounts = tmp_path / f"names.{suffix}", tmp_path / f"amounts.{suffix}"
+    asked = ["--column", "y", "--task", "classification", "--classes", "no", "yes"]
+    assert main([*common, str(names), *asked]) == 0
+    noisy = NoisyLabels.load(names)
+    assert noisy.classes == ("no", "yes") and set(noisy.decode()) == {"no", "yes"}
+    numbers = ["--column", "amount", "--task", "regression", "--loss", "squared_error"]
+    assert main([*common, str(amounts), *numbers, "--low", "0", "--high", "4"]) == 0
+    priors = NoisyLabels.load(amounts).priors
+    assert priors is not None and priors.values is not None
+    assert np.sum(np.asarray(priors.probabilities)) == pytest.approx(1.0)
