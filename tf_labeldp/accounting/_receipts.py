@@ -96,7 +96,8 @@ def actor_name() -> str:
         return "unknown"
 
 
-def _now() -> str:
+def timestamp() -> str:
+    """Returns the time in UTC, as receipts, ledgers and reports write it."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -124,7 +125,7 @@ class Receipt:
     metrics_reported: bool = False  # whether loss or metrics on true labels were shown
     sample_weights: bool = False  # whether examples were weighted
     answers: tuple[str, ...] = ()  # ids of the "unknown" receipts that a declaration stands for
-    time: str = dataclasses.field(default_factory=_now)
+    time: str = dataclasses.field(default_factory=timestamp)
     actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counts once

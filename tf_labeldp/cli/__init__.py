@@ -142,7 +142,11 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like those of the verbs."""
+    """A parser whose errors are one line, like those of the verbs, and that checks nothing more."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.set_defaults(check=lambda args: None)
 
     def error(self, message: str) -> NoReturn:
         if re.search("required: (?!-)", message):
@@ -216,7 +220,6 @@ def _add_recommend(verbs: Any) -> None:
         description="Prints what PrivateClassifier would choose for data of this kind, why, and "
         "what was measured, before any label is read.",
     )
-    parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
     add("--epsilon", required=True, type=_epsilon, help="privacy parameter")
     add("--examples", required=True, type=_at_least(1), metavar="N", help="number of labels")
@@ -233,7 +236,6 @@ def _add_audit(verbs: Any) -> None:
         "made-up labels, and prints an epsilon that it has at least. The exit code is 1 if that is "
         "above its claim.",
     )
-    parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
     add("output", type=pathlib.Path, help="output of tf-labeldp randomize, with its statement")
     add("--draws", type=_at_least(1000), default=400_000, metavar="N", help="default: 400000")
@@ -250,7 +252,6 @@ def _add_report(verbs: Any) -> None:
         "for them, published files with their digests, audits and versions. The exit code is 1 if "
         "a file or an audit contradicts its claim.",
     )
-    parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
     add("store", type=pathlib.Path, metavar="FOLDER",
         help="folder of a store, or of several, which are then reported together")
@@ -268,7 +269,6 @@ def _add_verify(verbs: Any) -> None:
         description="Checks that noisy labels or a model are as they were written, and that their "
         "receipts add up to their statement. The exit code is 1 if something is wrong.",
     )
-    parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
     add("file", type=pathlib.Path, metavar="FILE",
         help="output of tf-labeldp randomize or train, folder of noisy labels, or .keras file")
@@ -286,7 +286,6 @@ def _add_forget(verbs: Any) -> None:
         "What was spent stays, for tf-labeldp report and for the other stores of a project. "
         "Nothing can be drawn of these labels any more.",
     )
-    parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
     add("store", type=pathlib.Path, metavar="FOLDER", help="folder of the store")
     add("--yes", action="store_true", help="needed: it can't be undone")
@@ -343,7 +342,6 @@ def _add_demo(verbs: Any) -> None:
         "statements, noisy labels and models to a folder. Files of an earlier demo in that folder "
         "are replaced, others are left alone.",
     )
-    parser.set_defaults(check=lambda args: None)
     add = parser.add_argument
     add("--data", default="digits", metavar="NAME",
         help="digits (comes with scikit-learn; default), adult, mnist, fashion_mnist, or the name "

@@ -80,7 +80,7 @@ def _sets(content: dict[str, Any]) -> list[str]:
     parts = []
     for one in content["label_sets"]:
         budget = f"epsilon={one['budget']['epsilon']:g}, delta={one['budget']['delta']:g}"
-        spent = max((_number(row["epsilon"]) for row in one["spread"]), default=0.0)
+        spent = max((float(row["epsilon"]) for row in one["spread"]), default=0.0)
         facts = [
             ("labels", f"{one['num_labels']:,}: {one['kind']}"),
             ("people", one["people"] or "not declared"),
@@ -187,7 +187,7 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     texts = [*(one["time"] for one in uses), until]
     times = [dates.date2num(datetime.datetime.fromisoformat(one)) for one in texts]  # days
     times[-1] = max(times)
-    spent = [_number(one["epsilon_so_far"]) for one in uses]
+    spent = [float(one["epsilon_so_far"]) for one in uses]
     spent.append(spent[-1])
     height = max(label_set["budget"]["epsilon"], *(one for one in spent if math.isfinite(one)), 0)
     spent = [min(one, 1.2 * height) for one in spent]
@@ -244,12 +244,8 @@ def _when(time: str) -> str:
     return time[:16].replace("T", " ")
 
 
-def _number(value: Any) -> float:
-    return float(value)  # "inf" too
-
-
 def _shown(value: Any) -> str:
-    return f"{_number(value):.4g}"
+    return f"{float(value):.4g}"  # "inf" too
 
 
 def _text(value: Any) -> str:

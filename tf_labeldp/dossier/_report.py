@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import math
 import os
@@ -18,7 +17,12 @@ import numpy as np
 
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipt, compose_receipts, merge_receipts
+from tf_labeldp.accounting._receipts import (
+    Receipt,
+    compose_receipts,
+    merge_receipts,
+    timestamp,
+)
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._verify import Published, brief, not_in, verify
 from tf_labeldp.mechanisms._base import deserialize
@@ -159,7 +163,7 @@ def report(
     content = {
         "format": 1,
         "made_by": f"tf-labeldp {__version__}",
-        "made_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "made_at": timestamp(),
         "statement": str(stated).splitlines(),
         "guarantee": json.loads(stated.to_json()),
         "label_sets": [_label_set(one, ledger) for one, ledger in ledgers.items()],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import os
 import pathlib
@@ -28,6 +27,7 @@ from tf_labeldp.accounting._receipts import (
     compose_receipts,
     histories_with,
     merge_receipts,
+    timestamp,
 )
 from tf_labeldp.vault._carried import LEDGERS, note_digests
 from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, ReleaseKey
@@ -349,8 +349,7 @@ class Ledger:
                     f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
                     "stop earlier; `remaining()` says what is left."
                 )
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            self.keep(budget=budget, reason=reason, time=now, actor=self._actor)
+            self.keep(budget=budget, reason=reason, time=timestamp(), actor=self._actor)
 
     def check(
         self,
@@ -528,8 +527,7 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
     """
     ledger, store = Ledger.of_store(path), LabelStore(path)
     with store.locked(), ledger.turn():
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return store.forget(ledger.records, now, actor or actor_name())
+        return store.forget(ledger.records, timestamp(), actor or actor_name())
 
 
 def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:
