@@ -56,7 +56,7 @@ def test_the_whole_budget_is_spent_and_not_passed(fitted):
     for made in (labels.guarantee(), one.guarantee(), ldp.guarantee(one.to_keras())):
         assert made.epsilon == pytest.approx(4.0, rel=1e-4) and made.epsilon <= 4.0
     with pytest.raises(ldp.BudgetExceededError):
-        labels.release(one.heads_[0]._mechanism({"num_classes": 3}), public_input=X)
+        labels.release(one.heads_[0]._mechanism(labels.kind), public_input=X)
 
 
 def test_views_teach_the_network_more_than_one_release_tells():

@@ -267,7 +267,7 @@ def test_a_delta_above_one_over_n():
 
 NUMBERS = PrivateLabels(np.linspace(0, 1, 600), low=0, high=1, budget=PrivacyBudget(5.0))
 BAD = {
-    "no-classes": ({"num_classes": None}, X, Y, "by exactly one of num_classes"),
+    "no-classes": ({"num_classes": None}, X, Y, "exactly one of num_classes"),
     "numbers": ({"num_classes": None, "insecure_seed": None}, X, NUMBERS, "is for classes"),
     "other-classes": (
         {"num_classes": 4, "insecure_seed": None},

@@ -123,11 +123,11 @@ def test_few_labels_and_labels_that_are_all_zero_have_a_model():
 
 
 def test_other_labels_and_no_intercept_are_refused_before_the_release():
-    with pytest.raises(ValueError, match=r"numbers of zero or more, got labels from -1 on"):
+    with pytest.raises(ValueError, match=r"numbers of zero or more, got numbers in \[-1, "):
         head(low=-1).fit(X, Y)
     budget = PrivacyBudget(1.0, 1e-6)
     for vault, arguments, match in (
-        (PrivateLabels(Y % 2, 2, budget=budget), {}, "got labels of classes"),
+        (PrivateLabels(Y % 2, 2, budget=budget), {}, "got 2 classes"),
         (PrivateLabels(Y, low=0, high=10, budget=budget), {"intercept": False}, "has an intercept"),
         (PrivateLabels(Y, low=0, high=10, budget=budget), {"penalty": "bayes"}, "must be 'auto'"),
     ):

@@ -160,6 +160,59 @@ def test_an_allowed_import_passes(module: str, source: str) -> None:
     assert violations(source, module) == []
 
 
+def file_of(name: str, files: set[str]) -> str | None:
+    """Gives the file that an imported name lies in; None if it is in none of these."""
+    while name:
+        for found in (name, f"{name}.__init__"):
+            if found in files:
+                return found
+        name = name.rpartition(".")[0]
+    return None
+
+
+def cycle(sources: dict[str, str]) -> list[str]:
+    """Gives the files that import each other in a circle, and those between two circles."""
+    files, above = set(sources), {}
+    for module, source in sources.items():
+        package = module.rpartition(".")[0]  # of a file and of an `__init__` alike
+        names = [name for _, name in imported_modules(ast.parse(source), package)]
+        above[module] = {file_of(name, files) for name in names} - {None, module}
+    while True:
+        imported = set().union(*above.values())
+        ends = {module for module in above if not above[module] or module not in imported}
+        if not ends:
+            return sorted(above)
+        above = {module: above[module] - ends for module in set(above) - ends}
+
+
+def part_sources(part: str) -> dict[str, str]:
+    texts = {name: path.read_text(encoding="utf-8") for name, path in SOURCES.items()}
+    return {name: text for name, text in texts.items() if part_of(name) == part}
+
+
+@pytest.mark.parametrize("part", ORDER)
+def test_the_files_of_a_part_import_each_other_in_an_order(part: str) -> None:
+    assert cycle(part_sources(part)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tf_labeldp.vault._evaluation import evaluate",
+        "from ._evaluation import evaluate",
+        "from . import _evaluation",
+        "from tf_labeldp.vault import PrivateLabels",
+        "if TYPE_CHECKING:\n    from tf_labeldp.vault._private_labels import PrivateLabels",
+        "def f():\n    from tf_labeldp.vault._evaluation import evaluate",
+        "import importlib\nimportlib.import_module('tf_labeldp.vault._evaluation')",
+    ],
+)
+def test_a_cycle_is_caught(source: str) -> None:
+    sources = part_sources("vault")
+    sources["tf_labeldp.vault._label_kinds"] += f"\n{source}\n"
+    assert "tf_labeldp.vault._label_kinds" in cycle(sources)
+
+
 def test_bazel_reads_the_same_table() -> None:
     build = ast.parse((ROOT / "BUILD").read_text(encoding="utf-8"))  # Starlark reads as Python
     loads = [ast.unparse(node) for node in build.body if "load(" in ast.unparse(node)]

@@ -80,6 +80,15 @@ def test_one_output_for_two_classes_and_for_numbers():
     assert private.optimizer.preconditioner is None and private.guarantee().epsilon <= 2.0
 
 
+def test_rows_of_labels_are_trained_with_one_output_for_each():
+    rows = X[:, :2] > 0.0
+    labels = vault(rows, num_labels=2)
+    private = fitted(perceptron(2), labels=labels, epochs=10)
+    assert isinstance(private.loss, keras.losses.BinaryCrossentropy) and private.loss.from_logits
+    assert np.mean((private.predict(X, verbose=0) > 0.0) == rows) > 0.8
+    assert 1.9 < labels.guarantee().epsilon <= 2.0
+
+
 def test_the_loss_of_a_compiled_model_stays():
     model = perceptron(3, "softmax")
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=7)

@@ -87,7 +87,7 @@ def test_tensorflow_tensors():
 
 
 def test_the_number_of_classes_is_never_counted_from_the_labels():
-    with pytest.raises(ValueError, match=r"num_classes is missing.*rare class"):
+    with pytest.raises(ValueError, match=r"exactly one of num_classes.*none of them.*rare class"):
         vault_of([0, 1, 2])
     assert vault_of(["a"], classes=["a", "b", "c"]).num_classes == 3
 

@@ -175,8 +175,8 @@ def test_properties():
         (np.ma.array([[0, 1, SECRET]], mask=[[0, 0, 1]]), {}, ValueError, "masked in places"),
         (ROWS, {"num_labels": 0}, ValueError, "num_labels must be at least 1"),
         (ROWS, {"num_labels": 3.0}, TypeError, "num_labels must be an integer"),
-        (ROWS, {"num_classes": 2}, ValueError, "together with classes or a range"),
-        (ROWS, {"low": 0.0, "high": 1.0}, ValueError, "together with classes or a range"),
+        (ROWS, {"num_classes": 2}, ValueError, "classes together with num_labels"),
+        (ROWS, {"low": 0.0, "high": 1.0}, ValueError, "low and high together with num_labels"),
     ],
 )
 def test_bad_rows_are_refused_and_not_shown(rows, arguments, error, message):

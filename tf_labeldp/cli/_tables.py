@@ -28,7 +28,7 @@ from tf_labeldp.cli._console import CommandError
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelKind:
+class ColumnKind:
     """What a label column may hold."""
 
     words: str
@@ -37,19 +37,19 @@ class LabelKind:
     suits: tuple[Callable[[Any], bool], ...]  # tests of a Parquet column's type; one must hold
 
 
-NUMBER = LabelKind(
+NUMBER = ColumnKind(
     "a number",
     pa.float64(),
     "repair the column, or give the --column that holds the labels",
     (types.is_integer, types.is_floating, types.is_decimal),
 )
-CLASS = LabelKind(
+CLASS = ColumnKind(
     "a whole number",
     pa.int64(),
     "classes are numbered 0, 1, ..., without a decimal point; give --classes for names",
     (types.is_integer,),
 )
-NAME = LabelKind(
+NAME = ColumnKind(
     "a class name",
     pa.string(),
     "give the --column that holds the labels",
@@ -143,7 +143,7 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def chunks(
-        self, label: str, kind: LabelKind, ids: Sequence[str]
+        self, label: str, kind: ColumnKind, ids: Sequence[str]
     ) -> Iterator[tuple[Any, list[Any]]]:
         """Yields Arrow arrays: the labels, of the kind's type, and each column of ids."""
 
@@ -166,7 +166,7 @@ class Table(abc.ABC):
 
     @contextlib.contextmanager
     def _explained(
-        self, columns: Sequence[str] = (), kind: LabelKind | None = None
+        self, columns: Sequence[str] = (), kind: ColumnKind | None = None
     ) -> Iterator[None]:
         """Replaces errors while columns are read: ids, or if there is a kind, the labels."""
         try:
@@ -177,7 +177,7 @@ class Table(abc.ABC):
             raise _unreadable(self.path, error) from None
 
     def _explanation(
-        self, message: str, columns: Sequence[str], kind: LabelKind | None
+        self, message: str, columns: Sequence[str], kind: ColumnKind | None
     ) -> CommandError:
         return _unreadable(self.path)
 
@@ -193,7 +193,7 @@ class ParquetTable(Table):
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
     def chunks(
-        self, label: str, kind: LabelKind, ids: Sequence[str]
+        self, label: str, kind: ColumnKind, ids: Sequence[str]
     ) -> Iterator[tuple[Any, list[Any]]]:
         found = self.types[label]
         plain = found.value_type if kind is NAME and types.is_dictionary(found) else found
@@ -228,7 +228,7 @@ class CsvTable(Table):
             self._empty_last_line = re.search(rb"\n\r?\n\Z", self._end()) is not None
 
     def chunks(
-        self, label: str, kind: LabelKind, ids: Sequence[str]
+        self, label: str, kind: ColumnKind, ids: Sequence[str]
     ) -> Iterator[tuple[Any, list[Any]]]:
         columns = [label, *ids]
         with self._explained(columns, kind), self._reader(columns, kind) as reader:
@@ -249,7 +249,7 @@ class CsvTable(Table):
     def _reader(
         self,
         columns: Sequence[str] = (),
-        kind: LabelKind | None = None,
+        kind: ColumnKind | None = None,
         use_threads: bool = True,
         block_bytes: int | None = None,
     ) -> Any:
@@ -292,7 +292,7 @@ class CsvTable(Table):
         return end
 
     def _explanation(
-        self, message: str, columns: Sequence[str], kind: LabelKind | None
+        self, message: str, columns: Sequence[str], kind: ColumnKind | None
     ) -> CommandError:
         """Returns what Arrow's message means, without the cell that it quotes."""
         start = f"the input {self.path}"
@@ -323,7 +323,7 @@ class CsvTable(Table):
             "between the cells"
         )
 
-    def _row_of_error(self, columns: Sequence[str], kind: LabelKind | None) -> str:
+    def _row_of_error(self, columns: Sequence[str], kind: ColumnKind | None) -> str:
         """Returns where reading stops, in words; only the serial reader counts rows."""
         try:
             with self._reader(columns, kind, use_threads=False) as reader:

@@ -97,7 +97,7 @@ class Draw:
 class Task(abc.ABC):
     """How labels are read, randomized and written."""
 
-    kind: ClassVar[_tables.LabelKind]
+    kind: ClassVar[_tables.ColumnKind]
     output_type: ClassVar[Any]  # the Arrow type of the column of noisy labels
     assumption: ClassVar[str]  # what the statement rests on for labels of this kind
 

@@ -304,17 +304,14 @@ class _LabelRows:
         self.vault = labels if isinstance(labels, PrivateLabels) else None
         self.padding: float = 0  # the label of rows without an example
         self._array: np.ndarray | None = None
-        self._shape: tuple[int, ...] = ()
-        self._dtype: np.dtype[Any] = np.dtype(np.float32)
         if self.vault is None:
             self._array = _checked_labels(labels)
             self._shape, self._dtype = self._array.shape[1:], self._array.dtype
-        elif self.vault.num_labels is not None:
-            self._shape = (self.vault.num_labels,)
-        elif self.vault.label_range is None:
-            self._dtype = np.dtype(np.int64)
         else:
-            self.padding = self.vault.label_range[0]
+            kind = self.vault.kind
+            possible = kind.any_labels(1)
+            self._shape, self._dtype = possible.shape[1:], np.dtype(kind.target_dtype)
+            self.padding = possible.flat[0].item()
         found = len(labels) if self._array is None else len(self._array)
         if found != num_rows:
             raise ValueError(

@@ -27,6 +27,7 @@ from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
 from tf_labeldp.dossier._verify import Published, brief, not_in, verify
 from tf_labeldp.mechanisms._base import deserialize
 from tf_labeldp.vault import LabelStoreError
+from tf_labeldp.vault._label_kinds import kind_of_header
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
 from tf_labeldp.vault._store import LabelStore, Record
 
@@ -190,17 +191,13 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
     """Returns what is told of one label set."""
     store, name = LabelStore(path), ledger.label_set.name
     header = store.header()
-    low_high, in_row = header.get("range"), header.get("labels_in_row")
-    kind = f"{header['num_classes']} classes"
-    kind = f"rows of {in_row} labels" if in_row else kind
-    kind = f"numbers from {low_high[0]:g} to {low_high[1]:g}" if low_high else kind
     own = [one for one in ledger.receipts() if one.labels.name == name]
     return {
         "folder": path.name,
         "id": name,
         "people": ledger.label_set.people,
         "num_labels": ledger.label_set.size,
-        "kind": kind,
+        "kind": kind_of_header(header).describe(),
         "in_project": store.in_project,
         "forgotten": header.get("forgotten"),
         "budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta},

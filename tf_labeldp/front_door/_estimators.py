@@ -23,11 +23,10 @@ from tf_labeldp.heads import (
     PrivatePoissonRegression,
     PrivateRidge,
 )
-from tf_labeldp.heads._label_source import TOLD
+from tf_labeldp.heads._label_source import kind_arguments
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._label_kinds import kind_arguments
 
 _Self = TypeVar("_Self", bound="_FrontDoor")
 _ALIKE = 20.0
@@ -124,14 +123,16 @@ class _FrontDoor(Head):
         seed, held_out = self.insecure_seed, None
         if (price is not None or self.model is not None) and not isinstance(labels, PrivateLabels):
             budget = PrivacyBudget(max(epsilon, price or 0.0), delta)
-            told: dict[str, Any] = {name: getattr(self, name, None) for name in TOLD}
-            labels, seed = PrivateLabels(labels, **told, budget=budget, insecure_seed=seed), None
+            kind_of_labels = kind_arguments(self)
+            labels = PrivateLabels(labels, **kind_of_labels, budget=budget, insecure_seed=seed)
+            seed = None
         if price is not None:
             train, held_out = labels.split(_HELD_OUT)
-            metric = "accuracy" if labels.label_range is None else "mse"
+            metric = labels.kind.metrics[0]
             stored = None if self.key is None else f"{self.key}/evaluation"
             if stored is None or not labels.has_draw(stored):
-                held_out.check_budget(MetricMechanism(price, metric, **kind_arguments(labels)))
+                arguments = labels.kind.mechanism_arguments()
+                held_out.check_budget(MetricMechanism(price, metric, **arguments))
             apart, features = (rows_of(features, part.indices) for part in (held_out, train))
             labels, size = train, len(train)
         encoder = self.encoder
@@ -148,8 +149,8 @@ class _FrontDoor(Head):
         self.n_features_in_ = getattr(head, "n_features_in_", math.prod(np.shape(features)[1:]))
         self._remember_columns(head._known_columns())
         if held_out is not None and price is not None:
-            given = self.predict(apart) if self._is_regressor() else self.predict_proba(apart)
-            self.evaluation_ = held_out.evaluate(given, metric, price, key=stored)
+            predictions = predictions_for_metrics(self, apart)
+            self.evaluation_ = held_out.evaluate(predictions, metric, price, key=stored)
             self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
         return self
 
@@ -315,6 +316,12 @@ class PrivateRegressor(_FrontDoor):
             key=self.key,
             insecure_seed=seed,
         )
+
+
+def predictions_for_metrics(estimator: Any, features: Any) -> np.ndarray:
+    """Returns numbers (m,), or class probabilities (m, K), as ``PrivateLabels.evaluate`` takes."""
+    predict = estimator.predict if estimator._is_regressor() else estimator.predict_proba
+    return predict(features)
 
 
 def rows_of(features: Any, indices: np.ndarray) -> Any:

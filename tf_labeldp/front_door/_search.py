@@ -14,10 +14,10 @@ from tf_labeldp.accounting import Charge
 from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting._gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting._receipts import merge_receipts
-from tf_labeldp.front_door._estimators import rows_of
+from tf_labeldp.front_door._estimators import predictions_for_metrics, rows_of
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._evaluation import release_choice, selection_mechanism
+from tf_labeldp.vault._selection import release_choice, selection_mechanism
 
 _FREE = frozenset(["penalty"])
 """Arguments that come after the release: fits that differ in them alone share one."""
@@ -134,8 +134,7 @@ class PrivateSearchCV(Head):
         predictions = []
         for one in fitted:
             one.fit(features_of[0], train)
-            predict = one.predict if labels.label_range is not None else one.predict_proba
-            predictions.append(predict(features_of[1]))
+            predictions.append(predictions_for_metrics(one, features_of[1]))
         made = release_choice(predictions, held_out, epsilon, self.metric, choice)
         self.best_index_ = int(made.values)
         self.best_estimator_ = fitted[self.best_index_]

@@ -200,9 +200,8 @@ class BootstrappedHead(Head):
             PrivateLogisticRegression(epsilon, self.delta, key=f"{self.key}/{number}")
             for number, epsilon in enumerate(self.epsilons(), 1)
         ]
-        kind = {"num_classes": labels.num_classes}
         missing: list[Mechanism] = [
-            head._mechanism(kind) for head in heads if not labels.has_draw(head.key)
+            head._mechanism(labels.kind) for head in heads if not labels.has_draw(head.key)
         ]
         if self._for_draw() and not labels.has_draw(f"{self.key}/draw"):
             missing.append(self._draw(labels))

@@ -21,53 +21,57 @@ from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.accounting._receipts import Receipt, Receipts, compose_receipts, merge_receipts
 from tf_labeldp.features._reader import all_rows, as_rows, parts_of
 from tf_labeldp.mechanisms import AggregateMechanism
-from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._label_kinds import kind_arguments
+from tf_labeldp.vault import LabelKind, PrivateLabels
+from tf_labeldp.vault._label_kinds import label_kind
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
 
 _BY_THIS_PROCESS = (
     "an array of labels has no vault: other uses of these labels than the fits of this process "
     "that are counted here were none, or are added to this statement"
 )
-TOLD = ("num_classes", "classes", "low", "high", "num_labels")
-"""Arguments of a head that say what the labels are."""
+_KIND = ("num_classes", "classes", "low", "high", "num_labels")
+"""Arguments of a head that describe the labels."""
 
 
 class LabelSource:
     """Labels in a vault, for one release.
 
     Args:
-        head: its arguments say what the labels are and what the release may cost.
+        head: its arguments describe the labels, and limit what the release may cost.
         labels: a ``PrivateLabels``; or an array, of which a vault with the budget of one release
             is made.
-        mechanism_of: returns the mechanism of the release for a kind of labels, given as the
-            arguments ``num_classes``, ``low`` and ``high``, or ``num_labels``; raises for arguments
-            of the head that are out of range.
+        mechanism_of: returns the mechanism of the release for a kind of labels; raises for
+            arguments of the head that are out of range.
+
+    Attributes:
+        vault: of the labels.
+        kind: of the labels.
+        mechanism: of the release.
     """
 
     def __init__(
-        self, head: Any, labels: Any, mechanism_of: Callable[[dict[str, Any]], AggregateMechanism]
+        self, head: Any, labels: Any, mechanism_of: Callable[[LabelKind], AggregateMechanism]
     ) -> None:
-        told: dict[str, Any] = {name: getattr(head, name, None) for name in TOLD}
+        arguments = kind_arguments(head)
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
         if not self._is_array:
             self.vault: PrivateLabels = labels
-            self._kind = kind_arguments(labels)
-            _check_told(told, self._kind, labels, head.insecure_seed)
+            self.kind = labels.kind
+            _check_arguments(arguments, self.kind, head.insecure_seed)
         else:
-            self._kind = kind_told(told)
+            self.kind = label_kind(**arguments)
             if multiprocessing.parent_process() is not None:
                 raise RuntimeError(
                     "labels were given as an array in a process that another one started (n_jobs?);"
                     " no statement could add up the fits of several processes. Use n_jobs=1, or "
                     "open a PrivateLabels(..., store=path) in each process."
                 )
-        self.mechanism: Any = mechanism_of(self._kind)  # checks arguments before it sees labels
+        self.mechanism: Any = mechanism_of(self.kind)  # checks arguments before it sees labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, head.delta)
             self.vault = PrivateLabels(
-                labels, **told, budget=budget, insecure_seed=head.insecure_seed
+                labels, **arguments, budget=budget, insecure_seed=head.insecure_seed
             )
         if not self.vault.has_draw(self._key):
             self.vault.check_budget(self.mechanism)
@@ -79,18 +83,6 @@ class LabelSource:
                 f"there are {num_rows} rows of features and {len(self.vault)} labels; give one "
                 "label per row, in the same order."
             )
-
-    @property
-    def class_values(self) -> np.ndarray | None:
-        """The class values (K,); None for labels that are no classes."""
-        if "num_classes" not in self._kind:
-            return None
-        return self.vault.decode(np.arange(self.vault.num_classes))
-
-    @property
-    def code_variance(self) -> float:
-        """The largest variance of the code of a label, summed over the columns."""
-        return code_variance(self._kind)
 
     def release(
         self,
@@ -121,54 +113,25 @@ class LabelSource:
         return made, merge_receipts(carried, own)
 
 
-def code_variance(kind: dict[str, Any]) -> float:
-    """Returns ``LabelSource.code_variance`` of labels of a kind, as arguments of a mechanism."""
-    if "num_labels" in kind:
-        return 0.25 * int(kind["num_labels"])
-    if "low" in kind:
-        return 0.25 * (float(kind["high"]) - float(kind["low"])) ** 2
-    k = int(kind["num_classes"])
-    return 0.25 if k == 2 else 1.0 - 1.0 / k
+def kind_arguments(head: Any) -> dict[str, Any]:
+    """Returns the arguments of a head that describe its labels, None for those that it lacks."""
+    return {name: getattr(head, name, None) for name in _KIND}
 
 
-def kind_told(told: dict[str, Any]) -> dict[str, Any]:
-    """Returns the kind of the labels that a head was told, or raises unless it is exactly one."""
-    number = told["num_classes"]
-    if number is None and told["classes"] is not None:
-        number = len(told["classes"])
-    kinds: dict[str, dict[str, Any]] = {}
-    if number is not None:
-        kinds["num_classes or classes"] = {"num_classes": number}
-    if told["low"] is not None or told["high"] is not None:
-        kinds["low and high"] = {"low": told["low"], "high": told["high"]}
-    if told["num_labels"] is not None:
-        kinds["num_labels"] = {"num_labels": told["num_labels"]}
-    if len(kinds) != 1:
-        raise ValueError(
-            "the head must be told what the labels are, by exactly one of num_classes (or classes, "
-            "their values), low and high (numbers), and num_labels (rows of zeros and ones); got "
-            f"{' together with '.join(kinds) or 'none of them'}. They are public, so they are "
-            "never taken from the labels; a PrivateLabels knows them."
-        )
-    return next(iter(kinds.values()))
-
-
-def _check_told(
-    told: dict[str, Any], kind: dict[str, Any], vault: PrivateLabels, insecure_seed: Any
-) -> None:
-    """Raises if a head was told anything else than what its vault has."""
+def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
+    """Raises if a head's arguments contradict the vault that it is fitted on."""
     if insecure_seed is not None:
         raise ValueError(
             "insecure_seed must be None with a PrivateLabels: it has its own source of random "
             "bits. Use PrivateLabels(..., insecure_seed=...) for a repeatable run."
         )
-    found = {**kind, "classes": vault.classes} if "num_classes" in kind else kind
-    for name, given in told.items():
-        value = tuple(given) if name == "classes" and given is not None else given
-        if value is not None and value != found.get(name):
+    for name, value in arguments.items():
+        if name == "classes" and value is not None:
+            value = tuple(value)
+        if value is not None and value != getattr(kind, name, None):
             raise ValueError(
-                f"{name} is not that of the PrivateLabels, which has {found}. Leave it out: the "
-                "vault knows its labels."
+                f"{name} is not that of the PrivateLabels, which has {kind.describe()}. Leave it "
+                "out: the vault knows its labels."
             )
 
 

@@ -18,6 +18,7 @@ from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault import LabelKind
 
 _ENTRIES = 1 << 22
 _STEP = 0.3
@@ -80,8 +81,8 @@ class PrivateLogisticRegression(OneReleaseHead):
     _sample_rows = None
     _penalties = ("auto",)
 
-    def _mechanism(self, kind: dict[str, Any]) -> LabelMomentMechanism:
-        if "low" in kind:
+    def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
+        if kind.label_range is not None:
             raise ValueError(
                 "the labels are numbers, and PrivateLogisticRegression is for classes. Use "
                 "PrivateRidge. Nothing was released."

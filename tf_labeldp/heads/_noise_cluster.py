@@ -16,6 +16,7 @@ from tf_labeldp.features._reader import collected, is_dataset
 from tf_labeldp.heads._label_source import LabelSource, raw_digests
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault._carried import receipts_of
 
 
@@ -128,10 +129,10 @@ class NoiseCluster(Head):
             mechanism, clusters.assignments, carried, rows, self._family_of_clones()
         )
         self.clusters_ = clusters
-        self.classes_ = source.class_values
+        self.classes_ = source.kind.class_values
         self.noise_stddev_ = mechanism.noise_stddev
         # The release ends with the last cluster that has an example.
-        shape = (clusters.num_clusters, source.vault.num_classes)
+        shape = (clusters.num_clusters, source.kind.num_classes)
         self.cluster_counts_ = np.zeros(shape, made.values.dtype)
         self.cluster_counts_[: len(made.values)] = made.values
         self.cluster_probabilities_ = _shares(self.cluster_counts_)
@@ -217,16 +218,16 @@ class NoiseCluster(Head):
             )
         return checked_clusters(self.clusters)
 
-    def _mechanism(self, kind: dict[str, Any]) -> HistogramMechanism:
+    def _mechanism(self, kind: LabelKind) -> HistogramMechanism:
         """Returns the mechanism of the release; raises for labels that are no classes."""
-        if "num_classes" not in kind:
+        if kind.num_classes is None:
             raise ValueError(
                 "NoiseCluster is for classes, and these labels are numbers or rows of labels. Use "
                 "PrivateRidge."
             )
         delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
-        return HistogramMechanism(self.epsilon, kind["num_classes"], noise=noise, delta=delta)
+        return HistogramMechanism(self.epsilon, kind.num_classes, noise=noise, delta=delta)
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

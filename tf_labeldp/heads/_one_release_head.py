@@ -28,6 +28,7 @@ from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._label_source import LabelSource
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
@@ -288,14 +289,14 @@ class OneReleaseHead(Head):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fits, sets what it chose, and returns weights (D, C), constant (C,) and a filter."""
 
-    def _mechanism(self, kind: dict[str, Any]) -> LabelMomentMechanism:
+    def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         """Returns the mechanism of the release, for rows of unit norm."""
         return LabelMomentMechanism(
             self.epsilon,
             self.delta,
             max_l1=1.0 if self.noise == "laplace" else None,  # until the rows are known
             noise=self.noise,
-            **kind,
+            **kind.mechanism_arguments(),
         )
 
     def _read(self, features: Any, labels: Any) -> tuple[PublicRows, LabelSource]:
@@ -346,7 +347,7 @@ class OneReleaseHead(Head):
         mechanism = with_max_l1(source.mechanism, float(width) ** 0.5)
         sigma = mechanism.noise_stddev(n, width)
         noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
-        return noisy_columns * sigma**2 / (n**2 * source.code_variance)
+        return noisy_columns * sigma**2 / (n**2 * source.kind.code_variance)
 
     def _finish(
         self,
@@ -356,10 +357,10 @@ class OneReleaseHead(Head):
         source: LabelSource,
     ) -> None:
         """Sets all that is fitted, from public numbers (overwritten) and the release."""
-        self._label_range = source.vault.label_range
-        self._is_of_rows = source.vault.num_labels is not None
+        self._label_range = source.kind.label_range
+        self._is_of_rows = source.kind.num_labels is not None
         self._scaling = rows.scaling
-        self.classes_ = source.class_values
+        self.classes_ = source.kind.class_values
         self.n_features_in_ = self._scaling.mean.size
         width = rows.gram.shape[0]
         self.noise_stddev_ = mechanism.noise_stddev(rows.num_rows, width)
@@ -368,7 +369,7 @@ class OneReleaseHead(Head):
         spectrum = problem.spectrum
         self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
         if deviations < _SIGNIFICANT:
-            energy = rows.num_rows * source.code_variance
+            energy = rows.num_rows * source.kind.code_variance
             best = _ridge_path.expected_signal_to_noise(spectrum, energy)
             _validate.warn(
                 f"the release is indistinguishable from noise at epsilon={self.epsilon:g}: its "
@@ -418,7 +419,9 @@ class OneReleaseHead(Head):
                 scale=scale,
             )
             spectrum = problem.spectrum
-            prior = _ridge_path.prior_variances(spectrum, source.code_variance / spectrum.k_eff)
+            prior = _ridge_path.prior_variances(
+                spectrum, source.kind.code_variance / spectrum.k_eff
+            )
             chosen = _ridge_path.bayes_filter(spectrum, *prior)
             found.append((problem, prior, spectrum.risk(chosen), spectrum.risk_stddev(chosen)))
         first, last = found[0], found[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from tf_labeldp.heads._logistic import first_order_filter, likelihood_problem
 from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
+from tf_labeldp.vault import LabelKind
 
 
 class PrivatePoissonRegression(OneReleaseHead):
@@ -64,13 +64,12 @@ class PrivatePoissonRegression(OneReleaseHead):
     _penalties = ("auto",)
     _link = "exponential"
 
-    def _mechanism(self, kind: dict[str, Any]) -> LabelMomentMechanism:
-        if "low" not in kind or kind["low"] < 0.0:
-            came = f"labels from {kind['low']:g} on" if "low" in kind else "labels of classes"
+    def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
+        if kind.label_range is None or kind.label_range[0] < 0.0:
             raise ValueError(
-                f"PrivatePoissonRegression is for numbers of zero or more, got {came}. Use "
-                "PrivateRidge for other numbers, PrivateLogisticRegression for classes. Nothing "
-                "was released."
+                f"PrivatePoissonRegression is for numbers of zero or more, got {kind.describe()}. "
+                "Use PrivateRidge for other numbers, PrivateLogisticRegression for classes. "
+                "Nothing was released."
             )
         if not self.intercept:
             raise ValueError("PrivatePoissonRegression has an intercept; leave intercept out.")

@@ -19,7 +19,7 @@ from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithPrior
 from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault import Classes, NoisyLabels, PrivateLabels
 from tf_labeldp.vault._private_labels import Randomizer
 from tf_labeldp.vault._store import DrawSettingsError
 
@@ -129,7 +129,7 @@ class HeadPriorRandomizer(Randomizer):
             )
         self._set_options(options or {})
         # Checks delta, and that it fits the noise.
-        self._new_head(None)._mechanism({"num_classes": 2})
+        self._new_head(None)._mechanism(Classes(2))
 
     def split(self) -> tuple[float, float]:
         """Returns the epsilons of the head and of the draw; their sum is no larger than epsilon."""
@@ -141,7 +141,7 @@ class HeadPriorRandomizer(Randomizer):
 
     def parts(self, labels: PrivateLabels) -> list[Mechanism]:
         """Returns the mechanisms of the head's release and of the draw."""
-        head = self._new_head(None)._mechanism({"num_classes": labels.num_classes})
+        head = self._new_head(None)._mechanism(labels.kind)
         return [head, self.draw(self.split()[1], labels.num_classes)]
 
     def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:

@@ -115,13 +115,12 @@ class PATE:
         mechanism = ConfidentGNMax(num_classes=labels.num_classes, **self._settings)
         released = labels.release(mechanism, public_input=teachers, key=self.key)
         answered = np.flatnonzero(released.values != NO_ANSWER)
-        names = labels.classes if labels.classes != tuple(range(labels.num_classes)) else None
         return NoisyLabels(
             released.values[answered],
             teachers.queries[answered],
             mechanism,  # type: ignore[arg-type]
             receipts=released.receipts,
-            classes=names,
+            classes=labels.kind.names,
         )
 
 

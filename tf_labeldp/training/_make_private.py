@@ -112,7 +112,7 @@ def make_private(
         epsilon, delta, sampling_probability=share, steps=epochs * steps
     )
     labels.check_budget(dp_sgd_charge(noise, share, epochs * steps, delta))
-    whitened = labels.label_range is None and private.output_shape[-1] == labels.num_classes
+    whitened = private.output_shape[-1] == labels.kind.num_classes
     if whitened:
         rate: Any = min(_RATE * math.sqrt(epsilon), _LARGEST_RATE)
         rate = keras.optimizers.schedules.PolynomialDecay(rate, epochs * steps, 0.0)

@@ -3,20 +3,26 @@
 from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.vault._carried import declare, guarantee
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
-from tf_labeldp.vault._evaluation import Evaluation, select
+from tf_labeldp.vault._evaluation import Evaluation
+from tf_labeldp.vault._label_kinds import Classes, LabelKind, Numbers, Rows
 from tf_labeldp.vault._label_randomizer import LabelRandomizer
 from tf_labeldp.vault._ledger import forget
 from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._private_labels import PrivateLabels
+from tf_labeldp.vault._selection import select
 from tf_labeldp.vault._store import LabelStoreError
 
 __all__ = [
+    "Classes",
     "ClusterRandomizedResponse",
     "Evaluation",
+    "LabelKind",
     "LabelRandomizer",
     "LabelStoreError",
     "NoisyLabels",
+    "Numbers",
     "PrivateLabels",
+    "Rows",
     "declare",
     "forget",
     "guarantee",

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.accounting._receipts import Receipts, compose_receipts
-from tf_labeldp.mechanisms import HistogramMechanism, MetricMechanism, SelectionMechanism
+from tf_labeldp.mechanisms import HistogramMechanism, MetricMechanism
 from tf_labeldp.mechanisms._metrics import (
     CLASS_METRICS,
-    NUMBER_METRICS,
     check_length,
     class_predictions,
     class_values,
 )
 from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._label_kinds import kind_arguments
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
-    from tf_labeldp.vault._private_labels import PrivateLabels
+from tf_labeldp.vault._label_kinds import LabelKind
 
 _HISTOGRAMS = ("confusion_matrix", "auc", "calibration")
 _AUC_BINS, _CALIBRATION_BINS = 64, 10
@@ -84,19 +78,66 @@ class Evaluation:
         )
 
 
+@runtime_checkable
+class _Vault(Protocol):
+    """The part of ``PrivateLabels`` that an evaluation uses."""
+
+    @property
+    def kind(self) -> LabelKind: ...
+
+    def __len__(self) -> int: ...
+
+    def release(
+        self, mechanism: Any, indices: Any = None, public_input: Any = None, *, key: str | None
+    ) -> Any: ...
+
+
+class _Noisy(Protocol):
+    """The part of ``NoisyLabels`` that an evaluation uses."""
+
+    @property
+    def values(self) -> np.ndarray: ...
+
+    @property
+    def mechanism(self) -> Any: ...
+
+    @property
+    def receipts(self) -> Receipts: ...
+
+    def __len__(self) -> int: ...
+
+    def debiased(self) -> np.ndarray: ...
+
+
 def evaluate(
-    labels: PrivateLabels, predictions: Any, metric: str, epsilon: float, key: str | None
+    labels: _Vault | _Noisy,
+    predictions: Any,
+    metric: str,
+    *,
+    epsilon: Any = None,
+    key: str | None = None,
+    model: Any = None,
 ) -> Evaluation:
-    """Returns one metric of predictions by one release; see ``PrivateLabels.evaluate``."""
-    kind = _kind(labels)
-    known = (*CLASS_METRICS, *_HISTOGRAMS) if "num_classes" in kind else (*NUMBER_METRICS, "total")
-    _validate.one_of("metric", metric, known)
+    """Returns a metric of predictions: of a vault by one release, of noisy labels at no cost.
+
+    ``PrivateLabels.evaluate`` and ``NoisyLabels.evaluate`` say what the arguments are.
+    """
+    if isinstance(labels, _Vault):
+        return _by_release(labels, predictions, metric, epsilon, key)
+    return _by_noisy_labels(labels, predictions, metric, model)
+
+
+def _by_release(
+    labels: _Vault, predictions: Any, metric: str, epsilon: float, key: str | None
+) -> Evaluation:
+    kind = labels.kind
+    _validate.one_of("metric", metric, (*kind.metrics, *kind.summaries))
     check_length(len(labels), len(labels) if predictions is None else np.shape(predictions)[0])
     if metric in _HISTOGRAMS:
         return _of_histogram(labels, predictions, metric, epsilon, key)
     of_mean = "mean" if metric == "total" else metric
-    mechanism = MetricMechanism(epsilon, of_mean, **kind)
-    made = labels.release(mechanism, public_input=_as_released(predictions, mechanism), key=key)
+    mechanism = MetricMechanism(epsilon, of_mean, **kind.mechanism_arguments())
+    made = labels.release(mechanism, public_input=as_released(predictions, mechanism), key=key)
     times = len(labels) if metric == "total" else 1
     return Evaluation(
         metric,
@@ -107,77 +148,7 @@ def evaluate(
     )
 
 
-def select(
-    predictions: Sequence[Any],
-    labels: PrivateLabels,
-    epsilon: float,
-    metric: str | None = None,
-    *,
-    key: str | None = None,
-) -> int:
-    """Returns which of several models is best on private labels, by one release for all of them.
-
-    Guarantee:
-        That of ``mechanisms.SelectionMechanism``: epsilon-DP for the replacement of one label,
-        however many models there are; charged to the vault. The models have statements of their
-        own. Select on labels that no model was trained on (``labels.split``): the two uses then
-        compose in parallel, and the choice does not favour the model that learnt them best.
-
-    Args:
-        predictions: of each model, in the order of the labels, as ``PrivateLabels.evaluate`` takes
-            them.
-        labels: a ``PrivateLabels``.
-        epsilon: finite and above zero. The chosen model is within about ``2 ln(m) / epsilon``
-            right answers of the best of m, on average.
-        metric: ``"accuracy"`` (the default for classes), ``"log_loss"`` or ``"brier"``; ``"mse"``
-            (the default for numbers) or ``"mae"``.
-        key: the name of the release in the vault.
-
-    Returns:
-        The number of the chosen model, from 0.
-
-    Raises:
-        BudgetExceededError: the vault's budget does not allow it; nothing was released.
-        ValueError: no model, predictions of a wrong shape, or another metric.
-
-    Example:
-        >>> from tf_labeldp import PrivacyBudget, PrivateLabels
-        >>> labels = PrivateLabels([0, 1] * 500, 2, budget=PrivacyBudget(1.0))
-        >>> select([np.zeros(1000, int), np.array([0, 1] * 500)], labels, epsilon=0.5)
-        1
-    """
-    return int(release_choice(predictions, labels, epsilon, metric, key).values)
-
-
-def release_choice(
-    predictions: Sequence[Any],
-    labels: PrivateLabels,
-    epsilon: float,
-    metric: str | None,
-    key: str | None,
-) -> NoisyStatistic:
-    """Returns the choice of ``select``, with its receipt."""
-    mechanism = selection_mechanism(labels, epsilon, metric)
-    if not len(predictions):
-        raise ValueError("there are no models to choose from; give the predictions of each.")
-    for one in predictions:
-        check_length(len(labels), np.shape(one)[0])
-    given = np.stack([_as_released(one, mechanism) for one in predictions])
-    return labels.release(mechanism, public_input=given, key=key)
-
-
-def selection_mechanism(
-    labels: PrivateLabels, epsilon: float, metric: str | None
-) -> SelectionMechanism:
-    """Returns the mechanism of ``select`` for the labels of a vault."""
-    kind = _kind(labels)
-    known = CLASS_METRICS if "num_classes" in kind else ("mse", "mae")
-    metric = _validate.one_of("metric", known[0] if metric is None else metric, known)
-    return SelectionMechanism(epsilon, metric, **kind)
-
-
-def evaluate_noisy(noisy: NoisyLabels, predictions: Any, metric: str, model: Any) -> Evaluation:
-    """Returns a metric by noisy labels alone; see ``NoisyLabels.evaluate``."""
+def _by_noisy_labels(noisy: _Noisy, predictions: Any, metric: str, model: Any) -> Evaluation:
     learnt = {one.id for one in receipts_of([model])} & {one.id for one in noisy.receipts}
     if learnt:
         raise ValueError(
@@ -205,17 +176,7 @@ def evaluate_noisy(noisy: NoisyLabels, predictions: Any, metric: str, model: Any
     )
 
 
-def _kind(labels: PrivateLabels) -> dict[str, Any]:
-    """Returns the kind of labels that have metrics, as arguments of a mechanism, or raises."""
-    if labels.num_labels is not None:
-        raise TypeError(
-            "rows of several labels have no metric here; make a PrivateLabels of each column that "
-            "is to be evaluated."
-        )
-    return kind_arguments(labels)
-
-
-def _as_released(predictions: Any, mechanism: MetricMechanism) -> Any:
+def as_released(predictions: Any, mechanism: MetricMechanism) -> Any:
     """Returns predictions, checked, as they go to the mechanism: what is wrong shows before."""
     if mechanism.num_classes is not None:
         return class_predictions(mechanism.metric, predictions, mechanism.num_classes)
@@ -227,10 +188,10 @@ def _as_released(predictions: Any, mechanism: MetricMechanism) -> Any:
 
 
 def _of_histogram(
-    labels: PrivateLabels, predictions: Any, metric: str, epsilon: float, key: str | None
+    labels: _Vault, predictions: Any, metric: str, epsilon: float, key: str | None
 ) -> Evaluation:
     """Returns a metric of the noisy numbers of labels of each class in public groups."""
-    number = labels.num_classes
+    number = labels.kind.as_classes().num_classes
     mechanism = HistogramMechanism(epsilon, number)
     size = len(labels)
     if metric == "confusion_matrix":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,36 +13,64 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Charge
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
+from tf_labeldp.mechanisms._metrics import CLASS_METRICS, NUMBER_METRICS
 from tf_labeldp.vault._store import array_digest
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._private_labels import PrivateLabels
 
 
 class LabelKind(abc.ABC):
-    """How labels of one kind are read, kept, and handed out.
+    """What labels are: ``Classes``, ``Numbers`` or ``Rows``; a value, and public knowledge.
+
+    ``PrivateLabels`` and heads make one of their arguments ``num_classes``, ``classes``, ``low``,
+    ``high`` and ``num_labels``; ``labels.kind`` returns it.
 
     Attributes:
-        unit: what a statement protects; see ``accounting.Receipt``.
-        number: of classes; None for others.
+        unit: what a statement protects, ``"label"`` or ``"row"``.
+        num_classes: K; None for labels that are no classes.
         names: the values that class codes stand for, where they are not the codes themselves.
-        label_range: the range of numbers; None for others.
-        num_labels: the number of labels in a row; None for single labels.
+        label_range: the smallest and the largest number; None for labels that are no numbers.
+        num_labels: L, the number of labels in a row; None for single labels.
+        target_dtype: of labels in batches, as Keras's losses take them.
+        summaries: the metrics that ``PrivateLabels.evaluate`` releases beyond ``metrics``.
     """
 
-    unit: str = "label"
-    number: int | None = None
+    unit: ClassVar[str] = "label"
+    num_classes: int | None = None
     names: tuple[Hashable, ...] | None = None
     label_range: tuple[float, float] | None = None
     num_labels: int | None = None
+    target_dtype: ClassVar[type] = np.float32
+    summaries: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abc.abstractmethod
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of predictions; raises a ``TypeError`` for labels that have none."""
+
+    @property
+    @abc.abstractmethod
+    def code_variance(self) -> float:
+        """The largest variance of a label's code, summed over its columns."""
+
+    @property
+    def class_values(self) -> np.ndarray | None:
+        """The class values (K,) in the order of their codes; None for labels without classes."""
+        return None
 
     @abc.abstractmethod
     def encode(self, labels: Any) -> np.ndarray:
         """Returns a private copy of the labels as the mechanisms take them, (n,) or (n, L)."""
 
+    def decode(self, codes: Any) -> np.ndarray:
+        """Returns the labels that ``encode`` makes these codes of."""
+        return np.asarray(codes)
+
     @abc.abstractmethod
-    def header(self) -> dict[str, Any]:
-        """Returns what a store says of its labels: public knowledge."""
+    def describe(self) -> str:
+        """Returns what the labels are, in words."""
+
+    @abc.abstractmethod
+    def mechanism_arguments(self) -> dict[str, Any]:
+        """Returns the arguments by which a mechanism of many labels is made for these."""
 
     @abc.abstractmethod
     def check(self, mechanism: LabelMechanism) -> None:
@@ -53,12 +81,12 @@ class LabelKind(abc.ABC):
         """Raises if a mechanism of many labels is not for these."""
 
     @abc.abstractmethod
-    def any_labels(self, size: int) -> np.ndarray:
-        """Returns labels that could be in a vault and reveal nothing of those that are, (size,)."""
+    def header(self) -> dict[str, Any]:
+        """Returns what a store records of its labels; ``kind_of_header`` reads it."""
 
     @abc.abstractmethod
-    def in_words(self) -> str:
-        """Returns what the labels are, for messages."""
+    def any_labels(self, size: int) -> np.ndarray:
+        """Returns labels that could be in a vault and reveal nothing of those that are, (size,)."""
 
     def charge(self, mechanism: Mechanism) -> Charge:
         """Returns what one use of a mechanism on these labels costs each unit."""
@@ -71,83 +99,127 @@ class LabelKind(abc.ABC):
         public: Any,
         rng: np.random.Generator | None,
     ) -> np.ndarray:
-        """Returns checked noisy labels (m, ...) of labels as kept."""
+        """Returns checked noisy labels (m, ...) of encoded labels."""
         return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes K."""
-        if self.number is None:
-            raise ValueError(
-                f"these labels are {self.in_words()} and have no classes. Make PrivateLabels with "
-                "num_classes for one class per example."
-            )
-        return self.number
+    def as_classes(self) -> Classes:
+        """Returns the kind itself if it is ``Classes``, or raises a ``ValueError``."""
+        raise ValueError(
+            f"these labels are {self.describe()} and have no classes. Make PrivateLabels with "
+            "num_classes for one class per example."
+        )
 
-    @property
-    def classes(self) -> tuple[Hashable, ...]:
-        """The class values in the order of their codes."""
-        return self.names if self.names is not None else tuple(range(self.num_classes))
-
-    def decode(self, codes: Any) -> np.ndarray:
-        """Returns the class values of class codes."""
-        return class_array(self.classes)[_validate.class_indices("codes", codes, self.num_classes)]
-
-
-def kind_arguments(labels: PrivateLabels) -> dict[str, Any]:
-    """Returns the kind of a vault's labels, as arguments of a mechanism."""
-    if labels.num_labels is not None:
-        return {"num_labels": labels.num_labels}
-    if labels.label_range is not None:
-        return {"low": labels.label_range[0], "high": labels.label_range[1]}
-    return {"num_classes": labels.num_classes}
+    def __str__(self) -> str:
+        arguments = self.mechanism_arguments().items()
+        return ", ".join(f"{name}={value:.12g}" for name, value in arguments)
 
 
 def label_kind(
-    num_classes: int | None,
-    classes: Sequence[Hashable] | None,
-    low: float | None,
-    high: float | None,
-    clip: bool,
-    num_labels: int | None,
+    num_classes: int | None = None,
+    classes: Sequence[Hashable] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    num_labels: int | None = None,
+    *,
+    clip: bool = False,
 ) -> LabelKind:
-    """Returns the kind of labels that a vault's arguments describe."""
-    of_classes = num_classes is not None or classes is not None
-    of_numbers = low is not None or high is not None
-    if of_classes + of_numbers + (num_labels is not None) > 1:
+    """Returns the kind of labels that the arguments of a vault or a head describe."""
+    arguments = {
+        "num_classes or classes": num_classes is not None or classes is not None,
+        "low and high": low is not None or high is not None,
+        "num_labels": num_labels is not None,
+    }
+    found = [name for name, is_there in arguments.items() if is_there]
+    if len(found) != 1:
         raise ValueError(
-            "both classes and a range (low, high) were given, or num_labels together with classes "
-            "or a range. Give one of num_classes, classes, low and high, and num_labels."
+            "expected exactly one of num_classes (or classes, their values), low and high (for "
+            "numbers) and num_labels (for rows of zeros and ones), got "
+            f"{' together with '.join(found) or 'none of them'}. Give one: it is public, and never "
+            "taken from the labels, since that would reveal whether a rare class occurs."
         )
-    if num_labels is not None:
-        return RowLabels(_validate.integer_at_least("num_labels", num_labels, 1))
-    if of_numbers:
+    if low is not None or high is not None:
         if low is None or high is None:
             raise ValueError(
                 f"the range needs both ends, got low={low}, high={high}. They are public "
                 "knowledge and are not taken from the labels."
             )
-        return NumericLabels(_validate.number_range(low, high), _validate.boolean("clip", clip))
+        return Numbers(low, high, clip=clip)
     if clip:
         raise ValueError("clip=True is for regression labels; give their range low and high.")
-    return ClassLabels.of(num_classes, classes)
+    if num_labels is not None:
+        return Rows(num_labels)
+    if classes is None:
+        return Classes(_validate.integer_at_least("num_classes", num_classes, 2))
+    kind = Classes(classes)
+    if num_classes not in (None, kind.num_classes):
+        raise ValueError(
+            f"num_classes={num_classes} but classes has {kind.num_classes} entries. Give one of "
+            "the two."
+        )
+    return kind
+
+
+def kind_of_header(header: Mapping[str, Any]) -> LabelKind:
+    """Returns the kind that a store's header records, without the names of classes."""
+    if "range" in header:
+        return Numbers(*header["range"])
+    if "labels_in_row" in header:
+        return Rows(header["labels_in_row"])
+    return Classes(header["num_classes"])
 
 
 @dataclasses.dataclass(frozen=True)
-class NumericLabels(LabelKind):
-    """Numbers in a public range, kept as ``float64``; clipped to it if asked for."""
+class Numbers(LabelKind):
+    """Labels that are numbers in a public range, encoded as ``float64`` (n,).
 
-    label_range: tuple[float, float]
-    clip: bool = False
+    Args:
+        low: the smallest label.
+        high: the largest label.
+        clip: whether labels outside the range are set to its nearer end; without, ``encode``
+            refuses them.
+
+    Raises:
+        TypeError, ValueError: ends that are not finite numbers in order.
+
+    Example:
+        >>> weeks = Numbers(0, 52)
+        >>> weeks.encode([52, 40, 13]), weeks.describe()
+        (array([52., 40., 13.]), 'numbers in [0, 52]')
+    """
+
+    low: float
+    high: float
+    clip: bool = dataclasses.field(default=False, kw_only=True)
+    label_range: tuple[float, float] = dataclasses.field(init=False, repr=False)
+
+    metrics = NUMBER_METRICS[:2]
+    summaries = ("mean", "total")
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        low, high = _validate.number_range(self.low, self.high)
+        _validate.boolean("clip", self.clip)
+        for name, value in (("low", low), ("high", high), ("label_range", (low, high))):
+            object.__setattr__(self, name, value)
+
+    @property
+    def code_variance(self) -> float:
+        return 0.25 * (self.high - self.low) ** 2
 
     def encode(self, labels: Any) -> np.ndarray:
         array = _as_array(labels)
         if self.clip:
-            return np.clip(_validate.real_vector("labels", array), *self.label_range)
-        return _validate.numbers_in_range("labels", array, *self.label_range)
+            return np.clip(_validate.real_vector("labels", array), self.low, self.high)
+        return _validate.numbers_in_range("labels", array, self.low, self.high)
+
+    def describe(self) -> str:
+        return f"numbers in [{self.low:g}, {self.high:g}]"
+
+    def mechanism_arguments(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high}
 
     def header(self) -> dict[str, Any]:
-        return {"num_classes": None, "classes": None, "range": list(self.label_range)}
+        return {"num_classes": None, "classes": None, "range": [self.low, self.high]}
 
     def check(self, mechanism: LabelMechanism) -> None:
         self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
@@ -156,58 +228,92 @@ class NumericLabels(LabelKind):
         if mechanism.num_classes is not None or mechanism.num_labels is not None:
             raise ValueError(
                 "the mechanism is for classes or rows of labels, the labels are "
-                f"{self.in_words()}. Give it the values to count at, values=..., instead."
+                f"{self.describe()}. Give it the values to count at, values=..., instead."
             )
         self._check_range(mechanism.label_range())
 
     def _check_range(self, found: tuple[float, float] | None) -> None:
-        low, high = self.label_range
         # Whether a mechanism of a narrower range refuses would reveal something of the labels.
-        if found is not None and (found[0] > low or found[1] < high):
+        if found is not None and (found[0] > self.low or found[1] < self.high):
             raise ValueError(
                 f"the mechanism is for labels in [{found[0]:g}, {found[1]:g}], the labels lie in "
-                f"[{low:g}, {high:g}]. Make the mechanism with the labels' range."
+                f"[{self.low:g}, {self.high:g}]. Make the mechanism with the labels' range."
             )
 
     def any_labels(self, size: int) -> np.ndarray:
-        return np.full(size, self.label_range[0])
-
-    def in_words(self) -> str:
-        return "numbers in [{:g}, {:g}]".format(*self.label_range)
-
-    def __str__(self) -> str:
-        return "low={:g}, high={:g}".format(*self.label_range)
+        return np.full(size, self.low)
 
 
-@dataclasses.dataclass(frozen=True)
-class ClassLabels(LabelKind):
-    """Classes 0..K-1, or values that stand for them, kept as ``int64`` codes."""
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Classes(LabelKind):
+    """Labels that are classes, one per example, encoded as ``int64`` codes 0..K-1, (n,).
 
-    number: int
+    Args:
+        classes: K, at least 2, for labels 0..K-1; or the class values in the order of their codes,
+            any hashable values.
+
+    Raises:
+        TypeError, ValueError: fewer than two classes, or a class value that occurs twice.
+
+    Example:
+        >>> answers = Classes(["no", "yes"])
+        >>> answers.encode(["yes", "no"]), answers.decode([1, 0])
+        (array([1, 0]), array(['yes', 'no'], dtype='<U3'))
+        >>> Classes(10).describe()
+        '10 classes'
+    """
+
+    num_classes: int = dataclasses.field()
     names: tuple[Hashable, ...] | None = None
 
-    @classmethod
-    def of(cls, num_classes: int | None, classes: Sequence[Hashable] | None) -> ClassLabels:
-        """Returns the kind for a number of classes, or for a list of class values."""
-        names = None if classes is None else _checked_classes(classes, num_classes)
-        number = num_classes if names is None else len(names)
-        if number is None:
-            raise ValueError(
-                "num_classes is missing, and is not counted from the labels, since that would "
-                "reveal whether a rare class occurs. Give num_classes or classes, or low and high "
-                "for numbers."
-            )
-        return cls(_validate.integer_at_least("num_classes", number, 2), names)
+    target_dtype = np.int64
+    metrics = CLASS_METRICS
+    summaries = ("confusion_matrix", "auc", "calibration")
+
+    def __init__(self, classes: int | Sequence[Hashable]) -> None:
+        names = None
+        if isinstance(classes, Iterable):
+            # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints
+            # them.
+            names = tuple(n.item() if isinstance(n, np.generic) else n for n in classes)
+            if len(set(names)) != len(names):
+                raise ValueError("classes names a class more than once; name each once.")
+        number = classes if names is None else len(names)
+        number = _validate.integer_at_least("num_classes", number, 2)
+        object.__setattr__(self, "num_classes", number)
+        object.__setattr__(self, "names", names)
+
+    @property
+    def classes(self) -> tuple[Hashable, ...]:
+        """The class values in the order of their codes."""
+        return self.names if self.names is not None else tuple(range(self.num_classes))
+
+    @property
+    def class_values(self) -> np.ndarray:
+        return class_array(self.classes)
+
+    @property
+    def code_variance(self) -> float:
+        return 0.25 if self.num_classes == 2 else 1.0 - 1.0 / self.num_classes
 
     def encode(self, labels: Any) -> np.ndarray:
         labels = _as_array(labels)
         if self.names is None:
-            return _validate.class_indices("labels", labels, self.number)
+            return _validate.class_indices("labels", labels, self.num_classes)
         return _codes(labels, self.names)
+
+    def decode(self, codes: Any) -> np.ndarray:
+        return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
+
+    def describe(self) -> str:
+        return f"{self.num_classes} classes"
+
+    def mechanism_arguments(self) -> dict[str, Any]:
+        return {"num_classes": self.num_classes}
 
     def header(self) -> dict[str, Any]:
         names = None if self.names is None else array_digest(np.array(repr(self.names)))
-        return {"num_classes": self.number, "classes": names}
+        return {"num_classes": self.num_classes, "classes": names}
 
     def check(self, mechanism: LabelMechanism) -> None:
         if getattr(mechanism, "num_classes", None) is None:
@@ -216,29 +322,58 @@ class ClassLabels(LabelKind):
 
     def check_release(self, mechanism: Any) -> None:
         found = getattr(mechanism, "num_classes", None)
-        if found != self.number:
+        if found != self.num_classes:
             raise ValueError(
                 f"the mechanism has num_classes={'numbers' if found is None else found}, the "
-                f"labels have {self.number}. Make the mechanism with the labels' number of classes."
+                f"labels have {self.num_classes}. Make the mechanism with the labels' number of "
+                "classes."
             )
 
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros(size, dtype=np.int64)
 
-    def in_words(self) -> str:
-        return f"{self.number} classes"
+    def as_classes(self) -> Classes:
+        return self
 
-    def __str__(self) -> str:
-        return f"num_classes={self.number}"
+    def __repr__(self) -> str:
+        return f"Classes({self.num_classes if self.names is None else list(self.names)})"
 
 
 @dataclasses.dataclass(frozen=True)
-class RowLabels(LabelKind):
-    """Rows of L zeros and ones, kept as ``int64`` (n, L); the unit of privacy is the whole row."""
+class Rows(LabelKind):
+    """Labels that are rows of L zeros and ones, encoded as ``int64`` (n, L).
 
-    num_labels: int
+    The unit of privacy is the whole row.
+
+    Args:
+        num_labels: L, at least 1.
+
+    Raises:
+        TypeError, ValueError: no such number.
+
+    Example:
+        >>> Rows(2).encode([[0, 1], [1, 1]]).shape, Rows(2).unit
+        ((2, 2), 'row')
+    """
+
+    num_labels: int = dataclasses.field()
 
     unit = "row"
+
+    def __post_init__(self) -> None:
+        """Checks the number."""
+        _validate.integer_at_least("num_labels", self.num_labels, 1)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        raise TypeError(
+            "rows of several labels have no metric here; make a PrivateLabels of each column that "
+            "is to be evaluated."
+        )
+
+    @property
+    def code_variance(self) -> float:
+        return 0.25 * self.num_labels
 
     def encode(self, labels: Any) -> np.ndarray:
         rows = np.asarray(_as_array(labels))
@@ -256,6 +391,12 @@ class RowLabels(LabelKind):
                 "one column each."
             )
         return rows.astype(np.int64)
+
+    def describe(self) -> str:
+        return f"rows of {self.num_labels} zeros and ones"
+
+    def mechanism_arguments(self) -> dict[str, Any]:
+        return {"num_labels": self.num_labels}
 
     def header(self) -> dict[str, Any]:
         return {"num_classes": None, "classes": None, "labels_in_row": self.num_labels}
@@ -278,14 +419,14 @@ class RowLabels(LabelKind):
 
     def charge(self, mechanism: Mechanism) -> Charge:
         """Returns the charge of a release, or of one draw for each label of the row."""
-        one = Charge.of(mechanism)
+        once = Charge.of(mechanism)
         if isinstance(mechanism, AggregateMechanism):
-            return one
+            return once
         import dp_accounting
 
         times = self.num_labels
-        event = dp_accounting.SelfComposedDpEvent(one.event, times)
-        return Charge(times * one.epsilon, times * one.delta, event, one.assumptions)
+        event = dp_accounting.SelfComposedDpEvent(once.event, times)
+        return Charge(times * once.epsilon, times * once.delta, event, once.assumptions)
 
     def randomize(
         self,
@@ -301,12 +442,6 @@ class RowLabels(LabelKind):
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros((size, self.num_labels), dtype=np.int64)
 
-    def in_words(self) -> str:
-        return f"rows of {self.num_labels} zeros and ones"
-
-    def __str__(self) -> str:
-        return f"num_labels={self.num_labels}"
-
 
 def _as_array(labels: Any) -> Any:
     """Returns a tensor of any framework as an array; anything else as it is."""
@@ -316,18 +451,6 @@ def _as_array(labels: Any) -> Any:
             "out, or fill them in, by a rule that does not look at labels."
         )
     return labels.numpy() if hasattr(labels, "numpy") else labels
-
-
-def _checked_classes(classes: Sequence[Hashable], num_classes: int | None) -> tuple[Hashable, ...]:
-    # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints them.
-    names = tuple(name.item() if isinstance(name, np.generic) else name for name in classes)
-    if len(set(names)) != len(names):
-        raise ValueError("classes names a class more than once; name each once.")
-    if num_classes not in (None, len(names)):
-        raise ValueError(
-            f"num_classes={num_classes} but classes has {len(names)} entries. Give one of the two."
-        )
-    return names
 
 
 def _object_array(values: Sequence[Any]) -> np.ndarray:

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
+from tf_labeldp.vault._evaluation import Evaluation, evaluate
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._store import content_digest, npz, publish
-
-if TYPE_CHECKING:
-    from tf_labeldp.vault._evaluation import Evaluation
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
@@ -234,9 +232,7 @@ class NoisyLabels:
             >>> abs(found.value - 1.0) < 5 * found.standard_error
             True
         """
-        from tf_labeldp.vault._evaluation import evaluate_noisy
-
-        return evaluate_noisy(self, predictions, metric, model)
+        return evaluate(self, predictions, metric, model=model)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of these noisy labels, and of the priors that they were drawn with.

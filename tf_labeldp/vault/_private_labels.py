@@ -179,7 +179,7 @@ class PrivateLabels:
             raise ValueError('draws="keyed" takes one label an example, and num_labels was given.')
         if (insecure_seed if draws == "keyed" else ids) is not None:
             raise ValueError('ids are for draws="keyed", and insecure_seed for draws="stored".')
-        self._kind: LabelKind = label_kind(num_classes, classes, low, high, clip, num_labels)
+        self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
         self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store, in_project=project)
         keyed = KeyedDraws(ids, len(self._sealed)) if draws == "keyed" else None
@@ -192,14 +192,19 @@ class PrivateLabels:
         self._among: np.ndarray | None = None  # of a part: its examples, int64 (m,) rising
 
     @property
+    def kind(self) -> LabelKind:
+        """What the labels are: ``Classes``, ``Numbers`` or ``Rows``; public knowledge."""
+        return self._kind
+
+    @property
     def num_classes(self) -> int:
         """Number of classes K; raises a ``ValueError`` for numbers and rows of labels."""
-        return self._kind.num_classes
+        return self._kind.as_classes().num_classes
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
         """The class values in the order of their codes; raises for numbers and rows of labels."""
-        return self._kind.classes
+        return self._kind.as_classes().classes
 
     @property
     def label_range(self) -> tuple[float, float] | None:
@@ -466,7 +471,7 @@ class PrivateLabels:
             >>> abs(found.value - 1.0) < 10 * found.standard_error, found.guarantee().epsilon
             (True, 0.5)
         """
-        return evaluate(self, predictions, metric, epsilon, key)
+        return evaluate(self, predictions, metric, epsilon=epsilon, key=key)
 
     def charge(
         self,
@@ -596,7 +601,7 @@ class PrivateLabels:
 
     def decode(self, codes: Any) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
-        return self._kind.decode(codes)
+        return self._kind.as_classes().decode(codes)
 
     def guarantee(self, *, after: Any = (), delta: float | None = None) -> PrivacyGuarantee:
         """Returns what has been spent so far on the most charged example.

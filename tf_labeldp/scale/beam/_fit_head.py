@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -14,14 +13,15 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.features._reader import FeatureSource
-from tf_labeldp.heads._label_source import TOLD, code_variance, kind_told
+from tf_labeldp.heads._label_source import kind_arguments
 from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.scale.beam._exact_sums import PrivateMoments
 from tf_labeldp.scale.beam._files import write_whole
+from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault._keyed_draws import ReleaseKey
-from tf_labeldp.vault._label_kinds import LabelKind, label_kind
+from tf_labeldp.vault._label_kinds import label_kind
 from tf_labeldp.vault._store import npz
 
 Survey = tuple[int, np.ndarray, np.ndarray]
@@ -94,7 +94,8 @@ class FitPrivateHead:
                 in the second pass; nothing was released.
         """
         head, path = self._head, FileSystems.join(self._folder, f"{self._release}.survey.npz")
-        source = _Told.of(head)
+        kind = label_kind(**kind_arguments(head))
+        source: Any = _Source(kind, head._mechanism(kind))
         design = f"center={head.center} intercept={head.intercept} spread={head.spread}"
         # A release belongs to the design that it was made for, and so to its survey.
         if not FileSystems.exists(path):
@@ -112,7 +113,7 @@ class FitPrivateHead:
         moments = PrivateMoments(mechanism, self._key, self._release, num_rows, folder=self._folder)
         if not moments.is_released:
             with beam.Pipeline(**pipeline) as second:
-                scaled = read(second) | "Scale" >> beam.Map(_scaled, rows.scaling, source.kind)
+                scaled = read(second) | "Scale" >> beam.Map(_scaled, rows.scaling, kind)
                 _ = scaled | moments
         made = moments.result()
         rows.gram = np.asfortranarray(moments.gram())
@@ -122,30 +123,11 @@ class FitPrivateHead:
         return head
 
 
-@dataclasses.dataclass(frozen=True)
-class _Told:
-    """What a head was told of its labels: a ``LabelSource`` without labels."""
+class _Source(NamedTuple):
+    """The part of a ``LabelSource`` that needs no labels."""
 
     kind: LabelKind
     mechanism: LabelMomentMechanism
-    code_variance: float
-
-    @classmethod
-    def of(cls, head: OneReleaseHead) -> Any:
-        told = {name: getattr(head, name) for name in TOLD}
-        kind = kind_told(told)
-        labels = label_kind(**told, clip=False)
-        return cls(labels, head._mechanism(kind), code_variance(kind))
-
-    @property
-    def vault(self) -> LabelKind:
-        return self.kind
-
-    @property
-    def class_values(self) -> np.ndarray | None:
-        if self.kind.number is None:
-            return None
-        return self.kind.decode(np.arange(self.kind.number))
 
 
 class _Survey(beam.DoFn):

@@ -1,0 +1,126 @@
+"""Kinds of labels are values: what each of them promises to whoever reads labels by it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from tf_labeldp import PrivacyBudget, PrivateLabels
+from tf_labeldp.mechanisms import HistogramMechanism, LabelMomentMechanism
+from tf_labeldp.vault import Classes, LabelKind, Numbers, Rows
+from tf_labeldp.vault._label_kinds import kind_of_header
+
+# A kind, labels of it, and the arguments of a vault that make it.
+KINDS = {
+    "codes": (Classes(3), [0, 2, 1], {"num_classes": 3}),
+    "two codes": (Classes(2), [0, 1, 1], {"num_classes": 2}),
+    "names": (Classes(["no", "yes"]), ["yes", "no"], {"classes": ["no", "yes"]}),
+    "tuples": (Classes([("a", 1), 2.5]), [2.5, ("a", 1)], {"classes": [("a", 1), 2.5]}),
+    "numbers": (Numbers(0, 52), [52.0, 0.0, 13.5], {"low": 0, "high": 52}),
+    "clipped": (Numbers(-1, 1, clip=True), [0.5, -1.0], {"low": -1, "high": 1, "clip": True}),
+    "rows": (Rows(2), [[0, 1], [1, 1]], {"num_labels": 2}),
+}
+
+
+@pytest.fixture(params=KINDS)
+def case(request):
+    return KINDS[request.param]
+
+
+def test_a_vault_has_the_kind_that_its_arguments_describe(case):
+    kind, labels, arguments = case
+    vault = PrivateLabels(labels, **arguments, budget=PrivacyBudget(1.0))
+    assert vault.kind == kind and hash(vault.kind) == hash(kind)
+    assert [part.kind for part in vault.split([0])] == [kind, kind]
+    assert vault.unit == kind.unit and str(kind) in repr(vault)
+    with pytest.raises(AttributeError):
+        vault.kind = kind
+
+
+def test_a_kind_is_a_value(case):
+    kind = case[0]
+    assert isinstance(kind, LabelKind) and pickle.loads(pickle.dumps(kind)) == kind
+    assert eval(repr(kind)) == kind
+    assert [kind == other for other, *_ in KINDS.values()].count(True) == 1
+    with pytest.raises(AttributeError):
+        kind.num_classes = 4
+
+
+def test_what_is_encoded_is_decoded(case):
+    kind, labels, _ = case
+    encoded = kind.encode(labels)
+    assert encoded.shape[:1] == (len(labels),)
+    assert kind.decode(encoded).tolist() == labels
+
+
+def test_a_release_takes_what_is_made_with_the_arguments_of_the_kind(case):
+    kind = case[0]
+    made = LabelMomentMechanism(1.0, 1e-6, **kind.mechanism_arguments())
+    kind.check_release(made)
+    for other, *_ in KINDS.values():
+        if other.mechanism_arguments() == kind.mechanism_arguments():
+            continue
+        with pytest.raises(ValueError, match=r"Make the mechanism|Give it the values"):
+            other.check_release(made)
+
+
+def test_possible_labels_are_labels_of_the_kind(case):
+    kind = case[0]
+    possible = kind.any_labels(4)
+    again = kind.encode(kind.decode(possible).tolist())
+    np.testing.assert_array_equal(again, possible)
+    assert again.dtype == possible.dtype
+
+
+@pytest.mark.parametrize("name", ["codes", "two codes", "numbers", "rows"])
+def test_the_variance_of_a_code_is_the_largest_there_is(name):
+    """Of the codes of ``LabelMomentMechanism``: one-hot rows of more than two classes."""
+    kind, *_ = KINDS[name]
+    possible = {
+        "codes": np.eye(3),
+        "two codes": np.array([[0.0], [1.0]]),
+        "numbers": np.array([[0.0], [52.0]]),
+        "rows": np.array([[0.0, 0.0], [1.0, 1.0]]),  # labels of a row that go together
+    }[name]
+    largest = possible.var(axis=0).sum()  # each is as likely as the others
+    assert kind.code_variance == pytest.approx(largest)
+
+
+def test_the_header_of_a_store_describes_the_kind(case):
+    kind = case[0]
+    found = kind_of_header(kind.header())
+    assert found.describe() == kind.describe()
+    assert found.mechanism_arguments() == kind.mechanism_arguments()
+
+
+def test_headers_are_those_of_version_0_2():
+    assert Classes(3).header() == {"num_classes": 3, "classes": None}
+    assert Numbers(0, 4).header() == {"num_classes": None, "classes": None, "range": [0.0, 4.0]}
+    assert Rows(3).header() == {"num_classes": None, "classes": None, "labels_in_row": 3}
+    digest = "9ad3c9dbb8aecb35f8d1dc4c485c95024836c90c1fae10b35f7b961a765cc329"
+    assert Classes(["no", "yes"]).header() == {"num_classes": 2, "classes": digest}
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Classes(1), ValueError, "num_classes must be at least 2"),
+        (lambda: Classes(2.0), TypeError, "num_classes must be an integer"),
+        (lambda: Classes(["a", "a"]), ValueError, "names a class more than once"),
+        (lambda: Numbers(1, 1), ValueError, "low must be below high"),
+        (lambda: Numbers(0, np.inf), ValueError, "high must be finite"),
+        (lambda: Numbers(0, 1, clip="no"), TypeError, "clip must be True or False"),
+        (lambda: Rows(0), ValueError, "num_labels must be at least 1"),
+        (lambda: Rows(2.5), TypeError, "num_labels must be an integer"),
+    ],
+)
+def test_bad_kinds(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_histogram_of_classes_is_for_as_many_classes():
+    with pytest.raises(ValueError, match="num_classes=4, the labels have 3"):
+        Classes(3).check_release(HistogramMechanism(1.0, 4))
