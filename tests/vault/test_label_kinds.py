@@ -1,4 +1,4 @@
-"""Kinds of labels are values: what each of them promises to whoever reads labels by it."""
+"""Kinds of labels are values, and each keeps to the same contract."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ _AUC_BINS, _CALIBRATION_BINS = 64, 10
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A metric, as noise lets it be known: what ``evaluate`` returns; print it.
+    """A noisy metric with its standard error, as ``evaluate`` returns it; print it.
 
     Attributes:
         metric: its name.
-        value: the estimate, unbiased but for ``"auc"`` and ``"calibration"``, which are ratios;
+        value: the estimate, unbiased except for ``"auc"`` and ``"calibration"``, which are ratios;
             a number, or an array. It may lie outside of the metric's range.
         standard_error: of each value. Of a release it is that of its noise alone, about the metric
             of the same predictions on these very examples; of noisy labels it has the choice of
@@ -92,25 +92,8 @@ class _Vault(Protocol):
     ) -> Any: ...
 
 
-class _Noisy(Protocol):
-    """The part of ``NoisyLabels`` that an evaluation uses."""
-
-    @property
-    def values(self) -> np.ndarray: ...
-
-    @property
-    def mechanism(self) -> Any: ...
-
-    @property
-    def receipts(self) -> Receipts: ...
-
-    def __len__(self) -> int: ...
-
-    def debiased(self) -> np.ndarray: ...
-
-
 def evaluate(
-    labels: _Vault | _Noisy,
+    labels: _Vault | Any,
     predictions: Any,
     metric: str,
     *,
@@ -120,7 +103,7 @@ def evaluate(
 ) -> Evaluation:
     """Returns a metric of predictions: of a vault by one release, of noisy labels at no cost.
 
-    ``PrivateLabels.evaluate`` and ``NoisyLabels.evaluate`` say what the arguments are.
+    The arguments are those of ``PrivateLabels.evaluate`` and ``NoisyLabels.evaluate``.
     """
     if isinstance(labels, _Vault):
         return _by_release(labels, predictions, metric, epsilon, key)
@@ -148,7 +131,7 @@ def _by_release(
     )
 
 
-def _by_noisy_labels(noisy: _Noisy, predictions: Any, metric: str, model: Any) -> Evaluation:
+def _by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: Any) -> Evaluation:
     learnt = {one.id for one in receipts_of([model])} & {one.id for one in noisy.receipts}
     if learnt:
         raise ValueError(

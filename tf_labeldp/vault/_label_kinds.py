@@ -1,4 +1,4 @@
-"""What the labels of a vault are: classes, numbers, or rows of several binary labels."""
+"""The kinds of labels: classes, numbers, and rows of several binary labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_labeldp.vault._store import array_digest
 
 
 class LabelKind(abc.ABC):
-    """What labels are: ``Classes``, ``Numbers`` or ``Rows``; a value, and public knowledge.
+    """The kind of labels, ``Classes``, ``Numbers`` or ``Rows``: a value, and public knowledge.
 
     ``PrivateLabels`` and heads make one of their arguments ``num_classes``, ``classes``, ``low``,
     ``high`` and ``num_labels``; ``labels.kind`` returns it.

@@ -193,7 +193,7 @@ class PrivateLabels:
 
     @property
     def kind(self) -> LabelKind:
-        """What the labels are: ``Classes``, ``Numbers`` or ``Rows``; public knowledge."""
+        """The kind of the labels, ``Classes``, ``Numbers`` or ``Rows``; public knowledge."""
         return self._kind
 
     @property
