@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_labeldp.gradients._layer_rules import (
     DepthwiseRule,
+    GroupedRule,
     LookupRule,
     ProductRule,
     Rule,
@@ -22,6 +23,7 @@ BATCH = 6
 
 
 def convolution(window: Window) -> Callable[..., tf.Tensor]:
+    @tf.function(jit_compile=True)  # uncompiled, grouped ones have no kernels on some CPUs
     def layer(inputs, kernel, bias):
         padded = tf.pad(inputs, [(0, 0), *window.padding, (0, 0)])
         return bias + tf.nn.convolution(
@@ -104,6 +106,18 @@ CASES = {
         (6, 5, 3),
         ((2, 2, 3, 1), (3,)),
     ),
+    "grouped line": (
+        GroupedRule((3, 2, 6), True, True, LINE, channel_groups=3),
+        convolution(LINE),
+        (9, 6),
+        ((3, 2, 6), (6,)),
+    ),
+    "grouped plane": (
+        GroupedRule((3, 2, 2, 6), True, True, PLANE, channel_groups=2),
+        convolution(PLANE),
+        (6, 5, 4),
+        ((3, 2, 2, 6), (6,)),
+    ),
     "scale": (ScaleRule((4,), (2,), True, True), lambda a, s, o: a * s + o, (3, 4), ((4,), (4,))),
     "scale of a middle axis": (
         ScaleRule((3,), (1,), True, True),
@@ -168,7 +182,7 @@ def test_the_sum_is_that_of_all_rows(name: str):
 def test_norms_without_gradients_are_those_of_the_gradients(name: str, group_size: int):
     rule, inputs, gradients, rows = example(name)
     if rule.norm_bytes(Seen(inputs, gradients, group_size)) is None:
-        assert isinstance(rule, DepthwiseRule)
+        assert isinstance(rule, (DepthwiseRule, GroupedRule))
         return
     norms = rule.squared_norms(Seen(inputs, gradients, group_size))
     grouped = [by_group(part, group_size).reshape(BATCH // group_size, -1) for part in rows]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -230,6 +231,11 @@ class KernelRule(Rule):
         return self.kernel_shape[-1]
 
     @property
+    def num_inputs(self) -> int:
+        """Number of inputs of a position."""
+        return self.kernel_shape[-2]
+
+    @property
     def fan_in(self) -> int:
         """Number of inputs of an output."""
         return math.prod(self.kernel_shape[:-1])
@@ -245,7 +251,7 @@ class KernelRule(Rule):
         views = [seen.inputs] if self.has_kernel else []
         if self.has_kernel and self.window is not None:
             views = self.window.views(seen.inputs, seen.output_gradients.shape[1:-1])
-        shape = (seen.groups, -1, self.kernel_shape[-2])
+        shape = (seen.groups, -1, self.num_inputs)
         return [tf.reshape(view, shape) for view in views], products
 
 
@@ -337,6 +343,37 @@ class ProductRule(KernelRule):
             mapped = inputs, coordinates.pop(0).of_outputs(gradients)
             found.append((ProductRule(shape, False, True), Seen(*mapped, seen.group_size)))
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedRule(KernelRule):
+    """Grouped convolutions: each group of channels has its own inputs and outputs.
+
+    Attributes:
+        channel_groups: contiguous inputs and outputs, in as many parts of the same size.
+    """
+
+    channel_groups: int = 1
+
+    @property
+    def num_inputs(self) -> int:
+        return self.kernel_shape[-2] * self.channel_groups
+
+    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
+        views, products = self.factors(seen)
+        result = []
+        if self.has_kernel:
+
+            def by_channels(values: tf.Tensor) -> tf.Tensor:
+                sizes = self.channel_groups, values.shape[-1] // self.channel_groups
+                return tf.reshape(values, (seen.groups, -1, *sizes))
+
+            gradients = by_channels(products)
+            parts = [tf.einsum("ntgi,ntgo->nigo", by_channels(v), gradients) for v in views]
+            result.append(tf.reshape(tf.stack(parts, axis=1), (seen.groups, *self.kernel_shape)))
+        if self.has_bias:
+            result.append(tf.reduce_sum(products, axis=1))
+        return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -476,9 +513,12 @@ def _dense(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 @rule_of(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 def _convolution(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     window = _window(layer, input_shape)
-    if window is None or layer.groups != 1:
+    if window is None:
         return None
-    return _kernel_and_bias(layer, input_shape, ProductRule, window)
+    kind: Any = ProductRule
+    if layer.groups > 1:
+        kind = functools.partial(GroupedRule, channel_groups=layer.groups)
+    return _kernel_and_bias(layer, input_shape, kind, window)
 
 
 @rule_of(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)

@@ -42,9 +42,10 @@ class PerExampleClipping:
 
     Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
     per-example gradients layer by layer only where that is cheapest; it knows functional and
-    sequential models of common layers (Dense, Conv1D to 3D, depthwise convolutions, Embedding,
-    LayerNormalization, GroupNormalization and what has no weights). "vectorized" sends each
-    example through the model alone, so that no layer can mix examples, and works for any model.
+    sequential models of common layers (Dense, Conv1D to 3D with groups or without, depthwise
+    convolutions, Embedding, LayerNormalization, GroupNormalization and what has no weights).
+    "vectorized" sends each example through the model alone, so that no layer can mix examples, and
+    works for any model.
 
     Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in

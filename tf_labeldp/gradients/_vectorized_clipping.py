@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -26,9 +27,15 @@ from tf_labeldp.gradients._model_checks import added_loss, parts_of
 
 _ONE_BY_ONE = (
     "the examples of model {name!r} are worked on one after the other, which is slow: vectorized, "
+)
+_BROADCASTS = (
     "its matrix products run into a bug of TensorFlow's oneDNN kernels "
     "(https://github.com/tensorflow/tensorflow/issues/117700). Set the environment variable "
     "TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported to avoid that."
+)
+_NO_KERNELS = (
+    "TensorFlow has no kernels on this CPU for the gradients of its grouped or channels-first "
+    "convolutions. method='ghost' has rules for them; its error names the layer without one."
 )
 
 
@@ -52,7 +59,7 @@ class VectorizedClipping:
         rows = (batch.x, batch.y, batch.weights, row_seeds(states, num_rows))
         trace = Trace.of(example, rows)
         if trace.one_by_one:
-            _validate.warn(_ONE_BY_ONE.format(name=model.name))
+            _validate.warn(_ONE_BY_ONE.format(name=model.name) + trace.one_by_one)
 
         def clipped(rows: Any) -> Sums:
             gradients, outputs = trace.map_rows(example, rows)
@@ -159,12 +166,12 @@ class Trace:
     Attributes:
         num_bytes: of all tensors of the forward and backward pass: more than is ever held at
             once, and less where a loop runs inside (an RNN).
-        one_by_one: whether a bug of TensorFlow forbids to vectorize it.
+        one_by_one: why TensorFlow cannot vectorize it; empty if it can.
         signature: of the results.
     """
 
     num_bytes: int
-    one_by_one: bool
+    one_by_one: str
     signature: Any
 
     @classmethod
@@ -176,7 +183,7 @@ class Trace:
         of_example = {tensor.name for tensor in graph.inputs} - {
             inner.name for _, inner in graph.captures
         }
-        broadcasts = False
+        broadcasts = lacks_kernels = False
         for operation in graph.get_operations():
             parts = [tensor.name in of_example for tensor in operation.inputs]
             if any(parts):
@@ -185,13 +192,22 @@ class Trace:
                 if operation.type.startswith("BatchMatMul"):
                     left, right = (tensor.shape[:-2] for tensor in operation.inputs)
                     broadcasts |= not all(parts) or left != right
+            if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
+                # Keras lets XLA compile the convolutions that have no kernels; vectorizing drops
+                # that.
+                if operation.node_def.attr["_XlaMustCompile"].b and not _on_gpu():
+                    volumes = any(tensor.shape.rank == 5 for tensor in operation.inputs)
+                    lacks_kernels |= volumes or not _has_grouped_kernels()
             if operation.type not in ("Placeholder", "ReadVariableOp", "Const"):
                 num_bytes += sum(
                     math.prod(tensor.shape) * tensor.dtype.size
                     for tensor in operation.outputs
                     if tensor.shape.is_fully_defined()
                 )
-        return cls(num_bytes, broadcasts and _has_broadcast_bug(), graph.structured_outputs)
+        one_by_one = _NO_KERNELS if lacks_kernels else ""
+        if broadcasts and _has_broadcast_bug():
+            one_by_one = _BROADCASTS
+        return cls(num_bytes, one_by_one, graph.structured_outputs)
 
     def map_rows(self, example: Callable[[Any], Any], rows: Any) -> Any:
         """Returns the results of all rows, stacked."""
@@ -209,9 +225,31 @@ def _has_broadcast_bug() -> bool:
     They do in oneDNN's kernels of TensorFlow 2.16 to 2.21, on CPUs
     (https://github.com/tensorflow/tensorflow/issues/117700).
     """
-    return os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0" and not tf.config.list_physical_devices(
-        "GPU"
-    )
+    return os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0" and not _on_gpu()
+
+
+def _on_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+@functools.cache
+def _has_grouped_kernels() -> bool:
+    """Returns whether gradients of grouped convolutions run uncompiled: on CPUs, in oneDNN alone.
+
+    TensorFlow decides by the kind of CPU, so it is asked by a convolution of two groups.
+    """
+    with tf.init_scope(), tf.device("CPU"):
+        try:
+            tf.raw_ops.Conv2DBackpropFilter(
+                input=tf.zeros((1, 1, 1, 2)),
+                filter_sizes=(1, 1, 1, 2),
+                out_backprop=tf.zeros((1, 1, 1, 2)),
+                strides=[1, 1, 1, 1],
+                padding="VALID",
+            )
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+            return False
+    return True
 
 
 def _sums_in_chunks(clipped: Callable[[Any], Sums], rows: Any, chunk: int, group_size: int) -> Sums:
