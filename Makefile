@@ -28,7 +28,7 @@ else
 unexport LABELDP_DATA_DIR
 endif
 
-.PHONY: demo test docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
+.PHONY: demo test test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
 
 demo: $(STAMP)
 	$(BIN)/python -m tf_labeldp.cli demo
@@ -38,6 +38,12 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m slow
+
+# TensorFlow leaves oneDNN off on some CPUs, where it then has fewer kernels of convolutions: all
+# per-example gradients, and what else trains models with convolutions.
+test-without-onednn: $(STAMP)
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -q -n 2 tests/gradients \
+	  tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py
 
 # Against TF Privacy and Keras 2, in an environment of their own.
 test-tf-privacy: $(TFP_STAMP)
