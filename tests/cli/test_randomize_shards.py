@@ -110,6 +110,24 @@ def test_a_folder_becomes_a_folder_with_one_statement(folder: Path) -> None:
     assert alone["prior"] == told["prior"] and "files" not in alone
 
 
+@pytest.mark.parametrize("way", ["up", "absolute", "subfolder", "link", "folder"])
+def test_load_reads_no_file_outside_the_folder(folder: Path, way: str) -> None:
+    assert randomize(more=SEEDED) == 0
+    noisy = Path("public/noisy")
+    secret = (noisy / NAMES[1]).replace(Path(NAMES[1]).resolve())
+    name = {"up": f"../../{NAMES[1]}", "absolute": str(secret), "folder": ".."}.get(way, NAMES[1])
+    if way == "link":
+        (noisy / name).symlink_to(secret)
+    elif way == "subfolder":
+        (noisy / "inner").symlink_to(secret.parent)
+        name = f"inner/{name}"
+    told = statement_in()
+    told["files"] = {name if old == NAMES[1] else old: n for old, n in told["files"].items()}
+    (noisy / "privacy.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="leads elsewhere"):
+        NoisyLabels.load(noisy)
+
+
 @pytest.mark.parametrize(
     "inputs",
     [

@@ -1,6 +1,8 @@
 """Release, learn, release again: one statement for all of it, and a network that has learnt."""
 
 import math
+import os
+import stat
 
 import numpy as np
 import pytest
@@ -127,6 +129,19 @@ def test_a_fit_that_was_killed_reads_its_releases_and_networks(tmp_path):
     twice = head(epochs=1).fit(X, vault(store=tmp_path / "store"))
     np.testing.assert_allclose(twice.predict_proba(X), one.predict_proba(X), atol=1e-6)
     assert ldp.guarantee(twice.to_keras()).epsilon == pytest.approx(spent)
+
+
+def test_networks_are_for_the_holder_of_the_store_alone(tmp_path):
+    folder = tmp_path / "store" / "networks"
+    old_mask = os.umask(0o022)
+    try:
+        head(epochs=1).fit(X, vault(store=folder.parent))
+    finally:
+        os.umask(old_mask)
+    files = [*folder.iterdir()]
+    assert files and all(path.suffix == ".npz" for path in files)  # and nothing half written
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_noisy_labels_come_last_where_they_pay():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -19,6 +20,7 @@ from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.vault import PrivateLabels
+from tf_labeldp.vault._store import npz, publish
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
@@ -247,9 +249,10 @@ class BootstrappedHead(Head):
             self.network.fit(batches, epochs=self.epochs, verbose=self.verbose)
         if kept is not None:
             kept.parent.mkdir(exist_ok=True)
-            part = kept.with_name(f"part-{kept.name}")
-            np.savez(part, *self.network.get_weights())
-            part.replace(kept)
+            with contextlib.suppress(OSError):  # not every file system knows modes
+                kept.parent.chmod(0o700)
+            weights = {f"arr_{i}": value for i, value in enumerate(self.network.get_weights())}
+            publish(kept, npz(weights), replace=True)
 
     def _for_draw(self) -> float:
         """Returns the epsilon of the noisy labels."""

@@ -378,11 +378,13 @@ class NoisyLabels:
                     "version that made it."
                 )
             if statement.name == _JSON:
-                with np.load(path / _ARRAYS, allow_pickle=False) as content:
+                with np.load(_file_in(path, _ARRAYS), allow_pickle=False) as content:
                     arrays = dict(content)
             else:
-                names = fields["files"] if path.is_dir() else [""]
-                values = [_read_table(path / name, fields) for name in names]
+                tables = [path]
+                if path.is_dir():
+                    tables = [_file_in(path, name) for name in fields["files"]]
+                values = [_read_table(table, fields) for table in tables]
                 arrays = table_arrays(np.concatenate(values), fields["prior"])
             if json.loads(sealed(fields, arrays))["digest"] != fields["digest"]:
                 raise ValueError("the digest is of other content")
@@ -441,6 +443,17 @@ def table_arrays(values: np.ndarray, prior: dict[str, Any] | None) -> dict[str, 
         if content is not None:
             arrays[name] = np.asarray(content, dtype=np.float64)
     return arrays
+
+
+def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns the path of a file, or raises if its name or a link leads out of the folder."""
+    file = folder / name
+    if pathlib.PurePath(name).name != name or file.resolve().parent != folder.resolve():
+        raise ReceiptError(
+            f"the noisy labels in {folder} expected the plain name of a file in this folder, got "
+            f"{name!r}, which leads elsewhere. Use the files as they were written."
+        )
+    return file
 
 
 def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
