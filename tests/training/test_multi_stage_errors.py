@@ -181,6 +181,39 @@ def test_a_fit_without_the_callback_says_what_was_spent(kit, problem):
     assert ldp.guarantee(model).epsilon == np.inf  # it was trained without an account
 
 
+@pytest.mark.parametrize("batch_size", [32, 240])
+@pytest.mark.parametrize("whole", [True, False])
+def test_stage_1_is_not_trained_on_in_place_of_later_stages(kit, problem, batch_size, whole):
+    x, y = problem
+    fractions = (0.5, 0.5) if batch_size == 32 else (0.9, 0.1)
+    stages = kit.stages(x, kit.labels(y), fractions=fractions, batch_size=batch_size)
+    model, seen = kit.model(), []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    call = (
+        r"got none in all epochs of stage 1.*stages\.dataset\(\), epochs=stages\.epochs, callbacks="
+    )
+    epochs = stages.epochs if whole else 3  # the two of stage 1, and one of stage 2
+    with pytest.raises(Exception, match=f"(?s){call}"):  # as TensorFlow passes it on
+        model.fit(stages.dataset(), epochs=epochs, verbose=0, callbacks=[count])
+    assert seen == [0, 1]
+    kit.fit(stages, model)  # the callback is the way on, at no further cost
+    assert len(stages.reports) == 2
+
+
+def test_a_look_at_the_data_set_is_free(kit, problem):
+    x, y = problem
+    stages, model = kit.stages(x, kit.labels(y)), kit.model()
+    for _ in range(5):
+        next(iter(stages.dataset()))  # reads ahead, and is dropped
+    for _ in range(stages.epochs // 2):
+        assert len(list(stages.dataset())) == stages.steps_per_epoch
+    kit.fit(stages, model)
+    for _ in range(stages.epochs):  # what has been trained on last
+        list(stages.dataset())
+    alone = kit.stages(x, kit.labels(y), fractions=(1.0,))  # has no later stages
+    kit.model().fit(alone.dataset(), epochs=5, verbose=0)
+
+
 def clear(x, y, stages):
     return x, np.eye(4)[y]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import pathlib
 import re
 import warnings
@@ -27,14 +28,19 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
 )
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.training._stage_data import Features, StageDataset, StagePlan, TrainingSet
+from tf_labeldp.training._stage_data import (
+    FIT,
+    Features,
+    StageDataset,
+    StagePlan,
+    TrainingSet,
+)
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
 from tf_labeldp.vault._carried import carry, receipts_of, remember_weights
 from tf_labeldp.vault._store import array_digest, publish
 
 _SHUFFLE_STREAM = 1
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
-_FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages])"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +290,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             raise RuntimeError(
                 "no model has been trained with these stages among its callbacks; "
                 f"epsilon={self._epsilon:g} was spent on the labels of {drawn} of "
-                f"{len(self._labels)} examples. Call {_FIT}, which uses these again."
+                f"{len(self._labels)} examples. Call {FIT}, which uses these again."
             )
         return guarantee(self.model, delta)
 
@@ -292,8 +298,9 @@ class MultiStageTraining(keras.callbacks.Callback):
         """Draws the first stage's labels and returns the dataset for ``model.fit``.
 
         It serves the labels of later stages only with this object among the callbacks of
-        ``model.fit``. Under a distribution strategy call it within ``strategy.scope()``, so that
-        batches split evenly among the replicas.
+        ``model.fit``; without, iterating raises where stage 2 would begin. Under a distribution
+        strategy call it within ``strategy.scope()``, so that batches split evenly among the
+        replicas.
 
         Returns:
             ``steps_per_epoch`` batches ``(features, one-hot noisy labels (batch, K))``, or with
@@ -317,7 +324,8 @@ class MultiStageTraining(keras.callbacks.Callback):
             self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
             self._training_set = self._make_training_set(0)
-            self._data.set(self._training_set)
+            alone = len(self._plan.parts) == 1  # the labels of all epochs, with or without callback
+            self._data.set(self._training_set, math.inf if alone else self._plan.epochs[0])
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
@@ -442,7 +450,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         self.model.reset_metrics()
         raise RuntimeError(
             "model.fit does not read the noisy labels of this stage, so the weights were set back "
-            f"to those before training. Call {_FIT} without .cache(), .repeat() or steps_per_epoch."
+            f"to those before training. Call {FIT} without .cache(), .repeat() or steps_per_epoch."
         )
 
     def _begin(self, stage: int) -> None:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.features._reader import all_rows, as_rows, check_lengths, map_parts
 
+FIT = "model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages])"
 _FRACTION_TOLERANCE = 1e-6
 
 
@@ -153,7 +154,8 @@ class StageDataset:
     """A ``tf.data`` pipeline over a training set that the callback swaps between epochs.
 
     Each iterator reads the current training set once. All epochs of all stages have the same number
-    of batches (a smaller set gives smaller batches), as Keras expects of a dataset.
+    of batches (a smaller set gives smaller batches), as Keras expects of a dataset. Without the
+    callback a set is served for as many whole passes as its stage has epochs.
     """
 
     def __init__(
@@ -167,11 +169,12 @@ class StageDataset:
         self._lock = threading.Lock()
         self._current: TrainingSet | None = None
         self._served = False
+        self._passes_left = math.inf
 
-    def set(self, training_set: TrainingSet) -> None:
-        """Sets the training set of iterators that start from now on."""
+    def set(self, training_set: TrainingSet, passes: float = math.inf) -> None:
+        """Sets the training set of iterators that start from now on, and how often it is served."""
         with self._lock:
-            self._current, self._served = training_set, False
+            self._current, self._served, self._passes_left = training_set, False, passes
 
     @property
     def served(self) -> bool:
@@ -216,11 +219,32 @@ class StageDataset:
 
         dataset = tf.data.Dataset.from_tensors(0).flat_map(epoch)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
-        return dataset.map(load, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        dataset = dataset.map(load, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+        def counted(step: tf.Tensor, batch: Any) -> Any:
+            def end() -> tf.Tensor:
+                return tf.numpy_function(self._end_pass, [], tf.bool)
+
+            # After the prefetch, which reads ahead of what is asked for.
+            with tf.control_dependencies([tf.cond(step == steps - 1, end, lambda: False)]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        return dataset.enumerate().map(counted)
+
+    def _end_pass(self) -> np.ndarray:
+        with self._lock:
+            self._passes_left -= 1
+        return np.array(True)
 
     def _epoch_order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with self._lock:
-            current, self._served = self._current, True
+            current, self._served, left = self._current, True, self._passes_left
+        if left < 1:
+            raise RuntimeError(
+                "expected the MultiStageTraining among the callbacks of model.fit, got none in all "
+                "epochs of stage 1; without it, later epochs would train on the noisy labels of "
+                f"stage 1 again. Call {FIT}."
+            )
         if current is None:
             raise RuntimeError("the dataset of MultiStageTraining was iterated before its draw.")
         # Seeded by the epoch alone: an iterator that Keras makes and drops changes nothing.
