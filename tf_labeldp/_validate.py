@@ -213,8 +213,11 @@ def keras_on_tensorflow(what: str) -> None:
         )
 
 
+_FROM_ZERO = "Number them from zero."
+
+
 def group_numbers(
-    name: str, values: np.ndarray, letter: str = "C", hint: str = "Number them from zero."
+    name: str, values: np.ndarray, letter: str = "C", hint: str = _FROM_ZERO
 ) -> np.ndarray:
     """Returns public numbers of ``letter`` groups as ``int64``, or raises if not from zero on.
 
@@ -224,6 +227,8 @@ def group_numbers(
         raise TypeError(f"{name} must be integers 0..{letter}-1, got dtype {values.dtype}.")
     if values.size and values.min() < 0:
         raise ValueError(f"{name} must be in 0..{letter}-1, got {int(values.min())}. {hint}")
+    if values.size and int(values.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must be in 0..{letter}-1, got {values.max()}. {_FROM_ZERO}")
     return values.astype(np.int64)
 
 

@@ -485,3 +485,38 @@ def test_importing_the_part_does_not_load_opendp():
     code = "import sys, tf_labeldp.estimation; print('opendp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("groups", [[0, 10**9, 5], [0, 2**63, 5], [0, 2**62, 5]])
+def test_groups_that_would_take_all_memory_are_refused_and_not_charged(groups):
+    labels = ldp.PrivateLabels([0, 2, 1], num_classes=3, budget=ldp.PrivacyBudget(1.0))
+    with pytest.raises(ValueError, match=r"(got \d+ groups of 3|must be in 0\.\.G-1).* from zero"):
+        labels.release(HistogramMechanism(1.0, 3), public_input=np.array(groups, np.uint64))
+    assert labels.guarantee().epsilon == 0.0
+    few = labels.release(HistogramMechanism(1.0, 3), public_input=[0, 1000, 5])
+    assert few.values.shape == (1001, 3)
+
+
+def test_as_many_counts_as_labels_may_have():
+    labels = np.zeros(2**18 + 1, np.int64)
+    mechanism = HistogramMechanism(1.0, 64)
+    assert mechanism.exact_counts(labels, np.arange(labels.size)).shape == (labels.size, 64)
+    with pytest.raises(ValueError, match=r"expected at most 16777280 counts .* got 262146 groups"):
+        mechanism.exact_counts(labels, np.arange(labels.size) + 1)
+
+
+@pytest.mark.parametrize("noise", ["discrete_laplace", "laplace", "gaussian"])
+@pytest.mark.parametrize("epsilon", [5e-324, 1e-300, 1e-24])
+def test_an_epsilon_whose_noise_does_not_fit_the_integers_is_refused(noise, epsilon):
+    delta = 1e-6 if noise == "gaussian" else 0.0
+    with pytest.raises(ValueError, match=r"leaves the 64-bit integers.* use a larger one"):
+        HistogramMechanism(epsilon, 3, noise=noise, delta=delta)
+
+
+@pytest.mark.parametrize(("noise", "delta"), [("discrete_laplace", 0.0), ("gaussian", 1e-6)])
+def test_the_least_epsilon_has_noise_on_both_sides(noise, delta):
+    epsilon = 2.0 / _grid_noise.LARGEST_SCALE if noise == "discrete_laplace" else 1e-16
+    released = HistogramMechanism(epsilon, 3, noise=noise, delta=delta).release(
+        np.arange(3), np.zeros(3, np.int64)
+    )
+    assert np.all(np.abs(released) < 2.0**62)  # 40 scales are beyond, by a chance of e^-40

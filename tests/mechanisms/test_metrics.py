@@ -247,3 +247,12 @@ def test_a_choice_needs_predictions_and_a_metric_of_them():
 def test_bad_predictions(metric, predictions, message):
     with pytest.raises(ValueError, match=message):
         MetricMechanism(1.0, metric, 4).release([0, 1, 2], predictions)
+
+
+@pytest.mark.parametrize("kind", [MetricMechanism, SelectionMechanism])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_an_epsilon_whose_noise_does_not_fit_the_integers_is_refused(kind, seed):
+    guesses = [0, 1, 1] if kind is MetricMechanism else [[0, 1, 1], [1, 1, 1]]
+    rng = None if seed is None else np.random.default_rng(seed)
+    with pytest.raises(ValueError, match="leaves the 64-bit integers"):
+        kind(1e-300, "accuracy", 2).release([0, 1, 0], np.array(guesses), rng=rng)

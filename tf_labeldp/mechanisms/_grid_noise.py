@@ -16,13 +16,14 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms._base import Frozen
+from tf_labeldp.mechanisms._integer_noise import fitting_scale
 from tf_labeldp.mechanisms._random import Rng, checked_generator
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent
 
 _MARGIN = 1e-9
-_LARGEST = 2.0**57
+LARGEST_SCALE = 2.0**57
 """Noise above this scale might leave the 64-bit integers (at 40 standard deviations)."""
 
 
@@ -73,21 +74,12 @@ def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entr
             f"the grid for exact sums is too coarse for {num_entries} entries at epsilon="
             f"{epsilon:g}: use another epsilon, fewer entries, or the moments of fewer rows."
         )
-    return _checked(sigma, epsilon)
+    return fitting_scale(sigma, epsilon, LARGEST_SCALE)
 
 
 def laplace_scale(epsilon: float, l1_sensitivity: float) -> float:
     """Returns the scale of discrete Laplace noise in grid steps, which OpenDP may raise."""
-    return _checked(math.ceil(l1_sensitivity) / epsilon, epsilon)
-
-
-def _checked(scale: float, epsilon: float) -> float:
-    if scale > _LARGEST:
-        raise ValueError(
-            f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. The release would "
-            "be indistinguishable from noise; use a larger one."
-        )
-    return scale
+    return fitting_scale(math.ceil(l1_sensitivity) / epsilon, epsilon, LARGEST_SCALE)
 
 
 def with_noise(

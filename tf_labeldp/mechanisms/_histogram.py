@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._gaussian import gaussian_sigma
-from tf_labeldp.mechanisms import _grid_noise
+from tf_labeldp.mechanisms import _grid_noise, _integer_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._bins import nearest_index
 from tf_labeldp.mechanisms._random import Rng, checked_generator
@@ -18,6 +18,10 @@ from tf_labeldp.mechanisms._random import Rng, checked_generator
 _SENSITIVITY = 2
 """L1: a replaced label leaves one cell of its group and enters another."""
 _L2_SENSITIVITY = math.sqrt(2.0)
+_FEW_CELLS = 1 << 24
+"""Counts that any histogram may have: 128 MiB of exact ones."""
+_CELLS_PER_LABEL = 64
+"""Counts that a larger histogram may have; nearly all of them are of noise alone then."""
 _MOST_STEPS = 1 << 61
 """Of all labels together: the noise has as much room again in 64 bits."""
 
@@ -77,6 +81,12 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         else:
             values = _validate.increasing_numbers("values", self.values)
             self._set(values=tuple(values.tolist()))
+        if self.noise == "gaussian":
+            _integer_noise.fitting_scale(
+                _grid_steps(self.epsilon, 1), self.epsilon, _grid_noise.LARGEST_SCALE
+            )
+        else:
+            _grid_noise.laplace_scale(self.epsilon, _SENSITIVITY)
 
     @property
     def noise_stddev(self) -> float:
@@ -118,6 +128,12 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
             return np.bincount(cells, minlength=self.num_cells)
         groups = _validate.group_vector("groups", groups, cells.size, "G")
         shape = (int(groups.max(initial=-1)) + 1, self.num_cells)
+        most = max(_FEW_CELLS, _CELLS_PER_LABEL * cells.size)
+        if math.prod(shape) > most:
+            raise ValueError(
+                f"expected at most {most} counts for {cells.size} labels, got {shape[0]} groups of "
+                f"{shape[1]}. Number the groups that have labels from zero, or use fewer."
+            )
         flat = groups * self.num_cells + cells
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
@@ -188,6 +204,10 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
 def _grid_bits(epsilon: float, delta: float, num_counts: int) -> int:
     """Returns k such that steps of 2^-k counts are fine enough for ``gaussian_scale``."""
     sigma = gaussian_sigma(epsilon, delta, _L2_SENSITIVITY)
+    return max(0, math.ceil(math.log2(_grid_steps(epsilon, num_counts) / sigma)))
+
+
+def _grid_steps(epsilon: float, num_counts: int) -> float:
+    """Returns the least sigma, in steps of the grid, that is fine enough."""
     # 140 m / sigma^2 < 1e-9 min(epsilon, 1), with a factor of two to spare in sigma.
-    needed = 2.0 * math.sqrt(1.4e11 * num_counts / min(epsilon, 1.0))
-    return max(0, math.ceil(math.log2(needed / sigma)))
+    return 2.0 * math.sqrt(1.4e11 * num_counts / min(epsilon, 1.0))

@@ -33,12 +33,23 @@ _FARTHEST = math.isqrt((1 << 63) - 1)
 """Its square still fits 64 bits; at least 45 sigma, where e^-1000 of the draws are."""
 
 
+def fitting_scale(scale: float, epsilon: float, largest: float) -> float:
+    """Returns the scale of noise on the integers, or raises where draws might leave 64 bits."""
+    if not scale <= largest:
+        raise ValueError(
+            f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. The release would "
+            "be indistinguishable from noise; use a larger one."
+        )
+    return scale
+
+
 def decay_per_step(epsilon: float, steps: int) -> Fraction:
     """Returns the largest fraction not above epsilon/steps with a denominator up to 2^53.
 
     Its numerator is no larger: from one on, epsilon/steps has a double's 53 bits in its numerator
-    and fewer in its denominator, and comes back as it is.
+    and fewer in its denominator, and comes back as it is. It is not zero.
     """
+    fitting_scale(steps / epsilon, epsilon, _RANGE)
     return _fraction_below(min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY)), _RANGE)
 
 
