@@ -60,6 +60,17 @@ def test_a_table_with_names_of_classes(csv, capsys):
     assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
 
 
+def test_a_column_of_any_name_costs_nothing_in_vain(csv, capsys):
+    header, rows = csv.read_text().split("\n", 1)
+    csv.write_text(header.replace("age", "price/unit").replace("job", "what he does") + "\n" + rows)
+    assert command(csv, *NAMES) == 0, capsys.readouterr().err
+    with pytest.warns(UserWarning, match="price/unit"):  # Keras, of the input's other name
+        model = keras.models.load_model(csv.parent / "out" / "model.keras")
+    given = {"price/unit": AGE.reshape(-1, 1), "what he does": tf.constant(JOB.reshape(-1, 1))}
+    predicted = model.predict(given, verbose=0).argmax(axis=1)
+    assert np.mean(np.array(["no", "yes"])[predicted] == ILL) > 0.85
+
+
 @pytest.mark.parametrize("loss", [(), ("--loss", "poisson")])
 def test_numbers_of_a_parquet_table(csv, capsys, loss):
     columns = {"age": AGE, "job": JOB, "days": AGE / 3}

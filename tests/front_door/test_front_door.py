@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import warnings
 
 import keras
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+import tensorflow as tf
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.pipeline import make_pipeline
@@ -76,6 +78,67 @@ def test_a_data_frame_with_texts_and_missing_numbers(tmp_path):
     again = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(again(batch), model.predict_proba(TABLE), atol=1e-5)
     assert ldp.guarantee(again).epsilon == model.guarantee().epsilon
+
+
+def layer_names(model):
+    """Names of the layers of a model, and of the models in it."""
+    inner = [name for one in model.layers if hasattr(one, "layers") for name in layer_names(one)]
+    return [model.name, *(one.name for one in model.layers), *inner]
+
+
+@pytest.mark.parametrize("number", [False, True])
+@pytest.mark.parametrize("smooth", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_columns_of_any_name_are_worth_their_release(tmp_path, number, smooth):
+    """Names that Keras, HDF5 or serving cannot have, and those of the layers of the model."""
+    label = CLASSES % 2 + 0.5 if number else CLASSES % 2
+    options = {"low": 0.5, "high": 2.0} if number else {"num_classes": 2}
+
+    def fitted(table):
+        made = ldp.PrivateRegressor if number else ldp.PrivateClassifier
+        encoder = None
+        if smooth:
+            encoder = NeighbourSmoothing(RandomFourierFeatures(100).fit(table)).fit(table)
+        return made(3.0, 1e-6, **options, encoder=encoder, insecure_seed=0).fit(table, label)
+
+    layers = layer_names(fitted({"age": ROWS[:, 0], "job": CLASSES.astype(str)}).to_keras())
+    odd = [
+        "price/unit",
+        "price_unit",
+        "a b",
+        "a-b",
+        "größe",
+        "",
+        "x\0y",
+        "A",
+        "a",
+        "cast",
+        "9",
+        "_",
+    ]
+    names = list(dict.fromkeys([*odd, "column_price_unit", "spread", "neighbours", *layers]))
+    rng = np.random.default_rng(0)
+    table = {name: rng.normal(size=len(ROWS)) for name in names} | {"job/": CLASSES.astype(str)}
+    model = fitted(table)
+    model.to_keras().save(tmp_path / "model.keras")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "When providing `inputs` as a dict")  # other names
+        again = keras.models.load_model(tmp_path / "model.keras")
+    batch = {
+        name: tf.constant(values[:20, np.newaxis].astype(str if name == "job/" else np.float32))
+        for name, values in table.items()
+    }
+    rows = {name: values[:20] for name, values in table.items()}
+    expected = model.predict(rows)[:, np.newaxis] if number else model.predict_proba(rows)
+    np.testing.assert_allclose(again(batch), expected, atol=1e-4)
+    if smooth:  # all that the others have, and what takes long
+        again.export(tmp_path / "served", verbose=False)
+        served = tf.saved_model.load(tmp_path / "served")
+        np.testing.assert_allclose(served.serve(batch), expected, atol=1e-4)
+
+
+def test_columns_whose_names_are_the_same_text_are_refused():
+    with pytest.raises(ValueError, match=r"names differ as text.*Rename one"):
+        RandomFourierFeatures(8).fit(pd.DataFrame({0: ROWS[:, 0], "0": ROWS[:, 1]}))
 
 
 def test_images_are_smoothed_patches():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
@@ -10,6 +13,16 @@ from tf_labeldp.accounting._receipts import receipts_to_bytes
 from tf_labeldp.vault._carried import remember_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
+_INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
+"""Of Keras inputs that save, load and are exported for serving."""
+_LAYER_NAMES = frozenset(
+    """
+    above_low clip encoded_columns head label_range neighbour_smoothing neighbours
+    principal_components public_center_and_scale random_fourier_features spread unit_rows
+    unit_spread_rows
+    """.split()
+)
+"""Of the layers behind the inputs; names are unique within a Keras model."""
 
 
 class _Family:
@@ -81,6 +94,41 @@ def note_release(layer: Any, receipts: Any, weights: Any) -> None:
     """Notes what a layer was made of, in its files and wherever its weights turn up."""
     layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
     remember_weights(weights, receipts, unless=())
+
+
+def input_names(columns: Iterable[str]) -> dict[str, str]:
+    """Returns the name of the Keras input of each column: its own where Keras can have it.
+
+    Serving has letters, digits and underscores alone, in which two names must differ, too.
+    """
+    names: dict[str, str] = {}
+    taken = set(_LAYER_NAMES)
+    others = []
+    for column in columns:
+        served = re.sub(r"\W", "_", column).lower()
+        if _INPUT_NAME.fullmatch(column) and served not in taken:
+            names[column] = column
+            taken.add(served)
+        else:
+            others.append(column)
+    for column in others:
+        stem = "column_" + re.sub(r"\W", "_", column, flags=re.ASCII)
+        served, number = stem, 1
+        while served.lower() in taken:
+            number += 1
+            served = f"{stem}_{number}"
+        names[column] = served
+        taken.add(served.lower())
+    return names
+
+
+def keras_model(inputs: Any, outputs: Any, name: str) -> Any:
+    """Returns a Keras model, whose inputs may have other names than their columns."""
+    import keras
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "When providing `inputs` as a dict", UserWarning)
+        return keras.Model(inputs, outputs, name=name)
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
-from tf_labeldp.features._estimator import FeatureMap, note_release, with_encoder
+from tf_labeldp.features._estimator import FeatureMap, keras_model, note_release, with_encoder
 from tf_labeldp.features._reader import Rows, checked_finite
 from tf_labeldp.vault._carried import receipts_of
 
@@ -193,15 +193,19 @@ class NeighbourSmoothing(FeatureMap):
         rows = directions(features)
         directions.set_weights([self._vectors, -self._mean @ self._vectors])
         if not self.strength:
-            return keras.Model(inputs, rows, name="neighbour_smoothing")
+            return keras_model(inputs, rows, "neighbour_smoothing")
         layer = NeighbourFeatures(
-            len(self._keys), self._keys.shape[1], self.num_neighbours, float(self.strength)
+            len(self._keys),
+            self._keys.shape[1],
+            self.num_neighbours,
+            float(self.strength),
+            name="neighbours",
         )
         outputs = layer(rows)
         scale = self._variances[: self._keys.shape[1]] ** -0.25
         layer.set_weights([scale, self._keys, self._smooth])
         note_release(layer, self.receipts_, layer.weights)
-        return keras.Model(inputs, outputs, name="neighbour_smoothing")
+        return keras_model(inputs, outputs, "neighbour_smoothing")
 
     def _find_directions(self, rows: Rows) -> None:
         """Sets mean, directions and variances, from some rows."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._estimator import FeatureMap
+from tf_labeldp.features._estimator import FeatureMap, input_names, keras_model
 from tf_labeldp.features._reader import Table
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
@@ -96,6 +96,11 @@ class RandomFourierFeatures(FeatureMap):
         size = columns.num_rows
         if size == 0:
             raise ValueError("the table has no rows; give at least one.")
+        if len({str(name) for name in columns}) < len(columns):
+            raise ValueError(
+                "expected columns whose names differ as text, got two that do not, such as 0 and "
+                "'0'. Rename one of them."
+            )
         self.columns_ = learn_columns(columns, self.categorical, self.hash_buckets)
         self._is_matrix = 0 in columns and all(
             values.dtype.kind in "biuf" for values in columns.values()
@@ -152,27 +157,25 @@ class RandomFourierFeatures(FeatureMap):
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
 
         It takes an array (n, p) of numbers if ``fit`` did, and otherwise a dict of columns (n, 1)
-        by name: float32, int64, or text. Import ``tf_labeldp.keras_layers`` before loading its
-        file.
+        by name: float32, int64, or text. Inputs of names that Keras cannot have, or that a layer
+        has, have others (``column_price_unit`` for ``price/unit``), of which Keras warns; the dict
+        keeps the names of the columns. Import ``tf_labeldp.keras_layers`` before loading its file.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
         import keras
 
         from tf_labeldp.keras_layers._fixed_features import FourierFeatures
 
-        inputs: Any
+        encoded: Any
         if self._is_matrix:
-            inputs = keras.Input((len(self.columns_),), name="table")
+            encoded = keras.Input((len(self.columns_),), name="table")
             raw = [
-                keras.ops.cast(inputs[:, place : place + 1], column.input_dtype)
+                keras.ops.cast(encoded[:, place : place + 1], column.input_dtype)
                 for place, column in enumerate(self.columns_)
             ]
         else:
-            inputs = {
-                str(column.name): keras.Input((1,), dtype=column.input_dtype, name=str(column.name))
-                for column in self.columns_
-            }
-            raw = list(inputs.values())
+            encoded = [keras.Input((1,), dtype=column.input_dtype) for column in self.columns_]
+            raw = encoded
         parts = [
             keras.ops.cast(column.layers(part), "float32")
             for column, part in zip(self.columns_, raw, strict=True)
@@ -181,7 +184,18 @@ class RandomFourierFeatures(FeatureMap):
         layer = FourierFeatures(self.num_features, self.linear_weight, name="fourier")
         outputs = layer(rows)
         layer.set_weights([self._frequencies])
-        return keras.Model(inputs, outputs, name="random_fourier_features")
+        if self._is_matrix:
+            return keras.Model(encoded, outputs, name="random_fourier_features")
+        # The inputs have the columns' names, which no layer beside them may have.
+        features = keras.Model(encoded, outputs, name="encoded_columns")
+        names = input_names(str(column.name) for column in self.columns_)
+        inputs = {
+            str(column.name): keras.Input(
+                (1,), dtype=column.input_dtype, name=names[str(column.name)]
+            )
+            for column in self.columns_
+        }
+        return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
 
     def _features(self, table: Table) -> np.ndarray:
         """Returns the features, as the layer ``FourierFeatures`` does."""

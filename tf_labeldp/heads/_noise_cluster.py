@@ -11,7 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.estimation._priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features._clusters import Clusters, checked_clusters
-from tf_labeldp.features._estimator import note_release, with_encoder
+from tf_labeldp.features._estimator import keras_model, note_release, with_encoder
 from tf_labeldp.features._reader import collected, is_dataset
 from tf_labeldp.heads._label_source import LabelSource, raw_digests
 from tf_labeldp.heads._one_release_head import Head
@@ -200,7 +200,7 @@ class NoiseCluster(Head):
             inputs, rows = with_encoder(encoder, width)
         outputs = self.cluster_probabilities_[clusters.cluster_of_centre]
         layer = NearestCentre(clusters.centres, outputs, name="head")
-        model = keras.Model(inputs, layer(rows), name="noise_cluster")
+        model = keras_model(inputs, layer(rows), "noise_cluster")
         note_release(layer, self.receipts_, [layer.outputs])  # the centres are public
         return model
 

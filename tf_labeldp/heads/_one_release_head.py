@@ -19,6 +19,7 @@ from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.accounting._receipts import Receipt, compose_receipts, standing
 from tf_labeldp.features._estimator import (
     Estimator,
+    keras_model,
     note_release,
     supervised_tags,
     with_encoder,
@@ -656,4 +657,4 @@ def _export(
             outputs = layers.Rescaling(1.0, shift - low, dtype="float32", name="above_low")(outputs)
         outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
         outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
-    return keras.Model(inputs, outputs, name="one_release_head")
+    return keras_model(inputs, outputs, "one_release_head")
