@@ -33,7 +33,7 @@ def run(backend: str, *folders: Path) -> tuple[dict[str, np.ndarray], dict[str, 
     return dict(np.load(folders[0] / "arrays.npz")), statements
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("backends") / "tensorflow"
     return folder, *run("tensorflow", folder)

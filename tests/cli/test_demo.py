@@ -44,7 +44,7 @@ def guarantee_of(fields: dict) -> PrivacyGuarantee:
     return PrivacyGuarantee.from_json(json.dumps(fields))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output folder of a demo at epsilon 2, and what it printed."""
     folder = tmp_path_factory.mktemp("demo") / "new" / "output"

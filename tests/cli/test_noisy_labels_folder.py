@@ -117,7 +117,7 @@ class Saved:
         return self._drawn[kind], folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return Saved(tmp_path_factory.mktemp("saved"))
 

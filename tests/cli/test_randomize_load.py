@@ -83,7 +83,7 @@ class Tables:
         return self._made[asked]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return Tables(tmp_path_factory.mktemp("tables"))
 

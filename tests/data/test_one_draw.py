@@ -24,7 +24,7 @@ def as_text(x):
 
 
 @pytest.fixture(
-    scope="module", params=["by place", "by id", "by place, one by one", "by id, one by one"]
+    scope="session", params=["by place", "by id", "by place, one by one", "by id, one by one"]
 )
 def private(request, source, mechanism):
     """The four ways in which labels are replaced."""

@@ -26,14 +26,14 @@ def members(draw: Callable[[], np.ndarray], num_units: int, draws: int = DRAWS) 
     return inside
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def poisson() -> np.ndarray:
     rng = np.random.default_rng(1)
     sampler = PoissonSampler(N, Q)
     return members(lambda: sampler.draw(rng), N)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fixed_size() -> np.ndarray:
     rng = np.random.default_rng(1)
     return members(lambda: uniform_subset(round(N * Q), N, rng), N)

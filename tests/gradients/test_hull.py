@@ -47,7 +47,7 @@ def exact_projection(matrix, target, hull, shape, mask=None):
     return matrix @ solved.x, float(solved.x[kept > 0] @ slope.ravel() - best)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dense(case_of):
     case = case_of("dense")
     return case, case.matrix()

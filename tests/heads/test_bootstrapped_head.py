@@ -35,7 +35,7 @@ def head(epsilon=4.0, made=None, **options):
     return BootstrappedHead(epsilon, DELTA, network() if made is None else made, **options)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # the same weights twice would have met two vaults
 def fitted():
     labels = vault(insecure_seed=0)
     return labels, head(draw_share=0.0).fit(X, labels)

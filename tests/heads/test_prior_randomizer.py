@@ -32,7 +32,7 @@ def vault(epsilon=2.0, delta=DELTA, labels=Y, seed=5, **arguments):
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made():
     labels = vault()
     return labels, labels.randomize(HeadPriorRandomizer(2.0, DELTA), features=X)

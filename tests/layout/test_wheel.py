@@ -34,7 +34,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds from a copy: setuptools writes beside its sources, and reads what it left there."""
     folder = tmp_path_factory.mktemp("wheel")

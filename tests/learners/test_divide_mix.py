@@ -18,7 +18,7 @@ def compiled(**settings):
     return model
 
 
-@pytest.fixture(scope="module", params=["mixture", "channel"])
+@pytest.fixture(scope="session", params=["mixture", "channel"])
 def trained(request, images, noisy):
     model = compiled(division=request.param)
     history = model.fit(images[0], noisy, 16, epochs=5, warmup_epochs=3, verbose=0)

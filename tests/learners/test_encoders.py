@@ -12,7 +12,7 @@ from tf_labeldp.self_supervised import SCAN, SimCLR, strong_views, weak_views
 keras = pytest.importorskip("keras")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def simclr(images):
     model = SimCLR(network(16))
     model.compile(keras.optimizers.Adam(3e-3))
@@ -20,7 +20,7 @@ def simclr(images):
     return model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scan(simclr, images):
     encoder = keras.models.clone_model(simclr.encoder())
     encoder.set_weights(simclr.encoder().get_weights())

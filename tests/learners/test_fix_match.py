@@ -19,7 +19,7 @@ def fitted(images, labels, epochs=5, net=None, **settings):
     return model
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained(images, noisy):
     return fitted(images[0], noisy)
 

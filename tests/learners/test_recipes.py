@@ -20,7 +20,7 @@ SIDE, CHANNELS = 32, 3
 VIEWS = {"weak": weak_views(shift=0.03), "strong": keras.layers.GaussianNoise(0.1)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def colours():
     """The bars of the other tests, enlarged, each in a colour of its own."""
     (x, y), (x_test, y_test) = ((_enlarged(*shapes(n, seed=s))) for n, s in ((360, 0), (150, 1)))

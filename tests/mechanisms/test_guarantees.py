@@ -12,7 +12,7 @@ from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 EPSILONS = (0.05, 1.0, 6.0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def random_priors():
     rng = np.random.default_rng(14)
     return [rng.dirichlet(np.full(k, c)) for k in (2, 4, 8) for c in (0.2, 1.0, 20.0)]

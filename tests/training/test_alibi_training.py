@@ -17,7 +17,7 @@ MECHANISMS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def clusters():
     """Four separated clusters: 1,200 points (n, 2) and their labels."""
     rng = np.random.default_rng(0)

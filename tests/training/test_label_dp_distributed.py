@@ -212,12 +212,12 @@ PASSES = textwrap.dedent(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def found() -> dict[str, Any]:
     return result_of(SETUP + RUN)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def denoised() -> dict[str, Any]:
     return result_of(SETUP + SEEN + DENOISED + PASSES + 'print("RESULT" + json.dumps(result))')
 

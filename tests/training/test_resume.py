@@ -106,7 +106,7 @@ def killed(folder: Path, *kills: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the runs that were killed."""
     return killed(tmp_path_factory.mktemp("killed"), "epoch-4", "draw-2", NO_STORE)

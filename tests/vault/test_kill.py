@@ -13,7 +13,7 @@ from tf_labeldp.accounting import BudgetExceededError
 PARTS = {"a": np.arange(0, 100), "b": np.arange(100, 200)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def killed(run_writers):
     """The folder of what killed processes left behind, which no test changes."""
     root, output = run_writers("killed")

@@ -11,7 +11,7 @@ from tf_labeldp.accounting import BudgetExceededError
 from tf_labeldp.vault import PrivateLabels
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(run_writers):
     """What six processes were given at the same time: (folder, parent, a list of children)."""
     root, output = run_writers("shared")
