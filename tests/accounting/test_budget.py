@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from fractions import Fraction
 
 import dp_accounting
 import pytest
@@ -59,6 +60,13 @@ def test_counted_charges_are_charges_one_by_one():
         assert mixed == compose_counted(((one, 3), (other, 2)), delta)
         assert mixed.epsilon == compose_charges([other, other, one, one, one], delta).epsilon
     assert compose_counted(((one, 10),), 0.0).epsilon == math.fsum([0.1] * 10)
+
+
+def test_a_trillion_uses_are_added_up_at_once_and_rounded_once():
+    one, other = Charge(0.1, 0.0, pure_dp_event(0.1)), Charge(1e-9, 0.0, pure_dp_event(1e-9))
+    counted = ((one, 10**12 + 7), (other, 3))
+    exact = float(Fraction(0.1) * (10**12 + 7) + Fraction(1e-9) * 3)
+    assert compose_counted(counted, 0.0).epsilon == exact
 
 
 def test_charges_that_promise_nothing_add_up_to_nothing():

@@ -183,7 +183,7 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
         from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
         opaque = [one for one in charges if isinstance(one[0].event, NonPrivateDpEvent)]
-        known = tuple(one for one in charges if one not in opaque)
+        known = [one for one in charges if not isinstance(one[0].event, NonPrivateDpEvent)]
         left = delta - math.fsum(charge.delta * count for charge, count in opaque)
         tight = math.inf
         if known and left > 0.0:
@@ -200,8 +200,16 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
 
 
 def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
-    """Returns the correctly rounded sum of numbers that are counted."""
-    return math.fsum(value for value, count in counted for _ in range(count))
+    """Returns the correctly rounded sum of numbers that are counted.
+
+    Times a power of two, a double is exact, and the sum of such doubles is rounded once.
+    """
+    return math.fsum(
+        value * 2.0**bit
+        for value, count in counted
+        for bit in range(count.bit_length())
+        if count >> bit & 1
+    )
 
 
 def _may_save(charges: CountedCharges, basic: float) -> bool:

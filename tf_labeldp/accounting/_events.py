@@ -3,7 +3,7 @@
 This is the only file that builds or composes events. What ``dp_accounting`` 0.6.0 gets wrong, or
 takes otherwise, is handled here:
 
-* It ignores the count of a repeated ``RandomizedResponseDpEvent``, so repeats are written out.
+* It ignores the count of a repeated ``RandomizedResponseDpEvent``; ``_losses`` counts right.
 * It has no pure mechanism under ``REPLACE_ONE``, so binary randomized response of the same epsilon
   stands for one, which dominates it (Kairouz, Oh and Viswanath 2015, "The composition theorem for
   differential privacy", Theorem 3.1 and its proof). A Laplace noise multiplier is relative to
@@ -14,14 +14,13 @@ takes otherwise, is handled here:
 * It has no event for gradients whose distance is clipped: ``_label_distance`` has one.
 * It has no event for what is a known delta away from another event: ``_added_delta`` has one.
 * Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. The grid
-  is chosen by the events.
+  is chosen by the event.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -36,16 +35,24 @@ if TYPE_CHECKING:
 _NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
 """What ``dp_accounting`` calls the relations of a ``PrivacyGuarantee``."""
 
-_ROUNDING = 2.0**-52
-"""Of delta, a step: 16 times the most found against exact Gaussians, up to a million steps."""
+_ROUNDING = 2.0**-53
+"""Of delta, per use: five times the most found against exact binomial sums, at 64 uses."""
+_ULPS = 1.0 + 2.0**-40
+"""Epsilon is found to more digits than this."""
 
 _GRID = 1e-4
+_GRID_OF_GAUSSIAN = 1.0 / 256.0
+"""Over the noise multiplier: of a loss without sampling, 512 cells to a standard deviation."""
 _FINEST_GRID = 1e-7
 """Below, second differences of delta drown in the rounding errors of doubles."""
 _CELLS = 25_000
 """Cells between no loss and the largest of one step; twice as many take twice as long."""
 _LEAST_NOISE = 1e-2
 """Noise multipliers below promise nothing (epsilon above ten thousand a use), and overflow."""
+_KINDS = 64
+"""Events that are composed as they are. Of more, epsilons of randomized response are rounded up."""
+_PARTS = 32
+"""By one part in 32 at most, which leaves 75 epsilons between one and ten times as much."""
 
 CLIPPINGS = ("norm", "label_distance")
 """What DP-SGD bounds of each example, as ``LabelDPOptimizer`` has it."""
@@ -139,47 +146,39 @@ def composed_epsilon(
 ) -> float:
     """Returns an upper bound on the epsilon of events that are used one after another.
 
-    It is the bound of the PLD accountant's pessimistic discretisation (Doroshenko et al. 2022).
+    It is that of privacy loss distributions, discretised pessimistically (Doroshenko et al. 2022).
+    Its cost does not grow with the number of uses, nor that of one more with their kinds.
     """
-    import dp_accounting
-
     from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
-    from tf_labeldp.accounting._label_distance import Accountant
+    from tf_labeldp.accounting._losses import composed_loss, losses_of_one
 
     delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.one_of("relation", relation, _NEIGHBOURS)
     counted = _counted(events, relation)
     added = [leaf for leaf in counted if isinstance(leaf, AddedDeltaDpEvent)]
     away = math.fsum(leaf.delta * counted.pop(leaf) for leaf in added)
-    gaussians = [(*found, n) for leaf, n in counted.items() if (found := _gaussian(leaf, n))]
-    away += _ROUNDING * sum(n for probability, _, n in gaussians if probability < 1.0)
-    if delta <= away > 0.0 or any(noise < _LEAST_NOISE for _, noise, _ in gaussians):
+    if delta <= away > 0.0 or any(_noise(leaf) < _LEAST_NOISE for leaf in counted):
         return math.inf
-    accountant = Accountant(
-        dp_accounting.NeighboringRelation[_NEIGHBOURS[relation]],
-        value_discretization_interval=_grid(counted),
-    )
-    for event in _composable(counted):
-        accountant.compose(event)
-    with np.errstate(over="ignore"):  # beyond e^709, where it finds an infinite epsilon
-        return float(accountant.get_epsilon(delta - away))
+    known = _NEIGHBOURS[relation]
+    uses = sorted(((leaf, n, _grid(leaf)) for leaf, n in _merged(counted).items()), key=repr)
+    losses = [losses_of_one(leaf, grid, known) for leaf, _, grid in uses]
+    if not all(losses):
+        return math.inf
+    if delta == 0.0:
+        largest = (max(loss.epsilon(0.0) for loss in both) for both in losses)
+        return math.fsum(one * n for one, (_, n, _) in zip(largest, uses, strict=True)) * _ULPS
+    away += _ROUNDING * sum(n for _, n, _ in uses)
+    if delta <= away:
+        return math.inf
+    ways = range(max(map(len, losses), default=0))
+    both = (composed_loss(tuple(uses), known, way) for way in ways)
+    return max((loss.epsilon(delta - away) for loss in both), default=0.0) * _ULPS
 
 
 @functools.lru_cache(maxsize=4096)
 def epsilon_of(event: DpEvent, delta: float, relation: str = "replace_label") -> float:
     """Returns ``composed_epsilon`` of one event, which takes up to a second to find."""
     return composed_epsilon([event], delta, relation)
-
-
-def _composable(counted: dict[DpEvent, int]) -> Iterator[DpEvent]:
-    """Yields counted events as the accountant counts them right: randomized response one by one."""
-    import dp_accounting
-
-    for leaf, count in counted.items():
-        if isinstance(leaf, dp_accounting.RandomizedResponseDpEvent):
-            yield from itertools.repeat(leaf, count)
-        else:
-            yield leaf if count == 1 else dp_accounting.SelfComposedDpEvent(leaf, count)
 
 
 def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict[DpEvent, int]:
@@ -207,7 +206,7 @@ def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
     """Yields the events inside an event that is used some times, with how often each is."""
     import dp_accounting
 
-    if isinstance(event, dp_accounting.NoOpDpEvent):
+    if isinstance(event, dp_accounting.NoOpDpEvent) or getattr(event, "num_buckets", 2) == 1:
         return
     if isinstance(event, dp_accounting.ComposedDpEvent):
         for part in event.events:
@@ -218,11 +217,36 @@ def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
         yield event, times
 
 
-def _gaussian(event: Any, count: int) -> tuple[float, float] | None:
-    """Returns sampling probability and noise multiplier of some Gaussians; None for other events.
+def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
+    """Returns fewer kinds of events that cost no less together.
 
-    Without sampling, some Gaussians are one with less noise, and the accountant takes them so.
+    Gaussians without sampling cost as one whose squared precision is the sum (Dong, Roth and Su
+    2022, "Gaussian differential privacy", Corollary 2). Randomized response is that of a larger
+    epsilon, mixed with uniform answers.
     """
+    import dp_accounting
+
+    from tf_labeldp.accounting._losses import response_epsilon
+
+    merged: dict[DpEvent, int] = {}
+    precisions = []
+    for event, count in counted.items():
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            precisions.append(count / event.noise_multiplier**2)
+            continue
+        if len(counted) > _KINDS and isinstance(event, dp_accounting.RandomizedResponseDpEvent):
+            epsilon = response_epsilon(event)
+            if 0.0 < epsilon < math.inf:
+                larger = math.exp(math.ceil(_PARTS * math.log(epsilon)) / _PARTS)
+                event = randomized_response_event(max(epsilon, larger), event.num_buckets)
+        merged[event] = merged.get(event, 0) + count
+    if precisions:
+        merged[dp_accounting.GaussianDpEvent(1.0 / math.sqrt(math.fsum(precisions)))] = 1
+    return merged
+
+
+def _gaussian(event: Any) -> tuple[float, float] | None:
+    """Returns sampling probability and noise multiplier of a Gaussian; None for other events."""
     import dp_accounting
 
     from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
@@ -230,40 +254,43 @@ def _gaussian(event: Any, count: int) -> tuple[float, float] | None:
     if isinstance(event, LabelDistanceDpEvent):
         return event.sampling_probability, event.noise_multiplier
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return 1.0, event.noise_multiplier / math.sqrt(count)
+        return 1.0, event.noise_multiplier
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
     if sampled and isinstance(event.event, dp_accounting.GaussianDpEvent):
         return event.sampling_probability, event.event.noise_multiplier
     return None
 
 
-def _grid(counted: dict[DpEvent, int]) -> float:
-    """Returns the step of the grid on which the accountant is to hold privacy losses.
+def _noise(event: DpEvent) -> float:
+    found = _gaussian(event)
+    return math.inf if found is None else found[1]
 
-    One step's loss has a standard deviation of about ``2 q / sigma``: a thirtieth of that costs one
-    part in ten thousand of epsilon. No finer than keeps any event to a number of cells.
+
+def _grid(event: DpEvent) -> float:
+    """Returns the step of the grid on which the privacy loss of one use is to be held.
+
+    Gaussian noise has a loss with a standard deviation of about ``2 q / sigma``: a thirtieth of
+    that costs one part in ten thousand of epsilon. No finer than keeps it to a number of cells.
     """
     import dp_accounting
 
     from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
+    from tf_labeldp.accounting._losses import response_epsilon
 
-    grid, finest = _GRID, _FINEST_GRID
-    for event, count in counted.items():
-        found = _gaussian(event, count)
-        if found is not None:
-            probability, noise = found
-            grid = min(grid, probability / (15.0 * noise))
-            # log(1 - q + q e^x), x the loss of the full batch at ten standard deviations
-            rest = math.log1p(-probability) if probability < 1.0 else -math.inf
-            reach = 2.0 * event.longest if isinstance(event, LabelDistanceDpEvent) else 1.0
-            largest = 10.5 * reach / noise + 0.5 * (reach / noise) ** 2
-            span = float(np.logaddexp(rest, math.log(probability) + largest))
-            cell = span / _CELLS
-            finest = max(finest, cell if probability < 1.0 else min(cell, _GRID))
-        elif isinstance(event, dp_accounting.RandomizedResponseDpEvent) and event.noise_parameter:
-            ratio = event.num_buckets * (1.0 - event.noise_parameter) / event.noise_parameter
-            finest = max(finest, min(count * math.log1p(ratio) / _CELLS, _GRID))
-    return max(grid, finest)
+    if isinstance(event, dp_accounting.RandomizedResponseDpEvent):
+        return response_epsilon(event)
+    found = _gaussian(event)
+    if found is None:
+        return _GRID
+    probability, noise = found
+    if probability == 1.0:
+        return max(_GRID_OF_GAUSSIAN / noise, _FINEST_GRID)
+    # log(1 - q + q e^x), x the loss of the full batch at ten standard deviations
+    rest = math.log1p(-probability)
+    reach = 2.0 * event.longest if isinstance(event, LabelDistanceDpEvent) else 1.0
+    largest = 10.5 * reach / noise + 0.5 * (reach / noise) ** 2
+    cell = float(np.logaddexp(rest, math.log(probability) + largest)) / _CELLS
+    return max(min(_GRID, probability / (15.0 * noise)), cell, _FINEST_GRID)
 
 
 def event_to_json(event: DpEvent) -> dict[str, Any]:

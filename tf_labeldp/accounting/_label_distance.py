@@ -37,22 +37,6 @@ class LabelDistanceDpEvent(dp_accounting.DpEvent):
     longest: float
 
 
-class Accountant(pld.PLDAccountant):
-    """The accountant of ``dp_accounting``, which counts ``LabelDistanceDpEvent`` too."""
-
-    _pld: Any
-
-    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
-        if not isinstance(event, LabelDistanceDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        if self.neighboring_relation != dp_accounting.NeighboringRelation.REPLACE_ONE:
-            return self.CompositionErrorDetails(event, "It is for replaced labels only.")
-        if do_compose:
-            step = privacy_loss(event, self._value_discretization_interval)
-            self._pld = self._pld.compose(step.self_compose(count))
-        return None
-
-
 def privacy_loss(event: LabelDistanceDpEvent, grid: float) -> Any:
     """Returns the privacy loss distribution of one step, rounded up to a grid."""
     one, other = _densities(event, _FARTHEST + _places(event)[0])
