@@ -2,7 +2,7 @@
 
 ``dp_accounting`` finds the loss of one use. Here equal uses are composed in blocks, and blocks in
 blocks of blocks; the grid grows with the spread of the loss, so that no loss has many more cells
-than another. All of them are kept, and one more use composes only what it changes.
+than another. Blocks are kept, and one more use composes only what it changes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ parts in a million to epsilon."""
 _CELLS_OF_RESPONSE = 512
 """Per epsilon of randomized response that meets other events, times the root of its uses."""
 _TAIL = 2.0**-49
-"""Probability that is cut off each end of a block, where rounding errors of Fourier transforms are
-as large: above, it counts as a loss without bound."""
+"""Probability cut off at each end of a block, where rounding errors of Fourier transforms are as
+large. At the upper end it counts as a loss without bound."""
 _TAIL_OF_ONE = 2.0**-55
-"""Likewise, of one use."""
+"""Likewise for one use."""
 _ORDERS = np.array([sign * 80.0 / 2.0**i for i in range(12) for sign in (-1.0, 1.0)])
-"""Of Chernoff's bounds, over the number of cells."""
-_KEPT = 1024
-"""Losses in memory, of some thousand cells each as a rule."""
+"""Orders of Chernoff's bounds, times the number of cells."""
+_KEPT = 640
+"""Losses in memory, a few of some megabyte: two for each of three hundred kinds of uses."""
 
 Use = tuple[dp_accounting.DpEvent, int, float]
 """An event, the number of its uses, and the grid of the privacy loss of one of them."""
@@ -232,7 +232,7 @@ def _mixed(uses: tuple[Use, ...], relation: str, way: int) -> Loss:
     return loss
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=16)
 def _repeated(
     event: dp_accounting.DpEvent, count: int, grid: float, relation: str, way: int
 ) -> Loss:
