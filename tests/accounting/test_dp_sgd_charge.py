@@ -90,7 +90,7 @@ def test_the_receipt_reads_back():
     receipt = charged(vault(), 0, indices=[4, 1])
     for again in (Receipt.from_json(receipt.to_json()), pickle.loads(pickle.dumps(receipt))):
         assert again.charge == receipt.charge and again.charge.event == receipt.charge.event
-        assert again.examples.tolist() == [1, 4]
+        assert np.asarray(again.examples).tolist() == [1, 4]
         assert again.to_json() == receipt.to_json()
         assert compose_receipts([again]) == compose_receipts([receipt])
 

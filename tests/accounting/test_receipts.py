@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import datetime
 import itertools
 import json
@@ -71,6 +72,34 @@ def spent(labels, epsilon=1.0, examples=None, **fields):
 
 def unknown(*reasons):
     return Receipt(LabelSet.new(0), Charge.unknown(*reasons), "training", kind="unknown")
+
+
+# --- Which examples ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [range(SIZE), [True] * SIZE, reversed(range(SIZE))])
+def test_a_receipt_that_names_all_examples_stores_none(rows):
+    receipt = spent(LabelSet.new(SIZE), 1.0, None)
+    receipt = dataclasses.replace(receipt, examples=np.array(list(rows)))
+    assert receipt.examples is None and receipt.num_examples == SIZE
+    assert receipt.to_json()["examples"] is None
+
+
+def test_examples_are_kept_compressed():
+    """Half of a million labels at random: 125 KB of bits, where indices took 4 MB."""
+    rows = np.flatnonzero(np.random.default_rng(5).random(1_000_000) < 0.5)
+    receipt = Receipt(LabelSet.new(1_000_000), pure(1.0), "a draw", examples=rows)
+    assert receipt.num_examples == rows.size
+    assert len(pickle.dumps(receipt.examples)) < 130_000
+    np.testing.assert_array_equal(receipt.examples, rows)
+    stretch = Receipt(LabelSet.new(1_000_000), pure(1.0), "a draw", examples=np.arange(9, 70_000))
+    assert len(pickle.dumps(stretch.examples)) < 1000
+
+
+def test_a_mask_names_examples_as_indices_do():
+    mask = np.array([True, False, False, True, True, False])
+    receipt = Receipt(LabelSet.new(SIZE), pure(1.0), "a draw", examples=mask)
+    assert np.asarray(receipt.examples).tolist() == [0, 3, 4]
 
 
 # --- One label set -------------------------------------------------------------------------------

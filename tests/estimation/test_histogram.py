@@ -236,7 +236,7 @@ def test_a_part_of_the_labels_is_counted_and_charged():
     rows = np.array([3, 0, 39, 4])
     counts = labels.release(HistogramMechanism(SURE, 3), rows, [0, 1, 1, 1])
     assert counts.values.tolist() == [[0, 0, 1], [2, 0, 1]]
-    assert labels.receipts[0].examples.tolist() == [0, 3, 4, 39]
+    assert np.asarray(labels.receipts[0].examples).tolist() == [0, 3, 4, 39]
     assert labels.receipts[0].kind == "release"
 
 

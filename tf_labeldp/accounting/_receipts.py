@@ -7,6 +7,7 @@ model; a use of labels of which nothing is known has a receipt too, with an infi
 from __future__ import annotations
 
 import base64
+import copy
 import dataclasses
 import datetime
 import getpass
@@ -102,6 +103,50 @@ def timestamp() -> str:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Examples:
+    """Which of n examples a receipt is about: a bit for each, compressed.
+
+    ``numpy.asarray`` has their indices, ``int64`` (m,) rising.
+    """
+
+    bits: bytes
+    total: int  # number of examples n
+    size: int  # number of those meant m
+
+    @classmethod
+    def of(cls, rows: Any, total: int) -> Examples | None:
+        """Returns the examples that indices or a mask name; None if they are all."""
+        if rows is None or isinstance(rows, cls):
+            return rows
+        chosen = np.zeros(total, dtype=bool)
+        chosen[np.asarray(rows)] = True
+        size = int(np.count_nonzero(chosen))
+        if size == total > 0:
+            return None
+        return cls(zlib.compress(np.packbits(chosen).tobytes(), 9), total, size)
+
+    @classmethod
+    def from_text(cls, text: str | None, total: int) -> Examples | None:
+        """Returns the examples whose ``text()`` this is."""
+        if text is None:
+            return None
+        found = cls(base64.b64decode(text), total, 0)
+        return dataclasses.replace(found, size=int(np.count_nonzero(found.mask())))
+
+    def text(self) -> str:
+        """Returns the bits as text."""
+        return base64.b64encode(self.bits).decode()
+
+    def mask(self) -> np.ndarray:
+        """Returns whether each of all examples is meant, ``bool`` (n,)."""
+        packed = np.frombuffer(zlib.decompress(self.bits), np.uint8)
+        return np.unpackbits(packed, count=self.total).view(bool)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.flatnonzero(self.mask()).astype(np.int64 if dtype is None else dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Receipt:
     """What one use of a label set was.
 
@@ -115,7 +160,7 @@ class Receipt:
     what: str  # the use in words
     kind: str = "draw"
     key: str = ""  # the name it was asked for by
-    examples: np.ndarray | None = None  # which examples, int64 (m,) rising; None for all
+    examples: Any = None  # given as indices or a mask, kept as Examples; None for all
     delta: float = 0.0  # of the vault's budget, at which statements are made
     output_digest: str | None = None  # of what was handed out; None for steps
     unit: str = "label"  # a key of UNITS
@@ -129,6 +174,10 @@ class Receipt:
     actor: str = dataclasses.field(default_factory=actor_name)
     version: str = __version__
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))  # counts once
+
+    def __post_init__(self) -> None:
+        """Compresses the examples."""
+        object.__setattr__(self, "examples", Examples.of(self.examples, self.labels.size))
 
     @property
     def num_examples(self) -> int:
@@ -146,7 +195,7 @@ class Receipt:
             "event": event_to_json(self.charge.event),
             "assumptions": list(self.charge.assumptions),
         }
-        fields["examples"] = _packed(self.examples, self.labels.size)
+        fields["examples"] = None if self.examples is None else self.examples.text()
         fields["answers"] = list(self.answers)
         return {**fields, "digest": _digest(fields)}
 
@@ -162,7 +211,7 @@ class Receipt:
             charge["event"] = event_from_json(charge["event"])
             fields["charge"] = Charge(**charge)
             fields["labels"] = LabelSet(**fields["labels"])
-            fields["examples"] = _unpacked(fields["examples"], fields["labels"].size)
+            fields["examples"] = Examples.from_text(fields["examples"], fields["labels"].size)
             fields["answers"] = tuple(fields["answers"])
             return cls(**fields)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
@@ -231,41 +280,224 @@ def receipts_from_bytes(content: bytes) -> tuple[Receipts, list[int] | None]:
 
 
 class Histories:
-    """What each of n examples of one label set has been charged; a row for each history."""
+    """What each of n examples of one label set has been charged.
+
+    A charge of all examples is counted once. Of the others each different history is a row.
+    """
 
     def __init__(self, size: int) -> None:
-        self._of_example = np.zeros(size, dtype=np.int32)
-        self._table: list[CountedCharges] = [()]
-        self._place: dict[CountedCharges, int] = {(): 0}
+        self._of_all: dict[Charge, int] = {}
+        self._rows: list[dict[Charge, int]] = [{}]
+        self._sizes = [size]  # number of examples of each row; rows of none are free
+        self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
+        self._row_of = np.zeros(size, dtype=np.int32)
 
-    def add(self, charge: Charge, rows: np.ndarray | None = None) -> None:
-        """Charges these examples; None for all."""
-        where = slice(None) if rows is None else rows
-        new_place = np.arange(len(self._table), dtype=np.int32)
-        for old in self._present(where):  # a handful of different histories, not examples
-            counts = Counter(dict(self._table[old]))
-            counts[charge] += 1
-            history = tuple(counts.items())
-            if history not in self._place:
-                self._place[history] = len(self._table)
-                self._table.append(history)
-            new_place[old] = self._place[history]
-        self._of_example[where] = new_place[self._of_example[where]]
+    def add(self, charge: Charge, examples: Any = None) -> None:
+        """Charges these examples, by indices or a mask; None for all."""
+        if examples is None:
+            self._of_all[charge] = self._of_all.get(charge, 0) + 1
+            return
+        is_mask = isinstance(examples, Examples) and examples.total == self._row_of.size
+        where = examples.mask() if is_mask else np.asarray(examples)
+        old_rows = self._row_of[where]
+        moved = np.bincount(old_rows, minlength=len(self._rows))
+        new_row = np.zeros(len(self._rows), dtype=np.int32)
+        for old in np.flatnonzero(moved):  # a handful of different histories, not examples
+            counts = self._rows[old] | {charge: self._rows[old].get(charge, 0) + 1}
+            new_row[old] = self._row(counts)
+            self._sizes[new_row[old]] += int(moved[old])
+        self._row_of[where] = new_row[old_rows]
+        # Last, so that an interrupt may leave a charge too many and never one too few.
+        for old in np.flatnonzero(moved):
+            self._sizes[old] -= int(moved[old])
+            if self._sizes[old] == 0:
+                del self._place[frozenset(self._rows[old].items())]
 
-    def distinct(self, rows: np.ndarray | None = None) -> list[CountedCharges]:
+    def _row(self, counts: dict[Charge, int]) -> int:
+        """Returns the row of a history, which may be a new one."""
+        history = frozenset(counts.items())
+        if history not in self._place:
+            if 0 not in self._sizes:
+                self._rows.append({})
+                self._sizes.append(0)
+            self._place[history] = self._sizes.index(0)
+            self._rows[self._place[history]] = counts
+        return self._place[history]
+
+    def distinct(self, examples: Any = None) -> list[CountedCharges]:
         """Returns the different histories of these examples; None for all."""
-        return [self._table[i] for i in self._present(slice(None) if rows is None else rows)]
+        if examples is None:
+            return [history for history, _ in self.spread()]
+        rows = np.flatnonzero(np.bincount(self._row_of[examples]))
+        return [self._history(row) for row in rows]
 
     def spread(self) -> list[tuple[CountedCharges, int]]:
         """Returns each history that some examples have, and how many have it."""
-        counts = np.bincount(self._of_example, minlength=len(self._table))
-        return [(self._table[i], int(counts[i])) for i in np.flatnonzero(counts)]
+        return [(self._history(row), size) for row, size in enumerate(self._sizes) if size]
 
-    def _present(self, where: Any) -> np.ndarray:
-        places = self._of_example[where]
-        if places.size and np.all(places == places[0]):  # as a rule, and faster to see
-            return places[:1]
-        return np.flatnonzero(np.bincount(places, minlength=1))
+    def _history(self, row: int) -> CountedCharges:
+        counts = Counter(self._of_all)
+        counts.update(self._rows[row])
+        return tuple(counts.items())
+
+    def grow(self, size: int) -> None:
+        """Adds examples up to this number, which were charged what all were."""
+        if (more := size - self._row_of.size) > 0:
+            row = self._row({})
+            self._sizes[row] += more
+            self._row_of = np.append(self._row_of, np.full(more, row, np.int32))
+
+    def copy(self) -> Histories:
+        """Returns histories that can be charged by themselves."""
+        found = Histories(0)
+        found._of_all, found._place = dict(self._of_all), dict(self._place)
+        found._rows, found._sizes = list(self._rows), list(self._sizes)
+        found._row_of = self._row_of.copy()
+        return found
+
+
+class Composition:
+    """What any number of receipts add up to, at any time, without going through them again.
+
+    Each receipt is counted once, and none in place of which another one stands.
+
+    Guarantee:
+        That of ``compose_receipts`` for all receipts that were added.
+    """
+
+    def __init__(self, receipts: Iterable[Receipt] = ()) -> None:
+        self._receipts: dict[str, Receipt] = {}
+        self._answered: set[str] = set()
+        self._begin()
+        for one in receipts:
+            self.add(one)
+
+    def _begin(self) -> None:
+        self._histories: dict[str, Histories] = {}  # by the name of the label set
+        self._people: dict[str, str | None] = {}
+        self._sized: set[str] = set()
+        self._units: set[str] = set()
+        self._flags: set[str] = set()
+        self._endless: set[str] = set()
+        self._delta, self._most_labels, self._most_users = 0.0, 0, 0
+
+    def add(self, receipt: Receipt) -> None:
+        """Adds a receipt, if it is not there yet."""
+        if receipt.id in self._receipts:
+            return
+        self._receipts[receipt.id] = receipt
+        answered = set(receipt.answers) - self._answered
+        self._answered |= answered
+        if answered & self._receipts.keys():
+            self._begin()
+            for one in self._receipts.values():
+                self._count(one)
+        else:
+            self._count(receipt)
+
+    def _count(self, receipt: Receipt) -> None:
+        if receipt.id in self._answered:
+            return
+        labels, charge = receipt.labels, receipt.charge
+        if labels.name not in self._histories:
+            # Without an account of single examples, as of a declaration, all are alike.
+            self._histories[labels.name] = Histories(max(1, labels.size))
+            self._people[labels.name] = labels.people
+        self._histories[labels.name].grow(labels.size)
+        self._histories[labels.name].add(charge, receipt.examples)
+        if labels.size:
+            self._sized.add(labels.name)
+        if receipt.kind != "declared":
+            self._units.add(receipt.unit)
+        for flag in ("sample_weights", "metrics_reported", "seeded"):
+            if getattr(receipt, flag):
+                self._flags.add(flag)
+        if math.isinf(charge.epsilon):
+            self._endless.update(charge.assumptions)
+        self._delta = max(self._delta, receipt.delta)
+        self._most_labels = max(self._most_labels, labels.size)
+        self._most_users = max(self._most_users, receipt.num_units or labels.size)
+
+    def with_receipts(self, receipts: Iterable[Receipt]) -> Composition:
+        """Returns the composition with more receipts; this one stays as it is."""
+        more = tuple(receipts)
+        found = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (dict, set)):
+                setattr(found, name, value.copy())
+        for name in {one.labels.name for one in more} & found._histories.keys():
+            found._histories[name] = found._histories[name].copy()
+        for one in more:
+            found.add(one)
+        return found
+
+    def histories(
+        self, labels: LabelSet | None = None, examples: Any = None
+    ) -> list[CountedCharges]:
+        """Returns what one person may have been charged, in all label sets together.
+
+        ``labels`` and ``examples`` leave those with an example among these, by indices or a mask.
+        """
+        if labels is None:
+            return list(self._combined(self._histories))
+        own = self._histories.get(labels.name, Histories(max(1, labels.size)))
+        others = self._histories.keys() - {labels.name}
+        return list(self._combined(others, own.distinct(examples)))
+
+    def _combined(
+        self, names: Iterable[str], *own: list[CountedCharges]
+    ) -> Iterator[CountedCharges]:
+        """Yields what one person may have been charged, in these label sets and with one of own."""
+        named = [name for name in self._histories if name in names]
+        people = {self._people[name] for name in named}
+        for population in people - {None} or {None}:
+            # Label sets that may be of the same people.
+            same = [name for name in named if self._people[name] in (population, None)]
+            yield from _together([*own, *(self._histories[name].distinct() for name in same)])
+
+    def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
+        """Returns the statement; at the delta of the receipts, unless another is given."""
+        if not self._histories:
+            return PrivacyGuarantee(epsilon=0.0)
+        sums = _sums(self.histories(), self._delta, delta)
+        worst = max(sums, key=lambda one: (one.epsilon, one.delta))
+        units = self._units or {"label"}
+        unit = next(iter(units)) if len(units) == 1 else "label"
+        # The statement covers every example, so it rests on what any of their sums rests on.
+        notes = dict.fromkeys(text for one in sums for text in one.assumptions)
+        notes |= dict.fromkeys(self._named_assumptions(unit, by_user="user" in units))
+        reasons = [
+            text
+            for text in notes
+            if text in self._endless or text.startswith("nothing is promised")
+        ]
+        return PrivacyGuarantee(
+            worst.epsilon,
+            max(one.delta for one in sums),
+            unit=UNITS[unit],
+            assumptions=tuple(dict.fromkeys([*reasons, *notes])),
+            seeded="seeded" in self._flags,
+            num_units=(self._most_users if unit == "user" else self._most_labels) or None,
+        )
+
+    def _named_assumptions(self, unit: str, *, by_user: bool) -> Iterator[str]:
+        """Yields what a statement of any receipts rests on."""
+        yield _FEATURES[unit == "user"]
+        people = set(self._people.values()) - {None}
+        if len(people) > 1:
+            names = ", ".join(repr(name) for name in sorted(people, key=str))
+            yield f"no person is in more than one of the populations {names}"
+        elif len(self._sized) > 1:
+            yield f"each person has one example in each of {len(self._sized)} label sets at most"
+        if by_user and unit != "user":
+            yield _BY_LABEL
+        yield _THROUGH_HERE
+        if "sample_weights" in self._flags:
+            yield _WEIGHTED
+        if "metrics_reported" in self._flags:
+            yield _REPORTED
+        if "seeded" not in self._flags:
+            yield _SECURE_BITS
 
 
 def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) -> PrivacyGuarantee:
@@ -279,32 +511,17 @@ def compose_receipts(receipts: Iterable[Receipt], delta: float | None = None) ->
         order, so the worst example of one is added to the worst of the other, unless they are
         declared to be of different populations (``people``).
     """
-    known = standing(merge_receipts(receipts))
-    if not known:
-        return PrivacyGuarantee(epsilon=0.0)
-    histories = list(_combined(known))
-    sums = _sums(known, histories, delta)
-    worst = max(sums, key=lambda one: (one.epsilon, one.delta))
-    units = {one.unit for one in known if one.kind != "declared"} or {"label"}
-    unit = units.pop() if len(units) == 1 else "label"
-    # The statement covers every example, so it rests on what any of their sums rests on.
-    notes = dict.fromkeys(text for one in sums for text in one.assumptions)
-    notes |= dict.fromkeys(_named_assumptions(known, unit, by_user="user" in units))
-    endless = [one.charge for one in known if math.isinf(one.charge.epsilon)]
-    because = {text for charge in endless for text in charge.assumptions}
-    reasons = [text for text in notes if text in because or text.startswith("nothing is promised")]
-    return PrivacyGuarantee(
-        worst.epsilon,
-        max(one.delta for one in sums),
-        unit=UNITS[unit],
-        assumptions=tuple(dict.fromkeys([*reasons, *notes])),
-        seeded=any(one.seeded for one in known),
-        num_units=max(_num_units(one, unit) for one in known) or None,
-    )
+    return Composition(receipts).guarantee(delta)
+
+
+def histories_with(own: list[CountedCharges], others: Iterable[Receipt]) -> list[CountedCharges]:
+    """Returns what one person may have been charged: with one of these, and in other label sets."""
+    found = Composition(others)
+    return list(found._combined(found._histories, own))
 
 
 def _sums(
-    receipts: Receipts, histories: list[CountedCharges], delta: float | None
+    histories: list[CountedCharges], stated: float, delta: float | None
 ) -> list[PrivacyGuarantee]:
     """Returns what each history adds up to, at a delta, or at the least one that can be stated."""
     import dp_accounting
@@ -312,7 +529,6 @@ def _sums(
     if delta is not None:
         delta = _validate.number_in("delta", delta, "[0, 1)")
         return [compose_counted(history, delta) for history in histories]
-    stated = max(one.delta for one in receipts)
     sums = [compose_counted(history, stated) for history in histories]
     if any(math.isinf(one.epsilon) for one in sums):
         # Deltas of which no more is known add up, and may pass that of the budgets.
@@ -329,40 +545,10 @@ def _sums(
     return sums
 
 
-def _num_units(receipt: Receipt, unit: str) -> int:
-    """Returns how many units of a statement a receipt is about."""
-    return receipt.num_units if unit == "user" and receipt.num_units else receipt.labels.size
-
-
 def standing(receipts: Receipts) -> Receipts:
     """Returns the receipts without those in place of which another one stands."""
     answered = {name for one in receipts for name in one.answers}
     return tuple(one for one in receipts if one.id not in answered)
-
-
-def _populations(receipts: Receipts) -> Iterator[list[list[Receipt]]]:
-    """Yields label sets that may be of the same people, each as the list of its receipts."""
-    groups: dict[str, list[Receipt]] = {}
-    for one in receipts:
-        groups.setdefault(one.labels.name, []).append(one)
-    people = {group[0].labels.people for group in groups.values()}
-    for name in people - {None} or {None}:
-        yield [group for group in groups.values() if group[0].labels.people in (name, None)]
-
-
-def _combined(receipts: Receipts, *own: list[CountedCharges]) -> Iterator[CountedCharges]:
-    """Yields what one person may have been charged, in these label sets and with one of ``own``."""
-    for population in _populations(receipts):
-        yield from _together([*own, *(_histories(group) for group in population)])
-
-
-def _histories(receipts: Sequence[Receipt]) -> list[CountedCharges]:
-    """Returns the different histories of the examples of one label set."""
-    # Without an account of single examples, as of a declaration, all are alike.
-    found = Histories(max(1, *(one.labels.size for one in receipts)))
-    for one in receipts:
-        found.add(one.charge, one.examples)
-    return found.distinct()
 
 
 def _together(several: list[list[CountedCharges]]) -> Iterator[CountedCharges]:
@@ -377,12 +563,6 @@ def _together(several: list[list[CountedCharges]]) -> Iterator[CountedCharges]:
         yield tuple(counts.items())
 
 
-def histories_with(own: list[CountedCharges], others: Iterable[Receipt]) -> list[CountedCharges]:
-    """Returns what one person may have been charged: with one of these, and in other label sets."""
-    known = standing(tuple(others))
-    return list(_combined(known, own)) if known else own
-
-
 def _largest(histories: list[CountedCharges]) -> CountedCharges:
     """Returns a history that costs no less than any of these, whatever it is composed with."""
     charges = [charge for history in histories for charge, _ in history]
@@ -394,43 +574,6 @@ def _largest(histories: list[CountedCharges]) -> CountedCharges:
     for history in histories:
         most |= Counter(dict(history))
     return tuple(most.items())
-
-
-def _named_assumptions(receipts: Receipts, unit: str, *, by_user: bool) -> Iterator[str]:
-    """Yields what a statement of any receipts rests on."""
-    yield _FEATURES[unit == "user"]
-    sets = {one.labels.name for one in receipts if one.labels.size}
-    people = {one.labels.people for one in receipts} - {None}
-    if len(people) > 1:
-        names = ", ".join(repr(name) for name in sorted(people, key=str))
-        yield f"no person is in more than one of the populations {names}"
-    elif len(sets) > 1:
-        yield f"each person has one example in each of {len(sets)} label sets at most"
-    if by_user and unit != "user":
-        yield _BY_LABEL
-    yield _THROUGH_HERE
-    if any(one.sample_weights for one in receipts):
-        yield _WEIGHTED
-    if any(one.metrics_reported for one in receipts):
-        yield _REPORTED
-    if not any(one.seeded for one in receipts):
-        yield _SECURE_BITS
-
-
-def _packed(examples: np.ndarray | None, size: int) -> str | None:
-    """Returns which of n examples are meant, a bit for each, as text."""
-    if examples is None:
-        return None
-    chosen = np.zeros(size, dtype=bool)
-    chosen[examples] = True
-    return base64.b64encode(zlib.compress(np.packbits(chosen).tobytes(), 9)).decode()
-
-
-def _unpacked(text: str | None, size: int) -> np.ndarray | None:
-    if text is None:
-        return None
-    bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-    return np.flatnonzero(np.unpackbits(bits, count=size))
 
 
 def _digest(fields: dict[str, Any]) -> str:

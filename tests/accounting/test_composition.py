@@ -1,0 +1,178 @@
+"""A composition of receipts that is kept: what it states at any time, and what that costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_labeldp.accounting import Charge, PrivacyGuarantee, dp_sgd_charge
+from tf_labeldp.accounting._budget import compose_counted
+from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting._receipts import (
+    Composition,
+    LabelSet,
+    Receipt,
+    compose_receipts,
+    declared_receipt,
+)
+
+BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
+SIZE = 6
+ROWS = st.none() | st.lists(st.integers(0, SIZE - 1), unique=True, max_size=SIZE).map(sorted)
+
+
+def pure(epsilon):
+    return Charge(epsilon, 0.0, pure_dp_event(epsilon))
+
+
+def spent(labels, epsilon, examples, **fields):
+    """The receipt of a pure draw of these examples."""
+    rows = None if examples is None else np.array(examples, dtype=np.int64)
+    return Receipt(labels, pure(epsilon), "a draw", examples=rows, **fields)
+
+
+LABEL_SETS = [
+    LabelSet("a", SIZE),
+    LabelSet("b", SIZE),
+    LabelSet("c", SIZE, "north"),
+    LabelSet("d", SIZE, "south"),
+    LabelSet("e", 0),
+]
+
+
+@st.composite
+def any_receipts(draw):
+    """Receipts of several label sets, of which some stand in place of others."""
+    receipts = []
+    for _ in range(draw(st.integers(0, 8))):
+        if receipts and draw(st.integers(0, 5)) == 0:
+            answered = draw(st.lists(st.sampled_from(receipts), min_size=1, max_size=2))
+            receipts.append(
+                declared_receipt(answered, "a study", draw(st.sampled_from([0.0, 0.5])))
+            )
+            continue
+        labels = draw(st.sampled_from(LABEL_SETS))
+        rows = draw(ROWS) if labels.size else None
+        receipts.append(
+            spent(
+                labels,
+                draw(st.integers(1, 4)) / 8,
+                rows,
+                kind=draw(st.sampled_from(["draw", "release", "steps"])),
+                delta=draw(st.sampled_from([0.0, 1e-5])),
+                unit=draw(st.sampled_from(["label", "label", "user"])),
+                num_units=draw(st.sampled_from([None, 3])),
+                seeded=draw(st.integers(0, 9)) == 0,
+                sample_weights=draw(st.integers(0, 9)) == 0,
+                metrics_reported=draw(st.integers(0, 9)) == 0,
+            )
+        )
+    return draw(st.permutations(receipts)) + receipts[:1]
+
+
+def alike(one, other):
+    """Whether statements are equal, but for the order of their assumptions."""
+    plain = [dataclasses.replace(each, assumptions=()) for each in (one, other)]
+    return plain[0] == plain[1] and set(one.assumptions) == set(other.assumptions)
+
+
+def worst_person(receipts):
+    """The sum of the worst example of each label set that may be of the same people."""
+    standing = {one.id: one for one in receipts}
+    for one in receipts:
+        for name in one.answers:
+            standing.pop(name, None)
+    worst, people = {}, {}
+    for labels in {one.labels for one in standing.values()}:
+        own = [one for one in standing.values() if one.labels == labels]
+        worst[labels.name] = max(
+            math.fsum(
+                one.charge.epsilon
+                for one in own
+                if one.examples is None or row in np.asarray(one.examples)
+            )
+            for row in range(max(1, labels.size))
+        )
+        people[labels.name] = labels.people
+    return max(
+        math.fsum(worst[name] for name in worst if people[name] in (population, None))
+        for population in set(people.values()) | {None}
+    )
+
+
+@BOUNDED
+@given(any_receipts(), st.sampled_from([None, 0.0, 1e-5]))
+def test_a_composition_that_is_kept_states_what_one_of_all_receipts_does(receipts, delta):
+    kept = Composition()
+    for number, one in enumerate(receipts, 1):
+        kept.add(one)
+        again = compose_receipts(receipts[:number], delta)
+        assert alike(kept.guarantee(delta), again)
+    if receipts:
+        assert kept.guarantee(0.0).epsilon == worst_person(receipts)
+    else:
+        assert kept.guarantee(delta) == PrivacyGuarantee(0.0)
+
+
+@BOUNDED
+@given(any_receipts(), any_receipts())
+def test_more_receipts_leave_a_composition_as_it_is(receipts, more):
+    kept = Composition(receipts)
+    before = kept.guarantee(0.0)
+    extended = kept.with_receipts(more)
+    assert alike(extended.guarantee(0.0), compose_receipts([*receipts, *more], 0.0))
+    assert kept.guarantee(0.0) == before
+
+
+@BOUNDED
+@given(any_receipts(), st.sampled_from(LABEL_SETS[:4]), ROWS)
+def test_what_some_examples_have_spent_with_other_label_sets(receipts, labels, rows):
+    found = Composition(receipts).histories(labels, None if rows is None else np.array(rows, int))
+    spent_most = max((compose_counted(one, 0.0).epsilon for one in found), default=0.0)
+    kept = [one for one in receipts if one.labels.name != labels.name]
+    answered = {name for one in receipts for name in one.answers}
+    own = {one.id: one for one in receipts if one.labels.name == labels.name}
+    sums = [
+        math.fsum(
+            one.charge.epsilon
+            for one in own.values()
+            if one.id not in answered and (one.examples is None or row in np.asarray(one.examples))
+        )
+        for row in (range(SIZE) if rows is None else rows)
+    ]
+    others = [one for one in kept if one.id not in answered]
+    expected = max(sums) + (worst_person(others) if others else 0.0) if sums else 0.0
+    assert spent_most == expected
+
+
+def processor_time(work):
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_one_more_receipt_costs_no_more_after_ten_thousand(delta):
+    """A few ms each, of draws, releases and epochs in turn; walking all took seconds."""
+    labels = LabelSet.new(10_000)
+    charges = [pure(0.001), dp_sgd_charge(20.0, 0.01, 100, 1e-5), pure(0.002)]
+    charges.append(Charge.of_event(gaussian_event(2000.0), 1e-5))
+    receipts = [
+        Receipt(labels, charges[one % 4], "a use", delta=delta, time="", actor="", id=str(one))
+        for one in range(10_010)
+    ]
+    kept = Composition(receipts[:10_000])
+    kept.guarantee(1e-5)
+
+    def add(one):
+        kept.add(one)
+        kept.guarantee(delta or 1e-3)
+
+    times = [processor_time(lambda one=one: add(one)) for one in receipts[10_000:]]
+    assert sorted(times)[5] < 0.2
