@@ -329,7 +329,7 @@ class Histories:
         if examples is None:
             return [history for history, _ in self.spread()]
         rows = np.flatnonzero(np.bincount(self._row_of[examples]))
-        return [self._history(row) for row in rows]
+        return [self._history(int(row)) for row in rows]
 
     def spread(self) -> list[tuple[CountedCharges, int]]:
         """Returns each history that some examples have, and how many have it."""
