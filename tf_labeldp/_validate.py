@@ -240,6 +240,23 @@ def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.nda
     return group_numbers(name, array, letter)
 
 
+_MOST_BYTES = 8 << 30
+"""Of one array of targets or of a channel. Training copies targets at least once, as float32."""
+
+
+def check_size(name: str, shape: tuple[int, int], instead: str) -> None:
+    """Raises if an array of doubles would not fit, before its memory is taken."""
+    most = _MOST_BYTES
+    if hasattr(os, "sysconf"):
+        most = min(most, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    needed = 8 * shape[0] * shape[1]
+    if needed > most:
+        raise ValueError(
+            f"expected {name} of at most {most / 1e9:.1f} GB, got {shape[0]:,} x {shape[1]:,} "
+            f"numbers, {needed / 1e9:.1f} GB. {instead}"
+        )
+
+
 def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:
     """Returns priors (K,), one for all, or (n, K), one a label, as ``float64`` (1, K) or (n, K).
 

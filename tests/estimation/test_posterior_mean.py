@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tf_labeldp.estimation import _posterior, posterior
+from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import (
     DiscreteLaplaceMechanism,
     LaplaceMechanism,
     Priors,
     RandomizedResponse,
     RROnBins,
+    _classes,
     optimal_bins,
 )
 
@@ -112,7 +113,7 @@ def test_chunks_change_nothing(monkeypatch, cells):
         return likelihood(self, outputs, labels)
 
     monkeypatch.setattr(LaplaceMechanism, "likelihood", counted)
-    monkeypatch.setattr(_posterior, "_CHUNK_CELLS", cells)
+    monkeypatch.setattr(_classes, "_CHUNK_CELLS", cells)
     np.testing.assert_allclose(posterior(mechanism, noisy, NUMBERS), whole, rtol=1e-13)
     assert max(sizes) <= max(cells, 5)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tf_labeldp.estimation import _posterior, posterior
+from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     InformativeRR,
@@ -16,6 +16,7 @@ from tf_labeldp.mechanisms import (
     RandomizedResponse,
     RRTopK,
     RRWithPrior,
+    _classes,
 )
 from tf_labeldp.mechanisms._clusters import PriorResampling
 
@@ -126,7 +127,7 @@ def test_probabilities_are_those_of_the_true_labels(name):
 def test_chunks_change_nothing(monkeypatch, cells, name):
     noisy = np.arange(len(PRIORS)) % K
     whole = posterior(MECHANISMS[name], noisy, PRIORS)
-    monkeypatch.setattr(_posterior, "_CHUNK_CELLS", cells)
+    monkeypatch.setattr(_classes, "_CHUNK_CELLS", cells)
     np.testing.assert_array_equal(posterior(MECHANISMS[name], noisy, PRIORS), whole)
 
 

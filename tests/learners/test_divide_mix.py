@@ -5,6 +5,7 @@ import pytest
 from _shapes import NUM_CLASSES, network, shapes
 
 import tf_labeldp as ldp
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.semi_supervised import DivideMix
 from tf_labeldp.semi_supervised._targets import Targets, read_targets
 
@@ -87,6 +88,7 @@ def test_the_channel_must_be_known(images, noisy):
         ({"mixup_alpha": 0.0}, "mixup_alpha"),
         ({"ramp_epochs": -1}, "ramp_epochs"),
         ({"priors": [0.5, 0.5]}, "priors"),
+        ({"priors": Priors(np.full((2, 3), 1 / 3), groups=np.array([0, 1, 1]))}, "priors"),
     ],
 )
 def test_bad_settings(options, match):

@@ -5,6 +5,7 @@ import pytest
 from _shapes import NUM_CLASSES, network, shapes
 
 import tf_labeldp as ldp
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.semi_supervised import FixMatch
 
 keras = pytest.importorskip("keras")
@@ -163,6 +164,7 @@ def test_bad_input(case):
         ({"temperature": 0.0}, "temperature"),
         ({"from_logits": False}, "from_logits=True"),
         ({"priors": [0.5, 0.5]}, "priors"),
+        ({"priors": Priors(np.full((2, 3), 1 / 3), groups=np.array([0, 1, 1]))}, "priors"),
     ],
 )
 def test_bad_settings(options, match):

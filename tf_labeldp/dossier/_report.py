@@ -294,7 +294,7 @@ def evenest(mechanism: Any, priors: Any) -> np.ndarray | None:
     """Returns the prior, of those of a draw, under which it tells most; None without any."""
     if priors is None or not getattr(mechanism, "uses_priors", False):
         return None
-    rows = np.atleast_2d(np.asarray(priors))
+    rows = np.atleast_2d(np.asarray(getattr(priors, "probabilities", priors)))
     return rows[int(np.argmin(np.square(rows).sum(axis=1)))]
 
 

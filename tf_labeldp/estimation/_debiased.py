@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.estimation._posterior import number_priors, priors_of_the_draw
+from tf_labeldp.estimation._posterior import empty_targets, number_priors, priors_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
@@ -18,9 +18,10 @@ from tf_labeldp.mechanisms import (
     RROnBins,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.mechanisms._classes import row_chunks, top_k_members
 from tf_labeldp.mechanisms._clusters import PriorResampling, checked_bias_correction
 from tf_labeldp.mechanisms._numbers import AdditiveMechanism
+from tf_labeldp.mechanisms._priors import PriorRows
 
 _MAX_CONDITION = 1e12
 
@@ -132,57 +133,69 @@ def _of_classes(
     if not mechanism.uses_priors:
         mechanism._refuse_public(priors)
         if isinstance(mechanism, RandomizedResponse):
-            everywhere = np.ones((1, num_classes), dtype=bool)
-            return _top_k_weights(noisy, everywhere, np.array([num_classes]), mechanism.epsilon)
+            found = empty_targets(noisy.size, num_classes)
+            for some in row_chunks(found.shape):
+                k = np.array([num_classes])
+                members = np.ones(found[some].shape, dtype=bool)
+                found[some] = _top_k_weights(noisy[some], members, k, mechanism.epsilon)
+            return found
         return channel_inverse(mechanism.transition_matrix())[noisy]
     priors = priors_of_the_draw(mechanism, priors, noisy.size)
-    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
+    prior = PriorRows.of(priors, noisy.size, num_classes)
     if isinstance(mechanism, PriorResampling):
-        return _resampling_weights(mechanism, noisy, rows, beta)
+        return _resampling_weights(mechanism, noisy, prior, beta)
     if not isinstance(mechanism, PriorMechanism):
         raise ValueError(f"the channel of {type(mechanism).__name__} by prior is not known here.")
-    k = mechanism.set_sizes(rows)
-    members = top_k_members(rows, k)
-    possible = np.broadcast_to(members, (noisy.size, num_classes))[np.arange(noisy.size), noisy]
-    if not np.all(possible):
+    found = empty_targets(noisy.size, num_classes)
+    impossible = 0
+    for some in row_chunks(found.shape):
+        rows = prior.of_labels(some)
+        k = mechanism.set_sizes(rows)
+        members = np.broadcast_to(top_k_members(rows, k), found[some].shape)
+        impossible += int(np.count_nonzero(~members[np.arange(len(members)), noisy[some]]))
+        found[some] = _top_k_weights(noisy[some], members, k, mechanism.epsilon)
+    if impossible:
         raise ValueError(
-            f"{int(np.count_nonzero(~possible))} noisy label(s) lie outside the top-k set of their "
-            "prior: these are not the priors of the draw, in the same order."
+            f"{impossible} noisy label(s) lie outside the top-k set of their prior: these are not "
+            "the priors of the draw, in the same order."
         )
-    return _top_k_weights(noisy, members, k, mechanism.epsilon)
+    return found
 
 
 def _resampling_weights(
-    mechanism: PriorResampling, noisy: np.ndarray, rows: np.ndarray, beta: float | None
+    mechanism: PriorResampling, noisy: np.ndarray, prior: PriorRows, beta: float | None
 ) -> np.ndarray:
     """Returns row z of ``Q^-1`` for each noisy label z, where ``Q = (1 - beta) I + beta 1 q^T``."""
     # As q^T 1 = 1, the formula of Sherman and Morrison gives (I - beta 1 q^T) / (1 - beta).
     if beta is not None:
-        betas = np.array([checked_bias_correction(beta)])
+        betas = np.full(noisy.size, checked_bias_correction(beta))
     else:
-        betas = mechanism.resampling_probabilities(rows)
-        lost = int(np.count_nonzero((1.0 - betas) * _MAX_CONDITION < 1.0))
+        of_rows = mechanism.resampling_probabilities(prior.rows)
+        lost = int(np.count_nonzero((1.0 - of_rows) * _MAX_CONDITION < 1.0))
         if lost:
             raise ValueError(
                 f"{lost} prior(s) have resampling probability 1, or next to it: no loss is "
                 "unbiased. Give a bias_correction below 1 (0 takes the noisy labels as they are)."
             )
-    weights = np.broadcast_to(rows, (noisy.size, mechanism.num_classes)) * -betas[:, np.newaxis]
-    weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them
-    weights[np.arange(noisy.size), noisy] += 1.0
-    weights /= 1.0 - betas[:, np.newaxis]
-    return weights
+        betas = prior.by_label(of_rows)
+    found = empty_targets(noisy.size, mechanism.num_classes)
+    for some in row_chunks(found.shape):
+        rows = prior.of_labels(some)
+        weights = np.broadcast_to(rows, found[some].shape) * -betas[some, np.newaxis]
+        weights /= rows.sum(axis=1, keepdims=True)  # as the draw takes them
+        weights[np.arange(len(weights)), noisy[some]] += 1.0
+        found[some] = weights / (1.0 - betas[some, np.newaxis])
+    return found
 
 
 def _top_k_weights(
     noisy: np.ndarray, members: np.ndarray, k: np.ndarray, epsilon: float
 ) -> np.ndarray:
-    """Returns the weights of equation 17; ``members`` (1 or n, K), ``k`` (1 or n,)."""
+    """Returns the weights of equation 17; ``members`` (n, K), ``k`` (1 or n,)."""
     # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
     # with e^-eps so that neither a large nor a small epsilon loses digits.
     gain, shrink = -math.expm1(-epsilon), math.exp(-epsilon)
     weights = np.where(members, -shrink / gain, 0.0)
-    weights = np.broadcast_to(weights, (noisy.size, members.shape[1])).copy()
     weights[np.arange(noisy.size), noisy] += (1.0 + (k - 1) * shrink) / gain
     return weights
 

@@ -14,14 +14,13 @@ from tf_labeldp.mechanisms import (
     ClassificationMechanism,
     PriorMechanism,
     Priors,
+    RandomizedResponse,
     RegressionMechanism,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.mechanisms._classes import rank_classes, top_k_members
+from tf_labeldp.mechanisms._classes import rank_classes, row_chunks, top_k_members
 from tf_labeldp.mechanisms._clusters import PriorResampling, prior_units
-
-_CHUNK_CELLS = 1 << 20
-"""Likelihoods that are held at a time."""
+from tf_labeldp.mechanisms._priors import PriorRows
 
 
 def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) -> np.ndarray:
@@ -91,9 +90,10 @@ def _of_classes(mechanism: ClassificationMechanism, noisy_labels: Any, priors: A
         priors = priors_of_the_draw(mechanism, priors, noisy.size)
     elif priors is None:
         priors = np.full(num_classes, 1.0 / num_classes)
-    rows = _validate.prior_rows("priors", priors, noisy.size, num_classes)
-    found = np.empty((noisy.size, num_classes))
-    for chunk, prior in _chunks(rows, noisy.size):
+    rows = PriorRows.of(priors, noisy.size, num_classes)
+    found = empty_targets(noisy.size, num_classes)
+    for chunk in row_chunks(found.shape):
+        prior = rows.of_labels(chunk)
         weights = likelihood(noisy[chunk], prior) * prior
         evidence = weights.sum(axis=1, keepdims=True)
         with np.errstate(invalid="ignore"):
@@ -112,11 +112,14 @@ def priors_of_the_draw(mechanism: ClassificationMechanism, priors: Any, size: in
     return priors
 
 
-def _chunks(priors: np.ndarray, size: int) -> list[tuple[slice, np.ndarray]]:
-    """Returns slices of ``size`` labels of about ``_CHUNK_CELLS`` cells each, and their priors."""
-    step = max(1, _CHUNK_CELLS // priors.shape[1])
-    slices = [slice(start, start + step) for start in range(0, size, step)]
-    return [(one, priors if priors.shape[0] == 1 else priors[one]) for one in slices]
+def empty_targets(size: int, num_classes: int) -> np.ndarray:
+    """Returns an array for a target per label and class, or raises if it would not fit."""
+    instead = (
+        "Call tf_labeldp.estimation with some of the noisy labels at a time, train on the noisy "
+        "labels themselves, or merge rare classes."
+    )
+    _validate.check_size("targets", (size, num_classes), instead)
+    return np.empty((size, num_classes))
 
 
 def _likelihood_of_classes(
@@ -132,8 +135,19 @@ def _likelihood_of_classes(
             f"the channel of {type(mechanism).__name__} by prior is not known here. Use one of "
             "RandomizedResponse, RRTopK, RRWithPrior, InformativeRR and PriorResampling."
         )
+    if isinstance(mechanism, RandomizedResponse):
+        return lambda noisy, _: _response_likelihood(mechanism, noisy)
     channel = mechanism.transition_matrix()
     return lambda noisy, prior: channel[:, noisy].T
+
+
+def _response_likelihood(mechanism: RandomizedResponse, noisy: np.ndarray) -> np.ndarray:
+    """Returns the likelihood of randomized response without its channel (K, K)."""
+    shrink = math.exp(-mechanism.epsilon)
+    total = 1.0 + (mechanism.num_classes - 1) * shrink
+    likelihood = np.full((noisy.size, mechanism.num_classes), shrink / total)
+    likelihood[np.arange(noisy.size), noisy] = 1.0 / total
+    return likelihood
 
 
 def _top_k_likelihood(
@@ -176,8 +190,8 @@ def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) 
     outputs, place = np.unique(noisy, return_inverse=True)
     means = np.empty(outputs.size)
     impossible = np.zeros(outputs.size, dtype=bool)
-    for chunk, prior in _chunks(probabilities[np.newaxis], outputs.size):
-        weights = mechanism.likelihood(outputs[chunk], values) * prior
+    for chunk in row_chunks((outputs.size, values.size)):
+        weights = mechanism.likelihood(outputs[chunk], values) * probabilities
         total = weights.sum(axis=1)
         impossible[chunk] = ~(total > 0.0)
         with np.errstate(invalid="ignore"):
@@ -222,10 +236,10 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
     _check_finite(rows)
     if priors is None:
         priors = np.full(num_classes, 1.0 / num_classes)
-    found = np.empty(rows.shape)
-    checked = _validate.prior_rows("priors", priors, rows.shape[0], num_classes)
-    for chunk, prior in _chunks(checked, rows.shape[0]):
-        noisy = rows[chunk].astype(np.float64)
+    found = empty_targets(*rows.shape)
+    checked = PriorRows.of(priors, rows.shape[0], num_classes)
+    for chunk in row_chunks(rows.shape):
+        noisy, prior = rows[chunk].astype(np.float64), checked.of_labels(chunk)
         found[chunk] = _softmax(_log_likelihood(mechanism, noisy, prior), prior)
     return found
 

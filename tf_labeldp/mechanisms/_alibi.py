@@ -94,6 +94,8 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
         if rng is not None:  # also where there is nothing to draw
             _random.checked_generator(rng)
         classes = _validate.class_indices("labels", labels, self.num_classes)
+        instead = "Use RandomizedResponse, whose noisy labels are one number each."
+        _validate.check_size("noisy rows", (classes.size, self.num_classes), instead)
         noisy = np.empty((classes.size, self.num_classes), dtype=np.float32)
         for rows in row_chunks(noisy.shape):
             noisy[rows] = self._noisy_rows(classes[rows], rng)

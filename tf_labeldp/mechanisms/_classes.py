@@ -18,6 +18,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting._events import randomized_response_event
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import FrozenClassification, WithoutPriors
+from tf_labeldp.mechanisms._priors import PriorRows
 from tf_labeldp.mechanisms._random import Rng
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class RandomizedResponse(WithoutPriors, FrozenClassification):
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (K, K); ``prior`` must be None."""
         self._refuse_public(prior)
+        _check_channel(self.num_classes)
         uniform = np.full(self.num_classes, 1.0 / self.num_classes)
         return top_k_transition_matrix(uniform, self.num_classes, self.epsilon)
 
@@ -72,15 +74,15 @@ class WithPriors(FrozenClassification):
 
     public_input = "priors"
 
-    def _checked_priors(self, priors: Any, num_rows: int | None) -> np.ndarray:
-        """Returns priors (1 or n, K), or raises; ``num_rows`` is n, or None for any."""
+    def _checked_priors(self, priors: Any, num_rows: int | None) -> PriorRows:
+        """Returns the priors of n labels, or raises; ``num_rows`` is n, or None for any."""
         if priors is None:
             raise ValueError(
                 f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
                 f"({'n' if num_rows is None else num_rows}, {self.num_classes}). Without any, use "
                 "RandomizedResponse."
             )
-        return _validate.prior_rows("priors", priors, num_rows, self.num_classes)
+        return PriorRows.of(priors, num_rows, self.num_classes)
 
     def _one_prior(self, prior: Any) -> np.ndarray:
         """Returns the prior of a channel as (1, K), or raises."""
@@ -90,7 +92,8 @@ class WithPriors(FrozenClassification):
                 f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}. "
                 "Pass one row at a time."
             )
-        return self._checked_priors(prior, None)
+        _check_channel(self.num_classes)
+        return self._checked_priors(prior, None).rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,24 +115,27 @@ class PriorMechanism(WithPriors):
     def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
         """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
 
-        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4).
+        ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
+        ``Priors``.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
-        rows = self._checked_priors(priors, labels.size)
-        sizes = np.broadcast_to(self.set_sizes(rows), labels.shape)
+        prior = self._checked_priors(priors, labels.size)
+        sizes = prior.by_label(self.set_sizes(prior.rows))
         noisy = np.empty_like(labels)
-        shared = rank_classes(rows) if rows.shape[0] == 1 else None
+        if prior.groups is not None:
+            ranked = rank_classes(prior.rows)
+            ranks = np.argsort(ranked, axis=1)  # the inverse permutations
         for some in row_chunks((labels.size, self.num_classes)):
-            if shared is not None:  # the inverse permutation gives ranks
-                ranked = np.broadcast_to(shared, (labels[some].size, self.num_classes))
-                rank = np.argsort(shared[0])[labels[some]]
+            if prior.groups is not None:
+                row = prior.groups[some]
+                rank = ranks[row, labels[some]]
             else:
-                ranked = rank_classes(rows[some])
+                ranked = rank_classes(prior.rows[some])
+                row = np.arange(ranked.shape[0])
                 rank = np.argmax(ranked == labels[some][:, np.newaxis], axis=1)
             if self.rest_as_one:
                 rank = np.minimum(rank, sizes[some] - 1)
-            drawn = draw_ranks(rank, sizes[some], self.epsilon, rng)
-            noisy[some] = np.take_along_axis(ranked, drawn[:, np.newaxis], axis=1)[:, 0]
+            noisy[some] = ranked[row, draw_ranks(rank, sizes[some], self.epsilon, rng)]
         return noisy
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
@@ -210,7 +216,8 @@ class RRWithPrior(PriorMechanism):
 
     def optimal_k(self, priors: Any) -> np.ndarray:
         """Returns k*, ``int64`` (1,) or (n,), for each of priors (K,) or (n, K), or raises."""
-        return self.set_sizes(self._checked_priors(priors, None))
+        prior = self._checked_priors(priors, None)
+        return prior.by_label(self.set_sizes(prior.rows))
 
     def set_sizes(self, priors: np.ndarray) -> np.ndarray:
         """Returns k* of Algorithm 2 for each checked row of priors (n, K): ``int64`` (n,)."""
@@ -331,6 +338,12 @@ def top_k_transition_matrix(prior: np.ndarray, k: int, epsilon: float) -> np.nda
     matrix[np.ix_(members, members)] = shrink / (1.0 + (k - 1) * shrink)
     matrix[members, members] = 1.0 / (1.0 + (k - 1) * shrink)
     return matrix
+
+
+def _check_channel(num_classes: int) -> None:
+    """Raises if a channel over so many classes would not fit."""
+    instead = "Merge rare classes. Draws and targets need no channel of RandomizedResponse."
+    _validate.check_size("a channel", (num_classes, num_classes), instead)
 
 
 def rank_classes(priors: np.ndarray) -> np.ndarray:

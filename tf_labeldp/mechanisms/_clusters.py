@@ -14,7 +14,7 @@ from tf_labeldp.accounting._peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import Frozen, LabelMechanism, checked_output
 from tf_labeldp.mechanisms._classes import WithPriors, row_chunks
-from tf_labeldp.mechanisms._priors import Priors
+from tf_labeldp.mechanisms._priors import PriorRows
 from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
@@ -135,17 +135,11 @@ class PriorResampling(WithPriors):
         ``Priors``.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
-        groups = priors.checked_groups(labels.size) if isinstance(priors, Priors) else None
-        if groups is not None:
-            rows = self._checked_rows(priors.probabilities, None)
-        else:
-            rows = self._checked_rows(priors, labels.size)
-            if rows.shape[0] == 1:
-                groups = np.zeros(labels.size, dtype=np.int64)
-        kept = self._kept_units(rows)
-        if groups is not None:
+        prior = self._checked_rows(priors, labels.size)
+        rows, kept = prior.rows, self._kept_units(prior.rows)
+        if prior.groups is not None:
             ends = np.cumsum(prior_units(rows), axis=1)
-            return resample(labels, kept, ends, groups, rng)
+            return resample(labels, kept, ends, prior.groups, rng)
         noisy = np.empty_like(labels)
         for chunk in row_chunks(rows.shape):  # which bounds the memory for whole units
             ends = np.cumsum(prior_units(rows[chunk]), axis=1)
@@ -155,25 +149,26 @@ class PriorResampling(WithPriors):
 
     def resampling_probabilities(self, priors: Any) -> np.ndarray:
         """Returns lambda for each prior, as it is drawn."""
-        return 1.0 - self._kept_units(self._checked_rows(priors, None)) / float(_UNITS)
+        prior = self._checked_rows(priors, None)
+        return 1.0 - prior.by_label(self._kept_units(prior.rows)) / float(_UNITS)
 
     def transition_matrix(self, prior: Any = None) -> np.ndarray:
         """Returns ``P[output | input]`` under one prior (K,), as drawn: ``float64`` (K, K)."""
-        rows = self._checked_rows(self._one_prior(prior), None)
+        rows = self._checked_rows(self._one_prior(prior), None).rows
         kept = self._kept_units(rows)[0] / float(_UNITS)
         drawn = np.tile(prior_units(rows) / float(_UNITS), (self.num_classes, 1))
         return kept * np.eye(self.num_classes) + (1.0 - kept) * drawn
 
-    def _checked_rows(self, priors: Any, num_rows: int | None) -> np.ndarray:
-        """Returns priors (1 or n, K) of which no entry is below the threshold, or raises."""
-        rows = self._checked_priors(priors, num_rows)
-        low = int(np.count_nonzero(rows.min(axis=1) < self.threshold))
+    def _checked_rows(self, priors: Any, num_rows: int | None) -> PriorRows:
+        """Returns the priors of n labels, none of an entry below the threshold, or raises."""
+        prior = self._checked_priors(priors, num_rows)
+        low = int(np.count_nonzero(prior.rows.min(axis=1) < self.threshold))
         if low:
             raise ValueError(
                 f"priors must be at least threshold={self.threshold:g}, but {low} row(s) have a "
                 "smaller entry. Mix them with the uniform distribution."
             )
-        return rows
+        return prior
 
     def _kept_units(self, rows: np.ndarray) -> np.ndarray:
         """Returns how many of 2^53 units keep the label, for each row: ``int64`` (m,)."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp import _validate
 from tf_labeldp.accounting import PrivacyGuarantee
 from tf_labeldp.accounting._receipts import Receipt, compose_receipts
 
@@ -79,3 +80,36 @@ class Priors:
                 f"got values from {int(groups.min())} to {int(groups.max())}."
             )
         return groups.astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class PriorRows:
+    """Checked priors of labels, never expanded: some rows, and which of them is that of a label."""
+
+    rows: np.ndarray
+    """``float64`` (m, K)."""
+    groups: np.ndarray | None
+    """``int64`` (n,) in 0..m-1; None where each label has a row of its own."""
+
+    @classmethod
+    def of(cls, priors: Any, size: int | None, num_classes: int) -> PriorRows:
+        """Returns the priors of n labels, of as many as there are for None; raises for others."""
+        if isinstance(priors, Priors) and priors.groups is not None:
+            groups = priors.checked_groups(np.size(priors.groups) if size is None else size)
+            return cls(
+                _validate.prior_rows("priors", priors.probabilities, None, num_classes), groups
+            )
+        rows = _validate.prior_rows("priors", priors, size, num_classes)
+        if size is None or rows.shape[0] > 1:
+            return cls(rows, None)
+        return cls(rows, np.broadcast_to(np.int64(0), (size,)))
+
+    def of_labels(self, some: slice) -> np.ndarray:
+        """Returns the rows of some labels, (1, K) if they are all the same."""
+        if self.groups is None:
+            return self.rows[some]
+        return self.rows if self.rows.shape[0] == 1 else self.rows[self.groups[some]]
+
+    def by_label(self, of_rows: np.ndarray) -> np.ndarray:
+        """Returns for each label what was found for its row."""
+        return of_rows if self.groups is None else of_rows[self.groups]

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.mechanisms._base import ClassificationMechanism
 from tf_labeldp.self_supervised._training import Batches, Learner
 from tf_labeldp.semi_supervised._fix_match import checked_network, sharpened
@@ -111,7 +112,8 @@ class DivideMix(Learner):
         self._set_views(weak, strong)
         rows = np.full((1, self.num_classes), 1.0 / self.num_classes)
         if priors is not None:
-            rows = _validate.prior_rows("priors", priors, None, self.num_classes)
+            shares = Priors.of(priors).probabilities
+            rows = _validate.prior_rows("priors", shares, 1, self.num_classes)
         self.priors = None if priors is None else rows[0].tolist()
         self._shares = rows[0].astype(np.float32)
         self._channel = self.add_weight(

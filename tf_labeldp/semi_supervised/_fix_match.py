@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp.mechanisms import Priors
 from tf_labeldp.self_supervised._training import Batches, Learner, built_network
 from tf_labeldp.semi_supervised._targets import Targets, read_targets
 
@@ -103,7 +104,8 @@ class FixMatch(Learner):
         self._set_views(weak, strong)
         self.priors = None
         if priors is not None:
-            self.priors = _validate.prior_rows("priors", priors, None, self.num_classes)[0].tolist()
+            shares = Priors.of(priors).probabilities
+            self.priors = _validate.prior_rows("priors", shares, 1, self.num_classes)[0].tolist()
             self.seen = self.add_weight(
                 shape=(self.num_classes,), initializer="ones", trainable=False, name="seen"
             )
