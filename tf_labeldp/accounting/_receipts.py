@@ -441,7 +441,11 @@ class Composition:
         if labels is None:
             return list(self._combined(self._histories))
         own = self._histories.get(labels.name, Histories(max(1, labels.size)))
-        others = self._histories.keys() - {labels.name}
+        others = {
+            name
+            for name, people in self._people.items()
+            if name != labels.name and (None in (people, labels.people) or people == labels.people)
+        }
         return list(self._combined(others, own.distinct(examples)))
 
     def _combined(
