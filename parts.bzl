@@ -7,13 +7,21 @@ hold CONTRIBUTING.md to it.
 # Each part, with the third-party packages that it may import; ["*"] is any.
 PARTS = {
     "_validate": ["numpy"],
-    "_optimizers": ["numpy"],
     "_progress": ["tqdm"],
     "accounting": ["numpy", "scipy", "dp_accounting"],
     "mechanisms": ["numpy", "scipy", "opendp"],
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
-    # Files of tables and the lock of a store; and TensorFlow for `to_dataset`, on its call.
-    "vault": ["numpy", "dp_accounting", "filelock", "pyarrow", "cryptography", "tensorflow"],
+    # Files of tables and the lock of a store; TensorFlow for `to_dataset`, and Keras for the
+    # histories of models, on their calls.
+    "vault": [
+        "numpy",
+        "dp_accounting",
+        "filelock",
+        "pyarrow",
+        "cryptography",
+        "tensorflow",
+        "keras",
+    ],
     "features": ["numpy", "scipy", "sklearn", "faiss", "keras", "threadpoolctl"],
     "self_supervised": ["numpy", "keras"],
     "semi_supervised": ["numpy", "keras", "sklearn"],

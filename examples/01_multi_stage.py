@@ -64,8 +64,10 @@ model.fit(stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=Fa
 print(stages.guarantee())
 (publish / "privacy.json").write_text(stages.guarantee().to_json())
 
-# 6. The model is an ordinary Keras model: save it, load it, predict.
+# 6. The model is an ordinary Keras model: save it, load it, predict. `ldp.guarantee` and
+#    `ldp.load_model` read the receipts in the file; Keras alone loads it, too.
 model.save(publish / "model.keras")
-loaded = keras.models.load_model(publish / "model.keras")
+print(ldp.guarantee(publish / "model.keras").headline)
+loaded = ldp.load_model(publish / "model.keras")
 predicted = np.argmax(loaded.predict(x_test, verbose=0), axis=1)
 print(f"test accuracy: {np.mean(predicted == y_test):.1%}")

@@ -5,10 +5,10 @@ r"""Two parties, one file: one has the labels, the other the features and trains
     python examples/02_two_party_regression.py labels-party FOLDER       # writes the message
     python examples/02_two_party_regression.py features-party FOLDER     # reads it, trains a model
 
-The labels party sends a table of row ids and noisy labels with its privacy statement, once. Its
-labels never leave its own process. To copy this, replace `prepare` by your own two tables and the
-public range of your labels. Here: the claims of motor insurance policies where LABELDP_DATA_DIR has
-them, else the diabetes data of scikit-learn.
+The labels party sends a table of row ids and noisy labels with its privacy statement and receipts,
+once. Its labels never leave its own process. To copy this, replace `prepare` by your own two tables
+and the public range of your labels. Here: the claims of motor insurance policies where
+LABELDP_DATA_DIR has them, else the diabetes data of scikit-learn.
 
 The labels party needs no Python of its own. Instead of the step labels-party, not after it (with
 another store it would draw, and spend, once more):
@@ -68,8 +68,9 @@ def labels_party(folder: pathlib.Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["id", "label"])
         writer.writerows(zip(ids.tolist(), noisy.values.tolist(), strict=True))
-    statement = {"guarantee": json.loads(noisy.guarantee().to_json())}
-    (message / "noisy_labels.csv.privacy.json").write_text(json.dumps(statement, indent=2))
+    # The statement, and the receipts of the draw, which models that are trained on it carry on.
+    statement = json.dumps(noisy.statement(), indent=2)
+    (message / "noisy_labels.csv.privacy.json").write_text(statement)
     print(f"labels party: sent {len(ids)} noisy labels")
 
 
@@ -85,15 +86,16 @@ def features_party(folder: pathlib.Path) -> None:
     table = np.loadtxt(message / "noisy_labels.csv", delimiter=",", skiprows=1, ndmin=2)
     sent_ids, noisy_labels = table[:, 0].astype(int), table[:, 1]
     statement = json.loads((message / "noisy_labels.csv.privacy.json").read_text())
-    guarantee = ldp.PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
+    promised = ldp.PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
+    receipts = tuple(map(ldp.accounting.Receipt.from_json, statement["receipts"]))
 
     # The parties' rows are in any order, and each may have rows that the other lacks.
     ids, here, there = np.intersect1d(features["ids"], sent_ids, return_indices=True)
     x, y = features["x"][here], noisy_labels[there]
     print(f"features party: {len(ids)} rows have features and a noisy label")
 
-    # Any Keras model and the usual loss: the labels are noisy already, so training is free to look
-    # at them as often as it likes. What is scaled here are noisy labels and public features.
+    # Any Keras model and the usual loss: the labels are noisy already, so training costs nothing,
+    # however often it reads them. Noisy labels and public features alone are scaled here.
     scale = keras.layers.Normalization()
     scale.adapt(x)
     center, width = y.mean(), y.std() or 1.0
@@ -108,12 +110,16 @@ def features_party(folder: pathlib.Path) -> None:
         ]
     )
     model.compile(keras.optimizers.Adam(1e-3), loss="mean_squared_error")
-    model.fit(x, y, batch_size=64, epochs=max(2, 40_000 // len(x)), verbose=0)
+    # The targets were joined by hand, so the callback names the draw that they are of.
+    sent = ldp.RecordReceipts(ldp.accounting.PublicInput(noisy_labels, receipts))
+    epochs = max(2, 40_000 // len(x))
+    model.fit(x, y, batch_size=64, epochs=epochs, callbacks=[sent], verbose=0)
 
     # Test labels must be public, as they are used outside of the vault.
     error = model.evaluate(test["x"], test["y"], batch_size=4096, verbose=0)
     constant = np.mean((test["y"] - center) ** 2)
-    model.save(mine / "model.keras")
+    model.save(mine / "model.keras")  # with the receipts
+    guarantee = ldp.guarantee(mine / "model.keras").with_assumptions(promised.assumptions)
     (mine / "privacy.json").write_text(guarantee.to_json())
     print(guarantee)
     print(f"test MSE: {error:.4g} (always guessing the mean noisy label: {constant:.4g})")

@@ -43,11 +43,7 @@ print(clusters.summary())
 mechanism = ldp.ClusterRandomizedResponse.for_epsilon(1.0, num_classes=10)
 noisy = labels.randomize(mechanism, clusters=clusters)
 
-# 5. Targets for training: what the noisy label and the distribution together say of the true label.
-#    `noisy.debiased()` with `LabelWeightedLoss` instead is the paper's matrix-inverse loss.
-targets = noisy.posterior()
-
-# 6. Any Keras model that ends in one score a class.
+# 5. Any Keras model that ends in one score per class.
 model = keras.Sequential(
     [
         keras.Input((64,)),
@@ -57,11 +53,16 @@ model = keras.Sequential(
 )
 loss = keras.losses.CategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.Adam(3e-3), loss=loss)
-model.fit(x_train, targets, batch_size=64, epochs=15, verbose=2)
+
+# 6. Train on the probabilities of the true label, given the noisy label and the distribution. This
+#    costs nothing more, and gives the model the receipts of the noisy labels.
+#    `targets="debiased"` with `LabelWeightedLoss` instead is the paper's matrix-inverse loss.
+ldp.fit(model, x_train, noisy, targets="posterior", batch_size=64, epochs=15, verbose=2)
 predicted = model.predict(x_test, verbose=0).argmax(axis=1)
 print(f"test accuracy: {(predicted == y_test).mean():.1%}")
 
 # 7. What was spent, and on which assumptions the statement rests. Publish it with the model.
-print(noisy.guarantee())
-(publish / "privacy.json").write_text(noisy.guarantee().to_json())
-model.save(publish / "model.keras")
+print(ldp.guarantee(model))
+(publish / "privacy.json").write_text(ldp.guarantee(model).to_json())
+model.save(publish / "model.keras")  # with its receipts
+print(ldp.guarantee(publish / "model.keras").headline)  # `ldp.load_model` reads them, too

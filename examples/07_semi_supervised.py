@@ -62,4 +62,5 @@ print(f"test accuracy: {(predicted == y_test).mean():.1%}")
 statement = ldp.guarantee(model)
 print(statement)
 (publish / "privacy.json").write_text(statement.to_json())
-model.network.save(publish / "model.keras")
+model.network.save(publish / "model.keras")  # with its receipts
+print(ldp.guarantee(publish / "model.keras").headline)

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 from keras import ops
@@ -73,7 +73,7 @@ class ALIBILoss(NoisyLabelLoss):
         from_logits: bool = True,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "alibi_loss",
-        dtype: Any = None,
+        dtype: Annotated[Any, "setting"] = None,
     ) -> None:
         super().__init__(from_logits, reduction, name, dtype)
         if noise not in _NOISES:
@@ -82,7 +82,9 @@ class ALIBILoss(NoisyLabelLoss):
         self.scale = _checked_scale(scale)
 
     @classmethod
-    def of(cls, mechanism: Any, **options: Any) -> "ALIBILoss":
+    def of(
+        cls, mechanism: Annotated[Any, "setting"], **options: Annotated[Any, "setting"]
+    ) -> "ALIBILoss":
         """Returns the loss for the rows that a ``tf_labeldp.mechanisms.ALIBI`` releases.
 
         Args:

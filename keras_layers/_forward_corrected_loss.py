@@ -1,7 +1,7 @@
 """Cross-entropy of the model's distribution passed through the label channel."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import numpy as np
@@ -57,11 +57,11 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
 
     def __init__(
         self,
-        transition_matrix: np.ndarray | Sequence[Sequence[float]],
+        transition_matrix: Annotated[np.ndarray | Sequence[Sequence[float]], "setting"],
         from_logits: bool = False,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "forward_corrected_loss",
-        dtype: Any = None,
+        dtype: Annotated[Any, "setting"] = None,
     ) -> None:
         super().__init__(from_logits, reduction, name, dtype)
         self.transition_matrix = _checked_matrix(transition_matrix)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 from keras import ops
@@ -73,11 +73,11 @@ class LabelWeightedLoss(NoisyLabelLoss):
 
     def __init__(
         self,
-        base: str | Callable[[Any, Any], Any] = "categorical_crossentropy",
+        base: Annotated[str | Callable[[Any, Any], Any], "setting"] = "categorical_crossentropy",
         from_logits: bool = False,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "label_weighted_loss",
-        dtype: Any = None,
+        dtype: Annotated[Any, "setting"] = None,
     ) -> None:
         super().__init__(from_logits, reduction, name, dtype)
         self.base = base

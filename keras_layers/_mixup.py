@@ -1,7 +1,7 @@
 """Mixup: convex combinations of pairs of examples and of their targets."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 from keras import ops
@@ -51,7 +51,9 @@ class Mixup(keras.layers.Layer):
     et al., "Deep Learning with Label Differential Privacy" (2021), appendix B.
     """
 
-    def __init__(self, alpha: float, seed: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, alpha: float, seed: int | None = None, **kwargs: Annotated[Any, "setting"]
+    ) -> None:
         super().__init__(autocast=False, **kwargs)
         if not 0.0 <= alpha < float("inf"):
             raise ValueError(f"alpha must be a finite number >= 0, got {alpha}.")

@@ -1,9 +1,11 @@
 """Changes single places of the privacy core, and says which changes no fast test sees.
 
 ``make mutants`` runs it. A change that survives the tests is a test that is missing, or makes no
-difference; docs/coverage.md lists them. The sample is fixed by ``--seed``; a run that was stopped
-goes on where it was, with ``build/mutants.jsonl``. Each change meets the tests of its part that run
-the changed line; what nothing runs by itself, such as a constant, meets all of them.
+difference; docs/coverage.md lists them. The sample is fixed by ``--seed`` and the code. Results are
+kept in ``build/mutants.jsonl`` with the digest of the changed file: a run that was stopped, or that
+ended after ``--minutes``, goes on where it was, also after other files have changed. Each change
+meets the tests of its part that run the changed line; what nothing runs by itself, such as a
+constant, meets all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import hashlib
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -51,11 +55,34 @@ PARTS = {
         "tests/training/test_device_noise.py tests/training/test_label_dp_model_privacy.py",
     ),
     "release": (
-        "tf_labeldp/heads/_one_release_head.py",
+        "tf_labeldp/heads/_one_release_head.py tf_labeldp/heads/_label_source.py",
         "tests/heads/test_head_guarantee.py tests/heads/test_private_ridge.py "
         "tests/heads/test_private_logistic_regression.py tests/heads/test_allocation.py "
         "tests/heads/test_public_rows.py tests/heads/test_fits_on_arrays.py "
         "tests/heads/test_keras_export.py",
+    ),
+    # Where receipts travel.
+    "features": (
+        "tf_labeldp/features/*.py",
+        "tests/features tests/ledger/test_more_routes.py",
+    ),
+    "learners": (
+        "tf_labeldp/self_supervised/*.py tf_labeldp/semi_supervised/*.py tf_labeldp/pate/*.py",
+        "tests/learners tests/ledger/test_provenance.py",
+    ),
+    "training": (
+        "tf_labeldp/training/_record_receipts.py tf_labeldp/training/_spending.py",
+        "tests/training/test_record_receipts.py tests/training/test_label_dp_charges.py "
+        "tests/training/test_label_dp_statements.py tests/ledger",
+    ),
+    "front door": (
+        "tf_labeldp/front_door/*.py",
+        "tests/front_door tests/ledger/test_provenance.py",
+    ),
+    # Those of the engines that need no engine.
+    "engines": (
+        "tf_labeldp/scale/*.py tf_labeldp/vault/_keyed_draws.py",
+        "tests/scale",
     ),
 }
 
@@ -83,14 +110,17 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build" / "mutants.jsonl")
     args = parser.parse_args()
-    chosen = sample(args.mutants, args.seed)
+    begun = time.monotonic()
+    chosen = sample(args.mutants, args.seed, args.parts)
     args.output.parent.mkdir(exist_ok=True)
-    done = {}
+    done: dict[tuple[str, str], dict] = {}
     if args.output.exists():
-        done = {one["mutant"]: one for one in map(json.loads, args.output.open())}
-    left = [one for one in chosen if one.name not in done]
+        done = {(one["mutant"], one["file"]): one for one in map(json.loads, args.output.open())}
+    left = [one for one in chosen if key(one) not in done]
     traces = {one: traced(one, args) for one in sorted({mutant.part for mutant in left})}
     work = [(one, tests_of(one, traces[one.part][0]), traces[one.part][1]) for one in left]
     context = multiprocessing.get_context("spawn")
@@ -98,14 +128,23 @@ def main() -> None:
         for result in tqdm(pool.imap_unordered(tried, work), total=len(left), unit="mutant"):
             file.write(json.dumps(result) + "\n")
             file.flush()
-            done[result["mutant"]] = result
-    report([done[one.name] for one in chosen])
+            done[result["mutant"], result["file"]] = result
+            if time.monotonic() - begun > 60.0 * args.minutes:
+                pool.terminate()
+                break
+    report([done[key(one)] for one in chosen if key(one) in done])
 
 
-def sample(size: int, seed: int) -> list[Mutant]:
-    """Returns mutants: places of the core, uniformly, and at each any change that it allows."""
+def key(mutant: Mutant) -> tuple[str, str]:
+    """Returns what a result is stored by: the mutant, and the digest of the file as it is."""
+    content = (ROOT / mutant.path).read_bytes()
+    return mutant.name, hashlib.sha256(content).hexdigest()[:16]
+
+
+def sample(size: int, seed: int, parts: list[str]) -> list[Mutant]:
+    """Returns mutants: places of these parts, uniformly, and at each any change that it allows."""
     places = collections.defaultdict(list)
-    for part, (files, _) in PARTS.items():
+    for part, (files, _) in ((one, PARTS[one]) for one in parts):
         for path in sorted(path for some in files.split() for path in ROOT.glob(some)):
             words = annotations(path)
             tree = get_ast_from_path(path)
@@ -197,6 +236,7 @@ def tried(work: tuple[Mutant, list[str], float]) -> dict:
     result = mutate_and_test([spec], command, limit)
     return {
         "mutant": mutant.name,
+        "file": key(mutant)[1],
         "part": mutant.part,
         "killed": result.test_outcome == TestOutcome.KILLED,
         "outcome": str(result.test_outcome),

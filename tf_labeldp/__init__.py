@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tf_labeldp import _optimizers as _optimizers  # which watches Keras from its import on
 from tf_labeldp import _renamed as _renamed
 from tf_labeldp._version import __version__
 
@@ -57,6 +56,8 @@ if TYPE_CHECKING:
         LabelDPModel,
         LabelDPOptimizer,
         MultiStageTraining,
+        RecordReceipts,
+        fit,
         make_private,
     )
     from tf_labeldp.vault import (
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         PrivateLabels,
         declare,
         guarantee,
+        load_model,
         select,
     )
 
@@ -81,6 +83,9 @@ _HOME_OF = {
     "PrivacyGuarantee": "accounting",
     "NoisyLabels": "vault",
     "guarantee": "vault",
+    "fit": "training",
+    "RecordReceipts": "training",
+    "load_model": "vault",
     "select": "vault",
     "declare": "vault",
     "report": "dossier",

@@ -17,8 +17,6 @@ _INSTEAD = {
     "tf_labeldp": {"private_labels": "tf_labeldp.vault"},
     "tf_labeldp.accounting": {
         "LabelSet": "PrivateLabels.history(), whose receipts name their label set",
-        "Receipt": "PrivateLabels.history(), which lists the receipts",
-        "ReceiptError": "ValueError, of which it is a kind",
         "approximate_dp_event": _EVENT,
         "compose_charges": _SUM,
         "compose_events": _SUM,

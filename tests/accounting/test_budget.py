@@ -96,7 +96,7 @@ def test_charge_of_an_event_without_an_epsilon_says_why(event, delta):
     found = Charge.of_event(event, delta, ["a note"])
     assert found.epsilon == math.inf and found.event == event
     first, second = found.assumptions
-    assert first.startswith(f"nothing is promised: no finite epsilon is known at delta={delta:g}")
+    assert first.startswith(f"Nothing is promised: no finite epsilon is known at delta={delta:g}")
     assert second == "a note"
 
 

@@ -106,6 +106,7 @@ def worst_person(receipts):
     )
 
 
+@pytest.mark.holds("accounting.Composition")
 @BOUNDED
 @given(any_receipts(), st.sampled_from([None, 0.0, 1e-5]))
 def test_a_composition_that_is_kept_states_what_one_of_all_receipts_does(receipts, delta):

@@ -206,10 +206,10 @@ def test_the_statement_names_its_unit_relation_and_assumptions():
     assert statement.relation == "replace_label" and statement.delta == 1e-5
     assert statement.unit == "the label of one training example"
     notes = dp_sgd_assumptions(1024 / 60000, 292)
-    assert statement.assumptions == ("the features are public", *notes)
+    assert statement.assumptions == ("The features are public.", *notes)
     text = str(statement)
     assert "Poisson sampling, every example with probability 0.0170667" in text
-    assert "each of 292 steps" in text and "the features are public" in text
+    assert "in every step of 292." in text and "The features are public." in text
     assert dp_sgd_guarantee(**MNIST, delta=1e-5, relation="add_or_remove").relation == (
         "add_or_remove"
     )
@@ -228,7 +228,7 @@ def test_user_level_is_a_sentence_of_its_own():
     assert "every user with probability" in str(by_user)
     assert "one clipped gradient per user" in str(by_user)
     assert by_user.assumptions == (
-        "the features are public, and so is which user each is of",
+        "The features and the user of each example are public.",
         *dp_sgd_assumptions(1024 / 60000, 292, "user"),
     )
 

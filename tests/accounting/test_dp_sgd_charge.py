@@ -67,9 +67,7 @@ def test_a_charge_by_user_says_so():
     statement = labels.guarantee()
     assert statement.num_units == 3
     assert statement.unit == "all labels of one user"
-    assert "the features are public, and so is which user each example is of" in (
-        statement.assumptions
-    )
+    assert "The features and the user of each example are public." in (statement.assumptions)
 
 
 def test_the_receipt_says_what_was_charged():
@@ -127,7 +125,7 @@ def test_noise_that_is_too_little_promises_nothing_and_says_why(changes):
     charge = epoch(**changes)
     assert charge.epsilon == math.inf
     reason, *notes = charge.assumptions
-    assert reason.startswith("nothing is promised: no finite epsilon is known at delta=1e-")
+    assert reason.startswith("Nothing is promised: no finite epsilon is known at delta=1e-")
     assert "more noise, or a larger delta" in reason
     assert tuple(notes) == dp_sgd_assumptions(0.02, None)
     labels = vault(epsilon=1e9)

@@ -92,7 +92,7 @@ def test_the_statement_is_of_a_user_and_keeps_what_it_rests_on():
     one = PrivacyGuarantee(0.5, 1e-6, assumptions=("the first",), seeded=True)
     many = group_privacy(one, 3)
     assert many.unit == "all labels of one user (at most 3 examples)"
-    assert many.assumptions == ("the first", "no user has more than 3 examples")
+    assert many.assumptions == ("the first", "No user has more than 3 examples.")
     assert many.seeded and many.relation == one.relation
     assert "all labels of one user" in str(many)
     assert group_privacy(one, 1) is one

@@ -341,10 +341,10 @@ def test_the_statement_names_what_it_rests_on():
     for words in (
         "clusters were made from them without labels",
         "at least 100 users",
-        "the learner sees the reports alone",
+        "The learner sees the reports alone",
         "follows the protocol (flips once, with probability 0.1;",
-        "reports with probability 0.25) and tells the learner nothing else",
-        "(2.19722, 0)-label-DP towards that one; this statement does not cover it",
+        "reports with probability 0.25) and sends the learner nothing else",
+        "(2.19722, 0)-label-DP towards that user; this statement does not cover it",
     ):
         assert words in text
     assert guarantee.relation == "replace_label"

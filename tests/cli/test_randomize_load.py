@@ -203,13 +203,13 @@ def test_the_statement_that_is_loaded_is_that_of_the_file(
     written = PrivacyGuarantee.from_json(json.dumps(statement["guarantee"]))
     assert noisy.guarantee() == written
     assert str(noisy.guarantee()).splitlines() == statement["statement"]
-    assert list(noisy.assumptions) == statement["assumptions"]
+    assert [one.to_json() for one in noisy.assumptions] == statement["assumptions"]
     assert list(noisy.remarks) == statement["remarks"]
     # What the table rests on is said: rows, settings, other draws, range or classes, repeated ids.
     repeated = case == "rows of one person"
     assert len(noisy.assumptions) == (5 if repeated else 4)
     assert set(noisy.assumptions) <= set(written.assumptions)
-    assert repeated == any("one id has up to 2 rows" in text for text in written.assumptions)
+    assert repeated == ("rows-per-id" in {one.code for one in written.assumptions})
 
 
 def bayes(likelihood: np.ndarray, prior: np.ndarray) -> np.ndarray:

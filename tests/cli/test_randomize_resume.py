@@ -15,6 +15,7 @@ from tf_labeldp.cli import _outputs, _randomize, _tables, main
 from tf_labeldp.cli._tasks import Classification
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
+from tf_labeldp.vault._ledger import Ledger
 
 N = 500
 AMOUNTS = np.random.default_rng(8).integers(0, 53, N)
@@ -31,9 +32,9 @@ TASKS = {
 }
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
-    "before the first charge": ("vault._store", "LabelStore._publish_charge", 1, 1),
+    "before the first charge": ("vault._store", "LabelStore._write_last", 2, 1),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
-    "before the second charge": ("vault._store", "LabelStore._publish_charge", 2, 2),
+    "before the second charge": ("vault._store", "LabelStore._write_last", 3, 2),
     "before the first rows": ("cli._outputs", "CsvWriter.write", 2, 2),
     "between rows": ("cli._outputs", "CsvWriter.write", 5, 2),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
@@ -61,13 +62,13 @@ def command(task: str, *more: str) -> list[str]:
 
 
 def stored_draws(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted((folder / "store" / "draws").glob("*.npz"))]
+    return [path.read_bytes() for path in sorted((folder / "store" / "records").glob("[0-9]*"))]
 
 
 def last_draw(folder: Path) -> np.ndarray:
-    path = sorted((folder / "store" / "draws").glob("*.npz"))[-1]
-    with np.load(path) as content:
-        return content["values"].astype(np.float64)
+    values = Ledger.of_store(folder / "store").records[-1].values
+    assert values is not None
+    return values.astype(np.float64)
 
 
 def noisy_labels(folder: Path) -> np.ndarray:
@@ -92,7 +93,6 @@ def test_killed_and_resumed(
     assert "what they cost is counted once" in capsys.readouterr().err
     after = stored_draws(folder)
     assert len(after) == 2 and after[:draws] == drawn
-    assert len(list((folder / "store" / "charges").iterdir())) == 2
     assert np.array_equal(noisy_labels(folder), last_draw(folder))
     statement = json.loads((folder / "public" / "noisy.csv.privacy.json").read_text())
     assert statement["guarantee"]["epsilon"] == 1.0
@@ -301,11 +301,11 @@ def test_other_labels_are_refused(folder: Path, capsys: pytest.CaptureFixture[st
 def test_a_damaged_store_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("regression")) == 0
     capsys.readouterr()
-    path = folder / "store" / "draws" / "000001.npz"
+    path = folder / "store" / "records" / "000001"
     path.write_bytes(path.read_bytes()[:-100])
     assert main(command("regression", "--overwrite")) == 2
     told = capsys.readouterr().err
-    assert "000001.npz is damaged" in told and told.count("\n") == 1
+    assert "000001 is damaged" in told and told.count("\n") == 1
 
 
 def test_a_folder_that_is_no_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,4 +326,4 @@ def test_a_table_says_that_the_store_has_handed_out_more(tmp_path):
     stated = task.draw(task.vault(labels, None)).noisy_labels.guarantee()
     assert vault.guarantee().epsilon < stated.epsilon == 1.0
     assert any("this is the statement of this table alone" in text for text in stated.remarks)
-    assert not any("nothing else is made" in text for text in stated.assumptions)
+    assert "only-release" not in {one.code for one in stated.assumptions}

@@ -21,6 +21,7 @@ from pyarrow import parquet
 from tf_labeldp.accounting import PrivacyBudget
 from tf_labeldp.cli import _outputs, _randomize, main
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
+from tf_labeldp.vault._ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 N = 300
@@ -261,15 +262,14 @@ def test_killed_and_resumed(
     killed(*place, "randomize", "labels", *REGRESSION, *options)
     assert not Path("public/noisy").exists()
     assert len(list(Path("public").glob(".noisy.*"))) >= 1  # left behind by the kill
-    stored = {path.name: path.read_bytes() for path in Path("store").glob("draws/*.npz")}
+    stored = {path.name: path.read_bytes() for path in Path("store").glob("records/[0-9]*")}
     assert len(stored) == draws
 
     assert randomize(more=("--store", "store")) == 0
     assert ("what they cost is counted once" in capsys.readouterr().err) == (draws > 0)
-    after = {path.name: path.read_bytes() for path in Path("store").glob("draws/*.npz")}
+    after = {path.name: path.read_bytes() for path in Path("store").glob("records/[0-9]*")}
     assert len(after) == 2 and stored.items() <= after.items()
-    with np.load("store/draws/000001.npz") as content:
-        assert np.array_equal(values_in(), content["values"])
+    assert np.array_equal(values_in(), Ledger.of_store("store").records[1].values)
     assert statement_in()["guarantee"]["epsilon"] == 1.0
     vault = PrivateLabels(AMOUNTS, low=0, high=52, budget=PrivacyBudget(1.0), store="store")
     assert vault.guarantee().epsilon == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html.parser
 import json
 import pathlib
@@ -15,7 +16,6 @@ from tf_labeldp.accounting import PrivacyGuarantee, dp_sgd_guarantee, peer_to_pe
 from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
 from tf_labeldp.audit import AuditResult, LabelInference
 from tf_labeldp.dossier import Report, report
-from tf_labeldp.dossier._report import HOLDER, NOBODY, OTHERS, who_vouches
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import forget
 
@@ -84,6 +84,13 @@ class TestContent:
         assert found.statement.epsilon == 0.0
         found.save(tmp_path / "out")
         assert "Nothing has left" in (tmp_path / "out" / "report.html").read_text()
+
+    def test_the_ledger_of_a_key_is_no_label_set(self, tmp_path: pathlib.Path) -> None:
+        ldp.PrivateLabels([0, 1], 2, budget=ldp.PrivacyBudget(1.0), store=tmp_path / "p" / "a")
+        ReleaseKey.create(tmp_path / "p" / "labels.key").register("e", rr(1.0), num_rows=2)
+        assert [one["folder"] for one in report(tmp_path / "p").content["label_sets"]] == ["a"]
+        with pytest.raises(ldp.LabelStoreError, match="ledger of a key without a vault"):
+            report(tmp_path / "p" / "labels.key.ledger")
 
     def test_no_store_is_an_error(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(ldp.LabelStoreError, match="no label store"):
@@ -235,28 +242,33 @@ class TestWhoVouches:
             ldp.PrivateLogisticRegression(8.0, 1e-5, num_classes=3).fit(x, np.arange(N) % 3)
             .guarantee(),
         ]  # fmt: skip
-        texts = {text for one in stated for text in one.assumptions}
-        assert len(texts) > 20
-        assert [text for text in texts if who_vouches(text) == NOBODY] == []
+        found = {note for one in stated for note in one.assumptions}
+        assert len(found) > 20
+        assert [note for note in found if note.who == "nobody"] == []
 
     def test_of_models_and_noise(self) -> None:
-        from tf_labeldp.tf_privacy import _query_noise
+        from tf_labeldp.accounting._public_input import WEIGHTS_ASSUMED
         from tf_labeldp.training import GaussianNoise
-        from tf_labeldp.vault import _carried, _store
+        from tf_labeldp.vault import _records
 
-        texts = [_carried.WEIGHTS_ASSUMED, _store._NOT_RECORDED, _store.PUBLIC_INPUT]
+        notes = [WEIGHTS_ASSUMED, _records.PUBLIC_INPUT]
         for source in ("host", "device", "integer"):
-            texts += GaussianNoise(1.0, source=source).assumptions()
-        source = pathlib.Path(_query_noise.__file__).read_text()
-        texts += re.findall(r'f?"((?:nobody|no example) [^"]*)"', source)
-        assert len(texts) >= 8
-        assert [text for text in texts if who_vouches(text) == NOBODY] == []
+            notes += GaussianNoise(1.0, source=source).assumptions()
+        assert [note for note in notes if note.who == "nobody"] == []
 
-    def test_examples(self) -> None:
-        assert who_vouches("its author's claim, not this library's: X has ...") == OTHERS
-        assert who_vouches("the features are public, and each person has one example") == HOLDER
-        assert who_vouches("something that nobody knows") == NOBODY
-        assert who_vouches("nothing is promised: x trained in the clear") == NOBODY
+    def test_every_assumption_of_the_library_has_somebody_to_vouch_for_it(self) -> None:
+        known = {"authors", "holder", "library", "machines", "nobody", "trainer", "users"}
+        root = pathlib.Path(ldp.__file__).parent
+        found: dict[str, set[str]] = {}
+        for path in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                called = isinstance(node, ast.Call) and getattr(node.func, "id", "")
+                if called == "Assumption" and len(node.args) == 3:
+                    code, who, _ = node.args
+                    found.setdefault(code.value, set()).add(who.value)
+        assert len(found) > 30 and set().union(*found.values()) <= known
+        assert {code for code, who in found.items() if "nobody" in who} == {"not-promised"}
+        assert all(len(who) == 1 for who in found.values())
 
 
 def test_a_report_prints_as_lines() -> None:

@@ -16,11 +16,16 @@ from tf_labeldp.accounting._events import pure_dp_event
 from tf_labeldp.accounting._receipts import Receipt
 from tf_labeldp.cli import main
 from tf_labeldp.dossier import report, verify
-from tf_labeldp.mechanisms import LaplaceMechanism, PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms import (
+    HistogramMechanism,
+    LaplaceMechanism,
+    PeerToPeerRandomizedResponse,
+)
 from tf_labeldp.vault._noisy_labels import sealed
 
 LABELS = np.random.default_rng(0).integers(3, size=300)
 X = np.random.default_rng(1).normal(size=(300, 4)).astype(np.float32)
+X[:, :3] += 2.0 * np.eye(3, dtype=np.float32)[LABELS]
 
 
 def vault(path: pathlib.Path, **more: object) -> ldp.PrivateLabels:
@@ -142,7 +147,6 @@ class TestModels:
         head.to_keras().save(tmp_path / "model.keras")
         return tmp_path / "model.keras"
 
-    @pytest.mark.filterwarnings("ignore:the release is indistinguishable")
     def test_a_head_carries_its_receipts(self, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
         found = verify(model, store=tmp_path / "s")
         assert found.problems == () and found.guarantee.epsilon == pytest.approx(2.0)
@@ -168,6 +172,81 @@ class TestModels:
         path = out / "privacy.json"
         path.write_text(path.read_text().replace('"epsilon": 4', '"epsilon": 1'))
         assert "its receipts add up to" in verify(out).problems[0]
+
+
+class TestB8:
+    """What passed with a store, and had nothing to do with what the store paid for."""
+
+    def test_b8_true_labels_with_the_receipt_of_a_histogram(self, tmp_path: pathlib.Path) -> None:
+        labels = vault(tmp_path / "s")
+        counts = labels.release(HistogramMechanism(1.0, 3), key="counts")
+        true = ldp.NoisyLabels(
+            LABELS, np.arange(300), ldp.RandomizedResponse(1.0, 3), receipts=counts.receipts
+        )
+        true.save(tmp_path / "true")
+        for found in (verify(tmp_path / "true"), verify(tmp_path / "true", store=tmp_path / "s")):
+            assert "no receipt of a draw" in found.problems[0]
+        assert "WRONG" in str(report(tmp_path / "s", published=[tmp_path / "true"]))
+
+    def test_b8_true_labels_beside_a_receipt_of_other_noisy_labels(
+        self, tmp_path: pathlib.Path
+    ) -> None:
+        labels = vault(tmp_path / "s")
+        noisy = labels.randomize(ldp.RandomizedResponse(1.0, 3))
+        for name, values in (("true", LABELS), ("some", noisy.values[:250]), ("own", noisy.values)):
+            rows = np.arange(len(values))
+            made = ldp.NoisyLabels(values, rows, noisy.mechanism, receipts=noisy.receipts)
+            made.save(tmp_path / name)
+            problems = verify(tmp_path / name, store=tmp_path / "s").problems
+            assert bool(problems) == (name != "own")
+
+    def test_b8_any_weights_with_a_pasted_receipt(self, tmp_path: pathlib.Path) -> None:
+        head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
+        model = head.to_keras()
+        model.save(tmp_path / "own.keras")
+        rng = np.random.default_rng(0)
+        model.set_weights([rng.normal(size=one.shape) for one in model.get_weights()])
+        model.save(tmp_path / "pasted.keras")
+        assert verify(tmp_path / "own.keras", store=tmp_path / "s").problems == ()
+        found = verify(tmp_path / "pasted.keras", store=tmp_path / "s")
+        changed, unknown = found.problems
+        assert "without receipts" in changed
+        assert unknown == "the store does not know the weights of head"
+        reported = report(tmp_path / "s", published=[tmp_path / "pasted.keras"])
+        assert reported.content["published"][0]["problems"]
+
+    def test_b8_one_layer_of_several_with_other_weights(self, tmp_path: pathlib.Path) -> None:
+        head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
+        encoder = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(X.shape[1])])
+        model = head.to_keras(encoder=encoder)
+        model.save(tmp_path / "own.keras")
+        found = verify(tmp_path / "own.keras", store=tmp_path / "s")
+        assert found.problems == () and "public by assumption in dense" in found.contains
+        layer = model.get_layer("head")
+        kernel, bias = layer.get_weights()
+        layer.set_weights([kernel, bias + 1.0])
+        model.save(tmp_path / "bias.keras")
+        problems = verify(tmp_path / "bias.keras", store=tmp_path / "s").problems
+        assert problems[-1] == "the store does not know the weights of head"
+
+    def test_several_draws_in_one_file_are_found(self, tmp_path: pathlib.Path) -> None:
+        labels, response = vault(tmp_path / "s"), ldp.RandomizedResponse(1.0, 3)
+        parts = [labels.randomize(response, np.arange(i, 300, 2), key=str(i)) for i in (0, 1)]
+        for name, order in (("both", (0, 1)), ("twice", (0, 0))):
+            ldp.NoisyLabels(
+                np.concatenate([parts[i].values for i in order]),
+                np.concatenate([parts[i].indices for i in order]),
+                response,
+                receipts=(*parts[0].receipts, *parts[1].receipts),
+            ).save(tmp_path / name)
+            problems = verify(tmp_path / name, store=tmp_path / "s").problems
+            assert bool(problems) == (name == "twice")
+
+    def test_a_head_is_known_after_the_store_was_forgotten(self, tmp_path: pathlib.Path) -> None:
+        head = ldp.PrivateLogisticRegression(2.0, 1e-5).fit(X, vault(tmp_path / "s"))
+        head.to_keras().save(tmp_path / "m.keras")
+        ldp.vault.forget(tmp_path / "s")
+        assert verify(tmp_path / "m.keras", store=tmp_path / "s").problems == ()
 
 
 class TestReportAndCommand:

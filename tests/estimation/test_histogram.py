@@ -307,7 +307,8 @@ def test_priors_of_numbers_by_group_know_the_sizes_of_the_groups():
     ids=["classes", "values", "gaussian"],
 )
 def test_round_trip(mechanism):
-    assert list(mechanism.get_config()) == [f.name for f in dataclasses.fields(mechanism)]
+    names = [field.name for field in dataclasses.fields(mechanism)]
+    assert list(mechanism.get_config()) == [name for name in names if name != "receipts"]
     assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
     assert mechanism.delta == (1e-6 if mechanism.noise == "gaussian" else 0.0)
     assert mechanism.dp_event() is not None

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tf_labeldp import PrivateLabels
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
 from tf_labeldp.cli import _datasets
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _neighbour_smoothing
 from tf_labeldp.features._neighbour_smoothing import listed_neighbours, nearest_neighbours
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import RandomizedResponse
-from tf_labeldp.vault._carried import carry, receipts_of
+from tf_labeldp.vault._model_history import attach
 
 RNG = np.random.default_rng(81)
 CENTRES = 1.6 * RNG.normal(size=(6, 12))
@@ -236,11 +236,11 @@ def test_an_encoder_that_was_trained_on_private_labels_is_counted():
     vault = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(1.0))
     receipts = vault.randomize(RandomizedResponse(1.0, 6)).receipts
     assert before.receipts_ == () and before.fit(X).receipts_ == ()
-    carry(model, receipts)
+    attach(model, receipts)
     smooth = NeighbourSmoothing(encoder=model).fit(X)
     assert smooth.receipts_ == receipts
     for encoder in (smooth, smooth.to_keras(), smooth.transform, before.fit(X)):
-        assert receipts_of(encoder) == receipts
+        assert public_input(encoder).receipts == receipts
         other = PrivateLabels(CLUSTER, 6, budget=PrivacyBudget(6.0, 1e-6))
         head = PrivateRidge(5.0, 1e-6, encoder=encoder).fit(X, other)
         assert set(receipts) < set(head.receipts_) and len(head.receipts_) == 2

@@ -16,4 +16,4 @@ def fits_of_this_test_alone(monkeypatch) -> None:
 @pytest.fixture
 def fits_apart(monkeypatch) -> None:
     """Each fit on an array as in a process of its own: for tests of numbers that take many fits."""
-    monkeypatch.setattr(_label_source._Fits, "with_others", lambda self, receipt, *rest: (receipt,))
+    monkeypatch.setattr(_label_source._Fits, "with_others", lambda self, receipts, *rest: receipts)

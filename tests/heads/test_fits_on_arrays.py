@@ -63,7 +63,7 @@ def test_a_second_fit_on_the_same_rows_states_both(kind):
     assert third.guarantee().epsilon == of(1.0, 2.0, 0.5) > second.guarantee().epsilon
     for one in (first, second, third):
         said = str(one.guarantee())
-        assert "an array of labels has no vault: other uses of these labels than the fits" in said
+        assert "An array of labels has no vault: other uses of these labels than the fits" in said
 
 
 @pytest.mark.parametrize("kind", [*HEADS, NoiseCluster])

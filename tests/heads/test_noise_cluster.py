@@ -6,13 +6,13 @@ import keras
 import numpy as np
 import pytest
 
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import PrivateLabels, guarantee
-from tf_labeldp.vault._carried import carry, receipts_of
+from tf_labeldp.vault._model_history import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore:this is fit number")
 RNG = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_a_function_as_encoder_has_no_model():
 def encoder_trained_on(labels):
     encoder = network()
     receipts = labels.randomize(RandomizedResponse(1.0, 3)).receipts
-    carry(encoder, receipts)
+    attach(encoder, receipts)
     return encoder, receipts
 
 
@@ -240,7 +240,7 @@ def test_public_centres_carry_no_receipts():
     """Two models of the same centres, and of different labels, have nothing in common."""
     models = [NoiseCluster(5, 0.5).fit(5.0 * X, vault()).to_keras() for _ in range(2)]
     for model in models:
-        assert guarantee(model).epsilon == 0.5 and len(receipts_of(model)) == 1
+        assert guarantee(model).epsilon == 0.5 and len(public_input(model).receipts) == 1
 
 
 def test_a_failed_fit_leaves_the_head_as_it_was():

@@ -16,7 +16,7 @@ from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.mechanisms import InformativeRR, Priors, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault._store import DrawSettingsError
+from tf_labeldp.vault._records import DrawSettingsError
 
 N, D, K = 3000, 6, 3
 DELTA = 1e-6

@@ -5,6 +5,7 @@ import pytest
 from _shapes import NUM_CLASSES, network, shapes
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import public_input
 from tf_labeldp.mechanisms import Priors
 from tf_labeldp.semi_supervised import DivideMix
 from tf_labeldp.semi_supervised._targets import Targets, read_targets
@@ -36,7 +37,7 @@ def test_it_learns_the_true_classes_from_noisy_ones(trained):
 
 def test_it_believes_the_labels_that_are_true(trained, images, noisy):
     model, history = trained
-    labelled = read_targets(noisy, 300, NUM_CLASSES, "values", None, None)
+    labelled = read_targets(noisy, public_input(None, None, None), 300, NUM_CLASSES, "values")
     believed = model.clean_probabilities(model.network, images[0], labelled) > 0.5
     is_true = np.asarray(noisy) == images[1]
     assert believed[is_true].mean() > 0.9 and believed[~is_true].mean() < 0.1

@@ -5,6 +5,7 @@ import pytest
 from _shapes import NUM_CLASSES, network, shapes
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import public_input
 from tf_labeldp.mechanisms import Priors
 from tf_labeldp.semi_supervised import FixMatch
 
@@ -110,7 +111,7 @@ def test_clusters_keep_the_labels_that_agree(images, noisy):
     """DenoiseSSL: with perfect clusters only true labels are trained on."""
     from tf_labeldp.semi_supervised._targets import read_targets
 
-    made = read_targets(noisy, 300, NUM_CLASSES, "values", None, images[1])
+    made = read_targets(noisy, public_input(None, images[1], None), 300, NUM_CLASSES, "values")
     assert np.array_equal(made.classes, images[1][made.rows])
     assert len(made.rows) == (np.asarray(noisy) == images[1]).sum()
     assert ldp.guarantee(fitted(images[0], noisy, 1, clusters=images[1])).epsilon == 1.5
@@ -120,7 +121,7 @@ def test_posteriors_and_weights_are_the_targets(noisy):
     from tf_labeldp.semi_supervised._targets import read_targets
 
     weights = np.r_[np.zeros(100), np.full(200, 2.0)]
-    made = read_targets(noisy, 300, NUM_CLASSES, "posterior", weights, None)
+    made = read_targets(noisy, public_input(None, None, weights), 300, NUM_CLASSES, "posterior")
     np.testing.assert_allclose(made.targets, noisy.posterior()[100:], rtol=1e-6)
     assert made.rows.tolist() == list(range(100, 300)) and set(made.weights) == {2.0}
 

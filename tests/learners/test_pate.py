@@ -175,6 +175,23 @@ def test_teachers_by_fix_match():
     assert (answers.values == classes[answers.indices]).mean() > 0.7
 
 
+def test_a_teacher_by_fix_match_is_known_again():
+    """Its digest is that of its settings, not of the objects that these are."""
+    keras = pytest.importorskip("keras")
+
+    def described(noise, width=3):
+        return fix_match_teacher(
+            network(width), weak=lambda images: images, strong=keras.layers.GaussianNoise(noise)
+        ).describe()
+
+    keras.backend.clear_session()
+    first = described(0.2)
+    keras.backend.clear_session()
+    assert described(0.2) == first
+    for other in (described(0.1), described(0.2, width=4)):
+        assert other != first
+
+
 @pytest.mark.parametrize(
     "options, match",
     [

@@ -164,7 +164,8 @@ def test_expected_loss_by_enumeration(loss):
 
 def test_round_trip():
     config = MECHANISM.get_config()
-    assert list(config) == [field.name for field in dataclasses.fields(MECHANISM)]
+    names = [field.name for field in dataclasses.fields(MECHANISM)]
+    assert list(config) == [name for name in names if name != "receipts"]
     assert type(config["probabilities"][0]) is tuple
     again = deserialize(json.loads(json.dumps(serialize(MECHANISM))))
     assert again == MECHANISM and hash(again) == hash(MECHANISM)

@@ -28,7 +28,7 @@ from tf_labeldp.vault import NoisyLabels, _draws
 K, N = 5, 200
 LABELS = np.random.default_rng(91).integers(0, K, N)
 NUMBERS = np.random.default_rng(92).uniform(0.0, 10.0, N)
-CLAIM = "its author's claim, not this library's: {} has the epsilon of {} that it states"
+CLAIM = "{} has the epsilon of {} that it states{}: its author's claim, not this library's."
 
 
 class NearbyResponse(ClassificationMechanism):
@@ -144,7 +144,7 @@ def test_an_ordinary_class_is_a_mechanism(chi_square_rejects):
 def test_it_is_charged_and_stated_as_its_authors_claim():
     held = vault()
     noisy = held.randomize(NearbyResponse(0.75, K))
-    claim = CLAIM.format("NearbyResponse", "0.75")
+    claim = CLAIM.format("NearbyResponse", "0.75", "")
     for statement in (noisy.guarantee(), held.guarantee()):
         assert statement.epsilon == 0.75 and statement.delta == 0.0
         assert claim in statement.assumptions
@@ -174,7 +174,7 @@ def test_numbers_and_statistics_of_ordinary_classes():
     noisy = held.randomize(NoisyNumbers(1.5))
     assert noisy.values.dtype == np.float64 and noisy.values.shape == (N,)
     assert held.guarantee().epsilon == 1.5
-    assert CLAIM.format("NoisyNumbers", "1.5") in noisy.guarantee().assumptions
+    assert CLAIM.format("NoisyNumbers", "1.5", "") in noisy.guarantee().assumptions
     values = np.linspace(0.0, 10.0, 11)
     means = noisy.posterior(Priors(np.full(11, 1 / 11), values=values))
     assert means.shape == (N,) and 0.0 < means.min() and means.max() < 10.0
@@ -182,7 +182,7 @@ def test_numbers_and_statistics_of_ordinary_classes():
     held = vault()
     counts = held.release(NoisyCounts(0.5, K))
     assert counts.values.shape == (K,) and held.guarantee().epsilon == 0.5
-    assert CLAIM.format("NoisyCounts", "0.5") in counts.guarantee().assumptions
+    assert CLAIM.format("NoisyCounts", "0.5", "") in counts.guarantee().assumptions
     assert held.receipts[0].kind == "release"
 
 
@@ -192,7 +192,7 @@ def test_priors_of_a_plug_in_reach_it():
     priors[::2] = priors[::2, ::-1]
     noisy = held.randomize(ByPrior(1.0, K), priors=priors)
     assert set(noisy.values[::2].tolist()) == {3, 4} and set(noisy.values[1::2]) == {0, 1}
-    assert CLAIM.format("ByPrior", "1") in noisy.guarantee().assumptions
+    assert CLAIM.format("ByPrior", "1", "") in noisy.guarantee().assumptions
     for name in ("clusters", "features"):
         with pytest.raises(ValueError, match=f"ByPrior takes no {name}"):
             held.randomize(ByPrior(1.0, K), **{name: np.zeros(N, int)})
@@ -236,7 +236,7 @@ def test_a_subclass_of_a_mechanism_of_the_library_is_a_plug_in(checks):
 
     noisy = vault().randomize(Mine(1.0, K))
     assert [type(one) for one in checks] == [Mine]
-    assert CLAIM.format("Mine", "1") in noisy.guarantee().assumptions
+    assert CLAIM.format("Mine", "1", "") in noisy.guarantee().assumptions
 
 
 @pytest.mark.parametrize("keep", ["store", "folder"])
@@ -478,7 +478,7 @@ class Gaussian(NearbyResponse):
 def test_an_event_of_its_own_composes():
     held = vault(2.0, 1e-4)
     held.randomize(Gaussian(0.1, K, 1e-5))
-    claim = CLAIM.format("Gaussian", "0.1") + ", and its uses compose as its dp_event says"
+    claim = CLAIM.format("Gaussian", "0.1", ", and its uses compose as its dp_event states")
     charge = Charge(0.1, 1e-5, dp_accounting.GaussianDpEvent(20.0), (claim,))
     assert [one.charge for one in held.receipts] == [charge]
     assert held.guarantee().epsilon == 0.1 and held.guarantee().delta == 1e-5

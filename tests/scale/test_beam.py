@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import pathlib
+import shutil
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +19,7 @@ beam = pytest.importorskip("apache_beam", reason="no apache-beam; `make test-bea
 from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
 
+from tf_labeldp.accounting import PrivacyBudget  # noqa: E402
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge  # noqa: E402
 from tf_labeldp.mechanisms import (  # noqa: E402
     HistogramMechanism,
@@ -27,6 +33,7 @@ from tf_labeldp.scale.beam import (  # noqa: E402
     RandomizeLabels,
     _randomize_labels,
 )
+from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget  # noqa: E402
 from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, randomize_batch  # noqa: E402
 
 MECHANISM = RandomizedResponse(epsilon=1.0, num_classes=3)
@@ -288,15 +295,145 @@ def test_the_noise_is_drawn_once_and_kept(key, tmp_path):
     with pytest.raises(FileNotFoundError, match="has not ended"):
         counts.result()
     summed([0, 1, 2] * 50, counts)
-    private = tmp_path / "counts.private-sums.npz"
+    (private,) = sums_in(tmp_path)
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     first = counts.result()
-    assert not private.exists()
+    assert sums_in(tmp_path) == []
     again = PrivateHistogram(mechanism, ReleaseKey(key.path), "counts").result()
     np.testing.assert_array_equal(first.values, again.values)
     assert first.guarantee().epsilon == again.guarantee().epsilon == 0.01
     with pytest.raises(ValueError, match="made already"):
         summed([0, 1], PrivateHistogram(mechanism, key, "counts"))
+
+
+MOSTLY_NOISE = HistogramMechanism(0.01, num_classes=3)
+
+
+def sums_in(folder):
+    """Returns the files below a folder that have exact sums, whatever they are called."""
+    found = []
+    for path in folder.rglob("*.npz"):
+        with np.load(path) as content:
+            found += [path] * ("counts" in content.files)
+    return found
+
+
+def keys_release(folder):
+    """Returns the released values, from a process that knows the files alone."""
+    counts = PrivateHistogram(MOSTLY_NOISE, ReleaseKey(folder / "labels.key"), "counts")
+    if not counts.is_released:
+        summed([0, 1, 2] * 50, counts)
+    return counts.result().values.tolist()
+
+
+def test_b6_a_release_whose_output_was_moved_is_not_drawn_again(key, tmp_path):
+    """Whatever single file is moved: the same values come out, or an error."""
+    first = keys_release(tmp_path)
+    for path in [one for one in tmp_path.rglob("*") if one.is_file() and one != key.path]:
+        moved = path.with_name("moved")
+        path.rename(moved)
+        try:
+            assert keys_release(tmp_path) == first
+        except (LabelStoreError, FileNotFoundError):
+            pass
+        moved.replace(path)
+    assert keys_release(tmp_path) == first and key.guarantee().epsilon == 0.01
+
+
+def test_b6_a_release_of_0_2_without_its_output_is_refused(tmp_path):
+    shutil.copytree(pathlib.Path(__file__).parents[1] / "vault" / "of_0_2" / "keys", tmp_path / "k")
+    key, mechanism = ReleaseKey(tmp_path / "k" / "labels.key"), HistogramMechanism(0.5, 3)
+    assert PrivateHistogram(mechanism, key, "counts").result().values.tolist() == [4, 3, 2]
+    moved = PrivateHistogram(mechanism, key, "moved")
+    with pytest.raises(ValueError, match="made already"):
+        summed([0, 1, 2], moved)
+    with pytest.raises(LabelStoreError, match=r"key\.moved\.npz, which is gone.*new release"):
+        moved.result()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_b7_a_second_pipeline_leaves_no_exact_sums(key, tmp_path, elsewhere):
+    folder = tmp_path / "sums" if elsewhere else None
+    if elsewhere:
+        folder.mkdir()
+    one, other = (PrivateHistogram(MOSTLY_NOISE, key, "counts", folder=folder) for _ in range(2))
+    late = beam.Pipeline(FnApiRunner())
+    _ = late | beam.Create([0, 1, 2] * 50) | other
+    summed([0, 1, 2] * 50, one)
+    values = one.result().values
+    late.run().wait_until_finish()
+    assert sums_in(tmp_path) == []
+    np.testing.assert_array_equal(other.result().values, values)
+
+
+_KILLED = """
+import os, pathlib, sys
+import apache_beam as beam
+from tf_labeldp.mechanisms import HistogramMechanism
+from tf_labeldp.scale import ReleaseKey
+from tf_labeldp.scale.beam import PrivateHistogram
+key = ReleaseKey(sys.argv[1])
+counts = PrivateHistogram(HistogramMechanism(0.01, num_classes=3), key, "counts")
+with beam.Pipeline("FnApiRunner") as pipeline:
+    _ = pipeline | beam.Create([0, 1, 2] * 50) | counts
+if sys.argv[2] == "wait":
+    print("ready", flush=True)
+    sys.stdin.readline()
+os._exit(9)
+"""
+
+
+def test_b7_sums_of_a_killed_process_are_deleted_at_the_next_start(key, tmp_path):
+    subprocess.run([sys.executable, "-c", _KILLED, str(key.path), "die"], check=False)
+    assert len(sums_in(tmp_path)) == 1
+    counts = PrivateHistogram(MOSTLY_NOISE, key, "counts")
+    pipeline = beam.Pipeline(FnApiRunner())
+    _ = pipeline | beam.Create([0, 1, 2] * 50) | counts  # not run yet
+    assert sums_in(tmp_path) == []
+    assert key.receipts() == ()
+
+
+def test_b7_sums_of_a_process_that_goes_on_are_left_to_it(key, tmp_path):
+    command = [sys.executable, "-c", _KILLED, str(key.path), "wait"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "ready\n"
+        counts = PrivateHistogram(MOSTLY_NOISE, key, "counts")
+        pipeline = beam.Pipeline(FnApiRunner())
+        _ = pipeline | beam.Create([0, 1, 2] * 50) | counts
+        assert len(sums_in(tmp_path)) == 1
+        child.communicate("\n")
+
+
+def test_b7_forget_erases_exact_sums(tmp_path):
+    store, folder = tmp_path / "store", tmp_path / "sums"
+    folder.mkdir()
+    PrivateLabels([0, 1, 2] * 50, 3, budget=PrivacyBudget(1.0), store=store)
+    key = ReleaseKey.create(store / "labels.key")
+    for name, place in (("inside", None), ("outside", folder)):
+        summed([0, 1, 2] * 50, PrivateHistogram(MOSTLY_NOISE, key, name, folder=place))
+    assert len(sums_in(tmp_path)) == 2
+    for name in ("networks", "stages"):
+        (store / name).mkdir()
+        (store / name / "a.npz").write_bytes(b"weights")
+    assert forget(store) == []
+    assert [path.name for path in tmp_path.rglob("*.npz")] == []
+    names = {path.name for path in store.iterdir()}
+    assert names <= {"header.json", "records", "last-record", ".lock"}
+
+
+def test_b7_processes_that_race_for_a_result_all_return_the_same(key, tmp_path):
+    counts = PrivateHistogram(MOSTLY_NOISE, key, "counts")
+    summed([0, 1, 2] * 50, counts)
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        found = pool.map(result_of, [key.path] * 4)
+    assert all(one == found[0] for one in found)
+    assert key.guarantee().epsilon == 0.01 and sums_in(tmp_path) == []
+
+
+def result_of(path):
+    return PrivateHistogram(MOSTLY_NOISE, ReleaseKey(path), "counts").result().values.tolist()
 
 
 @pytest.mark.holds("scale.PrivateMoments")

@@ -332,8 +332,68 @@ def test_the_statement_names_what_it_rests_on(key):
     assert stated["guarantee"]["epsilon"] == 1.0
     assert stated["receipts"][0]["labels"]["size"] == 500
     text = " ".join(stated["statement"])
-    assert "pseudorandom" in text and "each id names one row" in text
+    assert "pseudorandom" in text and "Each id names one row" in text
     assert key.secret.hex() not in key.statement("a")
+
+
+def test_b9_flipped_bits_of_a_key_are_refused(key):
+    key.register("a", RandomizedResponse(1.0, 3))
+    whole = key.path.read_bytes()
+    places = np.random.default_rng(0).choice(8 * len(whole), 64, replace=False)
+    for place in places.tolist():
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        key.path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged|no key file"):
+            ReleaseKey(key.path)
+    key.path.write_bytes(whole)
+    assert ReleaseKey(key.path).secret == key.secret
+
+
+@pytest.mark.parametrize("in_a_store", [False, True])
+def test_b9_a_release_that_was_removed_by_hand_is_missed(tmp_path, in_a_store):
+    if in_a_store:
+        PrivateLabels([0, 1, 2], 3, budget=PrivacyBudget(9.0), store=tmp_path / "s")
+        path = tmp_path / "s" / "labels.key"
+    else:
+        path = tmp_path / "labels.key"
+    key = ReleaseKey.create(path)
+    for name in ("first", "second"):
+        key.register(name, RandomizedResponse(1.0, 3))
+    assert b"first" not in path.read_bytes()
+    for record in [one for one in tmp_path.rglob("*") if one.is_file() and one != path]:
+        whole = record.read_bytes()
+        if b"first" not in whole and b"second" not in whole:
+            continue
+        for content in (None, b"{}"):
+            record.unlink()
+            if content is not None:
+                record.write_bytes(content)
+            with pytest.raises(LabelStoreError, match=r"lacks record|is damaged"):
+                ReleaseKey(path).guarantee()
+            record.write_bytes(whole)
+    assert ReleaseKey(path).guarantee().epsilon == 2.0
+
+
+def test_a_key_without_its_ledger_is_refused(tmp_path, key):
+    key.register("a", RandomizedResponse(1.0, 3))
+    (tmp_path / "labels.key.ledger").rename(tmp_path / "elsewhere")
+    with pytest.raises(LabelStoreError, match=r"labels\.key\.ledger .* is missing"):
+        ReleaseKey(key.path).receipts()
+    (tmp_path / "elsewhere").rename(tmp_path / "labels.key.ledger")
+    key.path.rename(tmp_path / "lost")
+    with pytest.raises(FileExistsError, match="Restore the file"):
+        ReleaseKey.create(key.path)
+
+
+def test_two_objects_of_one_key_see_each_others_releases(key):
+    other = ReleaseKey(key.path)
+    key.register("a", RandomizedResponse(1.0, 3))
+    assert other.guarantee().epsilon == 1.0
+    with pytest.raises(ValueError, match="another mechanism"):
+        other.register("a", RandomizedResponse(0.5, 3))
+    with pytest.raises(KeyError, match="no release 'b'"):
+        other.receipts("b")
 
 
 def test_a_lost_or_damaged_key_is_said(tmp_path, key):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.vault import _carried, _draws
+from tf_labeldp.accounting import _public_input
+from tf_labeldp.vault import _draws
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def fixed_seed() -> None:
 @pytest.fixture(autouse=True)
 def no_known_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are known by their values, and tests that begin from one seed end in the same."""
-    monkeypatch.setattr(_carried, "_OF_WEIGHTS", {})
+    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
 
 
 @pytest.fixture

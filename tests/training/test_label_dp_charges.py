@@ -25,12 +25,11 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import Charge, dp_sgd_charge, dp_sgd_guarantee
+from tf_labeldp.accounting import Charge, dp_sgd_charge, dp_sgd_guarantee, public_input
 from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
 from tf_labeldp.training import _spending as spending_module
-from tf_labeldp.vault._carried import receipts_of
 
 # What it charges.
 
@@ -280,7 +279,7 @@ def test_noise_can_not_be_changed_under_way(how: str) -> None:
     callback = keras.callbacks.LambdaCallback(on_epoch_end=change)
     with pytest.raises(AttributeError, match="no setter"):
         model.fit(features(), codes(), epochs=2, callbacks=[callback], verbose=0)
-    assert len(receipts_of(model)) == 1
+    assert len(public_input(model).receipts) == 1
     assert model.optimizer.noise.noise_multiplier == SIGMA
 
 

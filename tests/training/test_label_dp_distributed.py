@@ -25,7 +25,8 @@ SETUP = textwrap.dedent(
                                      LabelDPOptimizer, SelfConv, SelfSpan)
     from tf_labeldp.training._private_step import PrivateStep
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
-    from tf_labeldp.vault._carried import _OF_WEIGHTS, receipts_of
+    from tf_labeldp.accounting import public_input
+    from tf_labeldp.accounting._public_input import _OF_WEIGHTS
 
     x = np.random.default_rng(0).normal(size=(44, 3)).astype("float32")
     y = np.arange(44) % 4
@@ -88,7 +89,8 @@ RUN = textwrap.dedent(
         (first, before), (second, _) = [train(where, on, **settings) for where in (one, two)]
         result[name] = difference(first, second)
         result[name + " moved"] = float(np.max(np.abs(first.get_weights()[0] - before[0])))
-        result[name + " receipts"] = [one.charge.event.count for one in receipts_of(second)]
+        known = public_input(second).receipts
+        result[name + " receipts"] = [one.charge.event.count for one in known]
         same = first.stated.epsilon == second.stated.epsilon
         result[name + " stated"] = bool(same and 0.0 < first.stated.epsilon)
 
@@ -130,7 +132,7 @@ RUN = textwrap.dedent(
     before = model.get_weights()
     model.fit(x, y, batch_size=22, epochs=1, verbose=0)
     moved = all(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
-    result["compiled on one device"] = [len(receipts_of(model)), moved]
+    result["compiled on one device"] = [len(public_input(model).receipts), moved]
     for name, on, settings in (("alt", "poisson", {"denoiser": AltConv(7)}),
                                ("newton", "poisson", {"preconditioner": GaussNewton(7)}),
                                ("buffer", "poisson", {"buffer_size": 45}),

@@ -29,11 +29,9 @@ from label_dp_cases import (
 )
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import _receipts, dp_sgd_guarantee
+from tf_labeldp.accounting import _public_input, _receipts, dp_sgd_guarantee, public_input
 from tf_labeldp.accounting._receipts import ReceiptError, compose_receipts
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
-from tf_labeldp.vault import _carried
-from tf_labeldp.vault._carried import receipts_of
 
 
 def after(epochs: int) -> float:
@@ -49,7 +47,7 @@ def trained(epochs: int = 2, labels: Any = None) -> LabelDPModel:
 
 def forget() -> None:
     """Forgets the values of all weights, as another process has never seen them."""
-    _carried._OF_WEIGHTS.clear()
+    _public_input._OF_WEIGHTS.clear()
 
 
 # tf.train.Checkpoint.
@@ -220,7 +218,7 @@ def test_files_of_version_0_1_promise_nothing_until_it_is_declared() -> None:
     stated = model.declare("its statement said so", epsilon=0.5, delta=1e-4)
     assert stated == model.guarantee()
     assert (stated.epsilon, stated.delta) == (0.5, 1e-4)
-    assert stated.assumptions[0] == "declared, not checked here: its statement said so"
+    assert stated.assumptions[0] == "Declared by its author, not checked: its statement said so"
     labels = vault()  # of delta 1e-3
     model.fit(batches(labels), verbose=0)
     assert after(1) < labels.guarantee().epsilon <= after(1) + 0.51
@@ -263,8 +261,12 @@ def test_an_encoder_of_a_loaded_model_has_its_receipts(tmp_path: Path, trainable
 
 
 def test_weights_that_are_copied_from_a_loaded_model_bring_its_receipts(tmp_path: Path) -> None:
+    """Where this library loaded it; else that they were set by hand is a named assumption."""
     model, _ = loaded(tmp_path)
     copied = keras.Sequential([keras.Input((D,)), keras.layers.Dense(5)])
+    copied.set_weights(model.get_layer("hidden").get_weights())
+    assert "initial-weights" in {one.code for one in ldp.guarantee(copied).assumptions}
+    model = ldp.load_model(tmp_path / "model.keras")
     copied.set_weights(model.get_layer("hidden").get_weights())
     assert ldp.guarantee(copied).epsilon == after(2)
 
@@ -356,4 +358,4 @@ def test_a_checkpoint_that_a_callback_restores_counts_against_the_budget(tmp_pat
     model.fit(batches(labels), callbacks=[restore], verbose=0)
     assert model.guarantee().epsilon == after(4)
     assert labels.guarantee().epsilon == after(4)
-    assert compose_receipts(receipts_of(model)).epsilon == after(4)
+    assert compose_receipts(public_input(model).receipts).epsilon == after(4)

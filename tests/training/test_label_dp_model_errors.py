@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import public_input
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import AltConv, Denoiser, LabelDPModel, LabelDPOptimizer, SelfSpan
-from tf_labeldp.vault._carried import receipts_of
 
 N, D, K = 30, 3, 3
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -112,7 +112,7 @@ def test_settings_of_fit_on_arrays(settings: dict[str, Any], expected: str) -> N
         model.fit(*data(), verbose=0, **settings)
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
     assert model.guarantee().epsilon == 0.0
-    assert receipts_of(model) == ()
+    assert public_input(model).receipts == ()
 
 
 def test_single_examples_are_for_the_span_alone() -> None:

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tf_labeldp as ldp
+from tf_labeldp.accounting import public_input
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer
-from tf_labeldp.vault._carried import receipts_of
 
 N, D, K = 40, 3, 3
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -154,7 +154,8 @@ def test_a_list_of_callbacks_made_by_keras_is_not_changed() -> None:
     model.fit(x, y, callbacks=given, verbose=0)
     model.fit(x, y, callbacks=given, verbose=0)
     assert len(given.callbacks) == size
-    assert [one.kind for one in receipts_of(model)] == ["steps"] * 2  # each was charged once
+    kinds = [one.kind for one in public_input(model).receipts]
+    assert kinds == ["steps"] * 2  # each was charged once
 
 
 @pytest.mark.parametrize(

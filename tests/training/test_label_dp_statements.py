@@ -23,11 +23,11 @@ from label_dp_cases import (
     vault,
 )
 
-from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, dp_sgd_guarantee
+from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee, _public_input, dp_sgd_guarantee
 from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, SelfSpan
 from tf_labeldp.training import _spending as spending_module
-from tf_labeldp.vault import PrivateLabels, _carried
+from tf_labeldp.vault import PrivateLabels
 
 
 def same(
@@ -38,12 +38,12 @@ def same(
         *dp_sgd_assumptions(q, None),
         *GaussianNoise(1.0).assumptions(),
         *([] if with_vault else [spending_module._NO_VAULT]),
-        _carried.WEIGHTS_ASSUMED,
-        "the mechanisms and the number of their uses were fixed in advance, not chosen after "
-        "seeing earlier noisy labels",
-        "the features are public, and each person has one example",
-        "the true labels reach training and tuning through the uses counted here alone",
-        "the operating system's random generator is secure, and OpenSSL's that it seeds",
+        _public_input.WEIGHTS_ASSUMED,
+        "The mechanisms and the number of their uses were fixed in advance, not chosen after "
+        "seeing earlier noisy labels.",
+        "The features are public, and each person has one example.",
+        "The true labels reach training and tuning through the uses counted here alone.",
+        "The operating system's random generator and OpenSSL's, which it seeds, are secure.",
     }
     numbers = (found.epsilon, found.delta, found.unit, found.relation)
     return rests_on and numbers == (
@@ -105,7 +105,8 @@ def test_of_unknown_data_nothing_is_promised() -> None:
     model.fit(dataset, allow_unaccounted=True, verbose=0)
     assert model.guarantee().epsilon == math.inf
     assert model.guarantee().headline == "NOT PRIVATE: nothing is promised"
-    assert any("not known how often" in text for text in model.guarantee().assumptions)
+    assert model.guarantee().assumptions[0].code == "not-promised"
+    assert "how often these data used a label is not known" in model.guarantee().assumptions[0]
     model.fit(features(), codes(), verbose=0)  # known data do not mend it
     assert model.guarantee().epsilon == math.inf
 
@@ -192,5 +193,5 @@ def test_rows_of_labels_need_an_output_each() -> None:
 
 
 def test_nothing_is_charged_for_nothing() -> None:
-    nothing = PrivacyGuarantee(epsilon=0.0, assumptions=(_carried.WEIGHTS_ASSUMED,))
+    nothing = PrivacyGuarantee(epsilon=0.0, assumptions=(_public_input.WEIGHTS_ASSUMED,))
     assert private_model().guarantee() == nothing

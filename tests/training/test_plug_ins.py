@@ -13,7 +13,7 @@ from label_dp_cases import DELTA, SIGMA, D, K, batches, codes, features, private
 from label_dp_cases import vault as vault_of
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import dp_sgd_guarantee
+from tf_labeldp.accounting import _public_input, dp_sgd_guarantee, public_input
 from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.training import (
     Denoiser,
@@ -23,13 +23,11 @@ from tf_labeldp.training import (
     PrivacySpent,
     VertexLosses,
 )
-from tf_labeldp.vault import _carried
-from tf_labeldp.vault._carried import receipts_of
 
-CLAIM = "its author's claim, not this library's: {} adds noise of the event that its dp_event names"
-NO_EVENT = (
-    "nothing is promised: {} says nothing of what its steps cost one by one (its dp_event is None)"
+CLAIM = (
+    "{} adds noise of the event that its dp_event names: its author's claim, not this library's."
 )
+NO_EVENT = "Nothing is promised: {} states no cost of its steps (its dp_event is None)."
 
 
 class Silent(NoiseMechanism):
@@ -103,7 +101,7 @@ def test_no_vault_pays_for_noise_that_says_nothing() -> None:
         model.fit(batches(labels), verbose=0)
     assert unchanged(model, before)
     assert labels.guarantee().epsilon == 0.0
-    assert receipts_of(model) == ()
+    assert public_input(model).receipts == ()
 
 
 @pytest.mark.parametrize("kind", [Stated, Derived, Correlated])
@@ -128,7 +126,7 @@ def test_noise_of_this_library_is_no_ones_claim() -> None:
 def test_the_claim_stays_with_the_weights(tmp_path: Path) -> None:
     model = trained(Stated(SIGMA), vault_of())
     model.save(tmp_path / "model.keras")
-    _carried._OF_WEIGHTS.clear()
+    _public_input._OF_WEIGHTS.clear()
     again = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Stated": Stated})
     assert type(again.optimizer.noise) is Stated
     assert again.guarantee() == model.guarantee()
@@ -288,7 +286,7 @@ def test_labels_drawn_by_a_mechanism_of_another_bring_its_claim_into_a_model() -
     noisy = labels.randomize(Mine(1.0, K))
     model = private_model()
     model.declare("its weights were trained on these", made_of=[noisy])
-    claim = "its author's claim, not this library's: Mine has the epsilon of 1 that it states"
+    claim = "Mine has the epsilon of 1 that it states: its author's claim, not this library's."
     assert claim in model.guarantee().assumptions
     assert model.guarantee().epsilon == 1.0
     assert np.shape(features()) == (100, D)

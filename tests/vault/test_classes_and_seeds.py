@@ -154,7 +154,7 @@ def test_a_seeded_run_says_that_it_is_not_private(make, response, tmp_path):
         stated = artefact.guarantee()
         assert stated.seeded and not stated.is_private
         assert "NOT PRIVATE: seeded" in str(stated)
-        assert "random generator is secure" not in str(stated)
+        assert "secure-random-bits" not in {one.code for one in stated.assumptions}
 
 
 def test_an_unseeded_run_names_its_assumptions(make, response):
@@ -163,13 +163,14 @@ def test_an_unseeded_run_names_its_assumptions(make, response):
     for stated in (vault.guarantee(), noisy.guarantee()):
         assert stated.is_private and stated.relation == "replace_label"
         assert "the label of one training example" in str(stated)
-        for text in ("features are public", "uses counted here", "random generator is secure"):
-            assert text in str(stated)
+        codes = {one.code for one in stated.assumptions}
+        assert codes == {"public-features", "all-uses-counted", "secure-random-bits"}
+        assert all(f"  assumes: {text}" in str(stated) for text in stated.assumptions)
 
 
 def test_priors_of_unknown_origin_are_an_assumption(make, response):
     """An array does not say how it was made; priors that were released from here do."""
-    text = "priors, clusters and features that were given for a use were made without these labels"
+    text = "Priors, clusters, features, encoders and networks that were given for a use were made "
     vault = make(epsilon=3.0)
     assert text not in str(vault.randomize(response(0.5)).guarantee())
     released = vault.release(HistogramMechanism(0.5, 5)).priors()

@@ -8,12 +8,11 @@ import pytest
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
 import tf_labeldp as ldp
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
 from tf_labeldp.heads import PrivateRidge
 from tf_labeldp.mechanisms import HistogramMechanism, LaplaceMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelRandomizer, PrivateLabels, select
-from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._store import DrawSettingsError
+from tf_labeldp.vault._records import DrawSettingsError
 
 RNG = np.random.default_rng(5)
 N = 6000
@@ -263,7 +262,7 @@ class TestNoisyLabels:
         other = train.randomize(RandomizedResponse(0.5, 3))
         assert other.evaluate(given, "accuracy", model=model).num_examples == 3000
         learnt = ldp.NoisyLabels(
-            other.values, other.indices, other.mechanism, receipts=receipts_of([model])
+            other.values, other.indices, other.mechanism, receipts=public_input([model]).receipts
         )
         with pytest.raises(ValueError, match="has learnt from these noisy labels"):
             learnt.evaluate(given, "accuracy", model=model)

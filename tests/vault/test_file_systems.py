@@ -11,7 +11,7 @@ import pytest
 
 import tf_labeldp as ldp
 from tf_labeldp.vault import LabelStoreError
-from tf_labeldp.vault._store import publish
+from tf_labeldp.vault._records import publish
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def test_two_writers_without_locks_do_not_both_hand_out(make, response, store, m
         return draw(self, *arguments, **keywords)
 
     monkeypatch.setattr(ldp.RandomizedResponse, "randomize", be_overtaken)
-    with pytest.raises(LabelStoreError, match=r"Another process has written draw 0.*Nothing was"):
+    with pytest.raises(LabelStoreError, match=r"Another process has written record 0.*Nothing was"):
         other.randomize(response(1.0), key="b")
-    assert len(list((store / "draws").iterdir())) == 1
+    assert len(list((store / "records").iterdir())) == 1
     assert other.guarantee().epsilon == 1.0 and not other.has_draw("b")  # it sees the one of `one`
     again = make(epsilon=1.0, store=store).randomize(response(1.0), key="a")
     np.testing.assert_array_equal(again.values, kept[0].values)

@@ -89,19 +89,20 @@ def test_the_run_goes_on_and_is_charged_once(folders, open_vault, response):
         assert again.guarantee().epsilon == 1.0
         for key, part in PARTS.items():
             np.testing.assert_array_equal(again.randomize(response(1.0), part, key=key), drawn[key])
-        assert len(list((folder / "store" / "draws").glob("*.npz"))) == 2
+        assert len(list((folder / "store" / "records").glob("[0-9]*"))) == 2
 
 
 def test_half_written_temporary_files_break_nothing(make, response, tmp_path):
     store = tmp_path / "store"
-    (store / "draws").mkdir(parents=True)
-    for name in (".PRIVATE-fingerprint", ".header.json", "draws/.000000.npz"):
+    (store / "records").mkdir(parents=True)
+    for name in (".PRIVATE-fingerprint", ".header.json", "records/.000000"):
         (store / f"{name}.0123456789abcdef.tmp").write_bytes(b"PK\x03\x04 cut")
     drawn = make(store=store).randomize(response(1.0))
-    (store / "charges" / ".000001.0123456789abcdef.tmp").write_bytes(b"cut")
+    (store / "records" / ".000001.0123456789abcdef.tmp").write_bytes(b"cut")
     np.testing.assert_array_equal(make(store=store).randomize(response(1.0)), drawn)
-    # And are removed when the store is opened; a key is written under another lock.
-    of_a_key = store / ".labels.key.0123456789abcdef.tmp"
-    of_a_key.write_bytes(b"cut")
+    # And are removed when the store is opened; not those of the command line's own files.
+    (store / ".labels.key.0123456789abcdef.tmp").write_bytes(b"cut")
+    other = store / ".ids-digest.0123456789abcdef.tmp"
+    other.write_bytes(b"cut")
     make(store=store)
-    assert list(store.rglob("*.tmp")) == [of_a_key]
+    assert list(store.rglob("*.tmp")) == [other]

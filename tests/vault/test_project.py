@@ -18,7 +18,7 @@ from tf_labeldp.cli import main
 from tf_labeldp.scale import ReleaseKey
 from tf_labeldp.vault import LabelStoreError, forget
 from tf_labeldp.vault._ledger import Ledger
-from tf_labeldp.vault._store import DrawSettingsError
+from tf_labeldp.vault._records import DrawSettingsError
 
 VISITS, DRUGS = [0, 1] * 20, [1, 0, 1] * 10
 
@@ -234,7 +234,7 @@ class TestLedgerWithoutLabels:
         labels.randomize(rr(0.25))
         assert ledger.remaining() == 1.25
 
-    def test_engines_count_and_a_lost_key_is_missed(self, tmp_path: pathlib.Path) -> None:
+    def test_engines_count_also_when_their_key_is_lost(self, tmp_path: pathlib.Path) -> None:
         store = tmp_path / "s"
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=store, draws="keyed")
         labels.randomize(rr(0.5))
@@ -243,25 +243,31 @@ class TestLedgerWithoutLabels:
         assert Ledger.of_store(store).remaining() == 1.5
         assert [one.key for one in Ledger.of_store(store).receipts()][-1] == "engine"
         (store / "labels.key").unlink()
-        with pytest.raises(LabelStoreError, match=r"labels\.key is missing"):
-            Ledger.of_store(store)
+        assert Ledger.of_store(store).remaining() == 1.5
+        with pytest.raises(FileExistsError, match="Restore the file"):
+            ReleaseKey.create(store / "labels.key")
 
     def test_a_key_of_other_labels_is_refused(self, tmp_path: pathlib.Path) -> None:
-        PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
-        ReleaseKey.create(tmp_path / "s" / "labels.key")
-        with pytest.raises(LabelStoreError, match="other labels"):
-            Ledger.of_store(tmp_path / "s")
-        with pytest.raises(LabelStoreError, match="other labels"):
-            PrivateLabels(VISITS, 2, store=tmp_path / "s")
+        for name in ("s", "other"):
+            PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / name)
+            ReleaseKey.create(tmp_path / name / "labels.key").register("a", rr(0.5))
+        shutil.copy(tmp_path / "other" / "labels.key", tmp_path / "s" / "labels.key")
+        for open_it in (
+            lambda: PrivateLabels(VISITS, 2, store=tmp_path / "s"),
+            lambda: ReleaseKey(tmp_path / "s" / "labels.key").guarantee(),
+        ):
+            with pytest.raises(LabelStoreError, match="other labels"):
+                open_it()
 
-    def test_a_draw_whose_charge_was_not_written_counts(self, tmp_path: pathlib.Path) -> None:
+    def test_a_record_whose_number_was_not_written_counts(self, tmp_path: pathlib.Path) -> None:
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
+        before = (tmp_path / "s" / "last-record").read_bytes()
         labels.randomize(rr(0.5))
-        (tmp_path / "s" / "charges" / "000000").unlink()  # as a killed process leaves it
+        (tmp_path / "s" / "last-record").write_bytes(before)  # as a killed process leaves it
         assert Ledger.of_store(tmp_path / "s").remaining() == 2.5
-        assert not (tmp_path / "s" / "charges" / "000000").exists()
+        assert (tmp_path / "s" / "last-record").read_bytes() == before
 
-    @pytest.mark.parametrize("name", ["draws/000000.npz", "header.json"])
+    @pytest.mark.parametrize("name", ["records/000000", "records/000001", "header.json"])
     def test_what_is_missing_is_missed(self, tmp_path: pathlib.Path, name: str) -> None:
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         labels.randomize(rr(0.5))
@@ -286,7 +292,8 @@ class TestForget:
         (store / "notes.txt").unlink()
         assert before.remaining() == 2.5  # of those who had read it
         names = {path.name for path in store.iterdir()}
-        assert names <= {"header.json", "ledger.json", ".lock"}
+        assert names <= {"header.json", "records", "last-record", ".lock"}
+        assert all(b"PK" not in path.read_bytes() for path in (store / "records").iterdir())
         after = Ledger.of_store(store)
         assert str(after.history()) == history
         assert [one.to_json() for one in after.receipts()] == receipts
@@ -317,9 +324,9 @@ class TestForget:
         labels = PrivateLabels(VISITS, 2, budget=PrivacyBudget(3.0), store=tmp_path / "s")
         labels.randomize(rr(0.5))
         forget(tmp_path / "s")
-        path = tmp_path / "s" / "ledger.json"
-        path.write_text(json.dumps({"records": [], "digest": "0"}))
-        with pytest.raises(LabelStoreError, match=r"ledger\.json"):
+        path = tmp_path / "s" / "records" / "000000"
+        path.write_bytes(path.read_bytes().replace(b'"epsilon": 0.5', b'"epsilon": 0.1'))
+        with pytest.raises(LabelStoreError, match="000000 is damaged"):
             Ledger.of_store(tmp_path / "s")
 
     @pytest.mark.parametrize("step", range(8))
@@ -332,7 +339,9 @@ class TestForget:
         subprocess.run([sys.executable, "-c", _KILLED, str(store), str(step)], check=False)
         assert Ledger.of_store(store).remaining() == 2.5
         forget(store)
-        assert {path.name for path in store.iterdir()} <= {"header.json", "ledger.json", ".lock"}
+        kept = {"header.json", "records", "last-record", ".lock"}
+        assert {path.name for path in store.iterdir()} <= kept
+        assert b"PK" not in (store / "records" / "000000").read_bytes()
         assert Ledger.of_store(store).remaining() == 2.5
 
 

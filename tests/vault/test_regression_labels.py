@@ -332,8 +332,7 @@ def test_an_error_that_depends_on_the_labels_is_charged_and_not_shown(tmp_path, 
         assert (receipt.kind, receipt.output_digest, receipt.key) == ("failed", None, "lost")
         assert charged.history()[0].what.endswith(", which failed")
         assert not charged.has_draw("lost")
-    with np.load(store / "draws" / "000000.npz") as record:
-        assert set(record.files) == {"meta", "indices"}
+    assert (store / "records" / "000000").read_bytes().endswith(b"}\n")  # no array follows
     with pytest.raises(RuntimeError, match="charged"):  # nothing was kept, so it looks again
         vault.randomize(fragile, key="lost")
     assert vault.guarantee().epsilon == 0.5

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import stat
+import sys
 import types
 
 import numpy as np
 import pytest
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, _receipts
-from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRTopK, RRWithPrior
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 PART, REST = np.arange(0, 80), np.arange(80, 200)  # as in the draws of the fixture `filled`
@@ -180,7 +181,7 @@ def test_the_names_of_unnamed_draws_are_taken(make, response, store):
 def test_home_folder_is_expanded(make, response, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     make(store="~/labels").randomize(response())
-    assert (tmp_path / "labels" / "draws" / "000000.npz").exists()
+    assert (tmp_path / "labels" / "records" / "000000").exists()
 
 
 def test_an_unnamed_draw_with_other_settings(make, response, store, filled, priors):
@@ -229,7 +230,7 @@ def test_two_vaults_share_one_store(make, response, store):
     last = other.randomize(response(0.25), key="mine")
     np.testing.assert_array_equal(one.randomize(response(0.25), key="mine").values, last.values)
     assert one.guarantee().epsilon == other.guarantee().epsilon == 1.0
-    assert sorted(path.name for path in (store / "draws").iterdir()) == ["000000.npz", "000001.npz"]
+    assert sorted(path.name for path in (store / "records").iterdir()) == ["000000", "000001"]
 
 
 def test_two_makers_of_one_store(make, store, monkeypatch):
@@ -259,8 +260,8 @@ def test_the_true_labels_are_in_no_file(make, response, store):
         "header.json",
         "PRIVATE-fingerprint",
         ".lock",
-        *(f"draws/{number:06d}.npz" for number in range(4)),
-        *(f"charges/{number:06d}" for number in range(4)),
+        "last-record",
+        *(f"records/{number:06d}" for number in range(4)),
     }
     assert len(drawn) == 1
     content = b"".join(path.read_bytes() for path in files)
@@ -273,7 +274,7 @@ def test_the_true_labels_are_in_no_file(make, response, store):
     # The search works: with almost no noise the draw itself is such a stretch.
     loud = make(labels=pattern, store=store.with_name("loud"), epsilon=60.0)
     loud.randomize(response(60.0))
-    stored = (store.with_name("loud") / "draws" / "000000.npz").read_bytes()
+    stored = (store.with_name("loud") / "records" / "000000").read_bytes()
     assert pattern[:20].astype("u1").tobytes() in stored
 
 
@@ -309,7 +310,8 @@ def test_every_argument_of_a_stored_mechanism_is_compared(make, store):
     again = vault.randomize(BiasedResponse(0.5, 5, 1), key="mine")
     np.testing.assert_array_equal(again.values, drawn.values)
     assert again.guarantee().epsilon == 0.5
-    assert "its author's claim, not this library's: BiasedResponse" in str(again.guarantee())
+    assert again.guarantee().assumptions[0].code == "claimed-mechanism"
+    assert again.guarantee().assumptions[0].startswith("BiasedResponse has the epsilon of 0.5")
     with pytest.raises(LabelStoreError, match="made with other mechanism"):
         vault.randomize(BiasedResponse(0.5, 5, 2), key="mine")
 
@@ -347,3 +349,55 @@ def test_a_clock_that_goes_backwards_changes_no_order(make, response, store, mon
         assert [use.key for use in history] == ["draw-0", "draw-1", "draw-2"]
         assert [use.epsilon_so_far for use in history] == [0.25, 0.75, 1.5]
         assert known.remaining() == pytest.approx(0.5)
+
+
+def test_a_statistic_of_all_labels_is_a_small_record(make, store):
+    n = 200_000
+    labels = np.arange(n) % 5
+    vault = make(labels=labels, store=store, epsilon=9.0)
+    vault.release(HistogramMechanism(1.0, 5), key="all")
+    vault.release(HistogramMechanism(1.0, 5), np.arange(0, n, 2), key="even")
+    vault.charge(vault.receipts[0].charge, what="steps")
+    vault.release(HistogramMechanism(1.0, 5), np.arange(n)[::-1], key="backwards")
+    sizes = [path.stat().st_size for path in sorted((store / "records").iterdir())]
+    assert max(sizes[:3]) < 3_000  # 8 bytes for each label would be 1.6 MB
+    assert sizes[3] < n * 8 / 2
+    opened = make(labels=labels, store=store, epsilon=9.0)
+    for key, rows in (
+        ("all", None),
+        ("even", np.arange(0, n, 2)),
+        ("backwards", np.arange(n)[::-1]),
+    ):
+        found = opened.release(HistogramMechanism(1.0, 5), rows, key=key)
+        np.testing.assert_array_equal(
+            found, vault.release(HistogramMechanism(1.0, 5), rows, key=key)
+        )
+    with pytest.raises(LabelStoreError, match="made with other indices"):
+        opened.release(HistogramMechanism(1.0, 5), np.arange(n), key="backwards")
+
+
+WATCHED = []
+"""Files and folders that were looked into, while a test watches."""
+
+
+def test_a_draw_looks_at_no_earlier_record(make, response, store):
+    """A turn looks for the next record alone, however many there are."""
+    vault = make(store=store, epsilon=100.0)
+
+    def looks():
+        WATCHED[:] = [None]
+        vault.randomize(response(0.5), [0])
+        found, WATCHED[:] = WATCHED[1:], []
+        return len(found)
+
+    vault.randomize(response(0.5), [0])
+    sys.addaudithook(lambda event, arguments: _watch(event))
+    first = looks()
+    for _ in range(60):
+        vault.randomize(response(0.5), [0])
+    assert looks() == first
+
+
+def _watch(event):
+    if WATCHED and event in ("open", "os.listdir", "os.scandir"):
+        WATCHED.append(event)

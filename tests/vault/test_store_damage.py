@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import json
 import os
 import shutil
@@ -16,25 +18,30 @@ from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 def edit(path):
     """Writes other noisy labels into a draw, in a file that is whole."""
-    with np.load(path) as content:
-        arrays = dict(content)
+    said, _, content = path.read_bytes().partition(b"\n")
+    with np.load(io.BytesIO(content)) as kept:
+        arrays = dict(kept)
     arrays["values"] = arrays["values"][::-1]
-    np.savez(path, **arrays)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    path.write_bytes(said + b"\n" + buffer.getvalue())
 
 
-def rewrite(path, change):
-    """Changes the text of a record, its arrays and digest as they were."""
-    with np.load(path) as content:
-        arrays = dict(content)
-    meta = json.loads(arrays["meta"].tobytes())
-    change(meta)
-    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    np.savez(path, **arrays)
+def rewrite(path, change, before=None):
+    """Changes what a record says; its digest is as it was, or that after another digest."""
+    line, _, arrays = path.read_bytes().partition(b"\n")
+    digest, _, text = line.partition(b" ")
+    said = json.loads(text)
+    change(said)
+    text = json.dumps(said).encode()
+    if before is not None:
+        digest = hashlib.sha256(before + text).hexdigest().encode()
+    path.write_bytes(digest + b" " + text + b"\n" + arrays)
 
 
 def test_a_damaged_draw_is_refused_byte_by_byte(make, store, filled, three_draws):
     """Any flipped byte is found, or it changes nothing that was drawn or charged."""
-    path = store / "draws" / "000001.npz"
+    path = store / "records" / "000001"
     whole, refused = path.read_bytes(), 0
     stated = filled[0].guarantee()
     places = np.random.default_rng(52).choice(len(whole), 150, replace=False)
@@ -54,14 +61,17 @@ def test_a_damaged_draw_is_refused_byte_by_byte(make, store, filled, three_draws
 
 
 DAMAGE = {
-    "cut": lambda s: (s / "draws/000002.npz").write_bytes(
-        (s / "draws/000002.npz").read_bytes()[:-9]
+    "cut": lambda s: (s / "records/000002").write_bytes((s / "records/000002").read_bytes()[:-9]),
+    "empty": lambda s: (s / "records/000000").write_bytes(b""),
+    "edited": lambda s: edit(s / "records/000001"),
+    "no arrays": lambda s: (s / "records/000001").write_bytes(
+        (s / "records/000001").read_bytes().partition(b"\n")[0] + b"\n"
     ),
-    "empty": lambda s: (s / "draws/000000.npz").write_bytes(b""),
-    "edited": lambda s: edit(s / "draws/000001.npz"),
-    "swapped": lambda s: shutil.copy(s / "draws/000001.npz", s / "draws/000002.npz"),
-    "charge": lambda s: (s / "charges/000001").write_text("0" * 64),
-    "header": lambda s: (s / "header.json").write_text('{"format": 2, '),
+    "swapped": lambda s: shutil.copy(s / "records/000001", s / "records/000002"),
+    "last": lambda s: (s / "last-record").write_text(f"{2:010d} {'0' * 64}\n"),
+    "last binary": lambda s: (s / "last-record").write_bytes(b"\xff\xfe" * 38),
+    "no last": lambda s: (s / "last-record").unlink(),
+    "header": lambda s: (s / "header.json").write_text('{"format": 3, '),
     "header list": lambda s: (s / "header.json").write_text("[]"),
     "fingerprint": lambda s: (s / "PRIVATE-fingerprint").write_bytes(b"\xff\xfe"),
     "salt": lambda s: (s / "PRIVATE-fingerprint").write_text('{"salt": "zz", "digest": "a"}'),
@@ -80,8 +90,8 @@ def test_missing_files_are_refused(make, store, filled):
     copies = {name: store.with_name(name) for name in ("draw", "fingerprint", "header", "format")}
     for copy in copies.values():
         shutil.copytree(store, copy)
-    (copies["draw"] / "draws" / "000001.npz").unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks a draw: found draws \[0, 2\].*forgotten"):
+    (copies["draw"] / "records" / "000001").unlink()
+    with pytest.raises(LabelStoreError, match=r"lacks record 1, of 3\. .*forgotten"):
         make(epsilon=2.0, store=copies["draw"])
     (copies["fingerprint"] / "PRIVATE-fingerprint").unlink()
     with pytest.raises(LabelStoreError, match="PRIVATE-fingerprint is missing"):
@@ -90,39 +100,40 @@ def test_missing_files_are_refused(make, store, filled):
     with pytest.raises(LabelStoreError, match=r"is not a label store \(no header.json\)"):
         make(epsilon=2.0, store=copies["header"])
     header = json.loads((copies["format"] / "header.json").read_text())
-    (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 3}))
-    with pytest.raises(LabelStoreError, match=r"has format 3, and tf-labeldp .* reads formats 1"):
+    (copies["format"] / "header.json").write_text(json.dumps({**header, "format": 4}))
+    with pytest.raises(LabelStoreError, match=r"has format 4, and tf-labeldp .* reads formats 2"):
         make(epsilon=2.0, store=copies["format"])
 
 
 def test_a_record_of_a_newer_version_is_refused(make, store, filled):
-    change = {"format": 3, "version": "9.1"}
-    rewrite(store / "draws" / "000001.npz", lambda meta: meta.update(change))
-    message = r"000001\.npz has format 3, written by tf-labeldp 9\.1; .*Install the newer version"
+    change = {"format": 4, "version": "9.1"}
+    rewrite(store / "records" / "000001", lambda meta: meta.update(change))
+    message = r"000001 has format 4, written by tf-labeldp 9\.1; .*Install the newer version"
     with pytest.raises(LabelStoreError, match=message):
         make(epsilon=2.0, store=store)
 
 
 def test_a_renamed_draw_is_refused(make, store, filled):
-    (store / "draws/000002.npz").rename(store / "draws/000003.npz")
-    with pytest.raises(LabelStoreError, match=r"lacks a draw: .*a backup"):
+    (store / "records/000002").rename(store / "records/000003")
+    with pytest.raises(LabelStoreError, match=r"lacks record 2, of 3\. .*a backup"):
         make(epsilon=2.0, store=store)
 
 
-@pytest.mark.parametrize("lost", ["draws/000002.npz", "draws", "charges/000000"])
+@pytest.mark.parametrize("lost", ["records/000002", "records"])
 def test_what_was_charged_last_is_missed_too(make, store, filled, lost):
     path = store / lost
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(LabelStoreError, match=r"lacks a draw: .*is a charge forgotten"):
+    with pytest.raises(LabelStoreError, match=r"lacks record .*is a charge forgotten"):
         make(epsilon=2.0, store=store)
 
 
 def test_a_draw_that_was_not_yet_handed_out_is_taken_up(make, store, filled):
-    charge = store / "charges" / "000002"
-    content = charge.read_bytes()
-    charge.unlink()  # as a kill right after the draw's file leaves it
+    last = store / "last-record"
+    content = last.read_bytes()
+    digest = (store / "records" / "000001").read_text("latin-1").split(" ")[0]
+    last.write_text(f"{2:010d} {digest}\n")  # as a kill right after the record's file leaves it
     assert make(epsilon=2.0, store=store).guarantee().epsilon == 1.5
-    assert charge.read_bytes() == content
+    assert last.read_bytes() == content
 
 
 def cheaper_mechanism(meta):
@@ -146,17 +157,29 @@ def no_receipt(meta):
 
 @pytest.mark.parametrize("cheat", [cheaper_mechanism, cheaper_receipt, fewer_examples, no_receipt])
 def test_a_draw_that_claims_to_have_cost_less_is_refused(make, store, filled, cheat):
-    rewrite(store / "draws" / "000001.npz", cheat)
-    with pytest.raises(LabelStoreError, match=r"000001\.npz is damaged"):
+    path = store / "records" / "000001"
+    rewrite(path, cheat)
+    with pytest.raises(LabelStoreError, match="000001 is damaged"):
         make(epsilon=2.0, store=store)
+
+
+def test_a_record_that_was_sealed_again_is_missed_by_the_next(make, store, filled):
+    before = (store / "records" / "000000").read_bytes().split(b" ")[0]
+    rewrite(store / "records" / "000001", cheaper_receipt, before)
+    with pytest.raises(LabelStoreError, match="000002 is damaged"):
+        make(epsilon=2.0, store=store)
+    shutil.copytree(store, store.with_name("cut"))
+    (store.with_name("cut") / "records" / "000002").unlink()
+    with pytest.raises(LabelStoreError, match="lacks record 2"):
+        make(epsilon=2.0, store=store.with_name("cut"))
 
 
 def test_a_receipt_that_was_edited_is_refused(make, store, filled):
     def edit_receipt(meta):
         meta["receipt"]["charge"]["epsilon"] /= 10
 
-    rewrite(store / "draws" / "000001.npz", edit_receipt)
-    with pytest.raises(LabelStoreError, match=r"000001\.npz is damaged"):
+    rewrite(store / "records" / "000001", edit_receipt)
+    with pytest.raises(LabelStoreError, match="000001 is damaged"):
         make(epsilon=2.0, store=store)
 
 
@@ -182,7 +205,7 @@ def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response,
         shutil.rmtree(store)
     if how == "made anew":
         make(epsilon=2.0, store=store)
-    with pytest.raises(LabelStoreError, match="moved, removed or made anew"):
+    with pytest.raises(LabelStoreError, match="moved, removed or replaced"):
         vault.randomize(response(0.5))
     if how == "made anew":
         assert make(epsilon=2.0, store=store).guarantee().epsilon == 0.0
@@ -191,14 +214,14 @@ def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response,
 
 
 def test_damage_that_comes_while_a_vault_is_open_is_refused(make, response, store, filled):
-    vault, last = filled[0], store / "draws" / "000003.npz"
+    vault, last = filled[0], store / "records" / "000003"
     make(epsilon=2.0, store=store).randomize(response(0.5), np.arange(80), key="another's")
     whole = last.read_bytes()
     edit(last)
     for ask in (vault.guarantee, vault.remaining, lambda: vault.randomize(response(0.1), [90])):
-        with pytest.raises(LabelStoreError, match=r"000003\.npz is damaged"):
+        with pytest.raises(LabelStoreError, match="000003 is damaged"):
             ask()
-    assert len(list((store / "draws").iterdir())) == 4
+    assert len(list((store / "records").iterdir())) == 4
     last.write_bytes(whole)
     assert vault.guarantee().epsilon == 2.0
 
@@ -223,7 +246,7 @@ def test_a_full_disk_hands_out_and_charges_nothing(make, response, store, monkey
         with pytest.raises(OSError, match="No space"):
             vault.randomize(response(1.0))
     assert vault.guarantee().epsilon == 0.0
-    assert list((store / "draws").iterdir()) == []
+    assert list((store / "records").iterdir()) == []
     drawn = vault.randomize(response(1.0))
     again = make(epsilon=1.0, store=store).randomize(response(1.0))
     np.testing.assert_array_equal(again.values, drawn.values)

@@ -1,6 +1,7 @@
 """Guarantees, budgets, and every translation to ``dp_accounting``; loads no TensorFlow."""
 
 from tf_labeldp._renamed import keep_old_names
+from tf_labeldp.accounting._annotations import Private, Public, Setting
 from tf_labeldp.accounting._budget import (
     BudgetExceededError,
     Charge,
@@ -13,20 +14,30 @@ from tf_labeldp.accounting._dp_sgd import (
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting._guarantee import PrivacyGuarantee
+from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
 from tf_labeldp.accounting._peer_to_peer import peer_to_peer_guarantee
+from tf_labeldp.accounting._public_input import PublicInput, public_input
+from tf_labeldp.accounting._receipts import Receipt, ReceiptError
 
 __all__ = [
+    "Assumption",
     "BudgetExceededError",
     "Charge",
     "PrivacyBudget",
     "PrivacyGuarantee",
+    "Private",
+    "Public",
+    "PublicInput",
+    "Receipt",
+    "ReceiptError",
+    "Setting",
     "calibrate_noise_multiplier",
     "dp_sgd_charge",
     "dp_sgd_guarantee",
     "group_privacy",
     "item_budget_for_group",
     "peer_to_peer_guarantee",
+    "public_input",
 ]
 
 keep_old_names(__name__)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._events import epsilon_of, event_from_json, event_to_json
-from tf_labeldp.accounting._guarantee import PrivacyGuarantee
+from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -21,9 +22,11 @@ _ROUNDING = 1e-9
 
 _WORTH_IT = 0.99
 
-_FIXED = (
-    "the mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
-    "earlier noisy labels"
+_FIXED = Assumption(
+    "fixed-in-advance",
+    "trainer",
+    "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
+    "earlier noisy labels.",
 )
 
 CountedCharges = tuple[tuple["Charge", int], ...]
@@ -94,7 +97,7 @@ class Charge:
         epsilon: of this use alone, at least zero; infinite if it promises nothing.
         delta: of this use alone, in [0, 1).
         event: its ``dp_accounting`` event, for composition at a positive delta.
-        assumptions: sentences that must be true for this charge to be all.
+        assumptions: that must be true for this charge to be all.
 
     Raises:
         ValueError: a number out of range, or an event that is none of ``dp_accounting``.
@@ -108,18 +111,18 @@ class Charge:
     epsilon: float
     delta: float
     event: DpEvent
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the ranges, and makes equal charges equal, so that they are counted together."""
         if not self.epsilon >= 0.0:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
         object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
-        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+        object.__setattr__(self, "assumptions", tuple(map(Assumption.of, self.assumptions)))
         object.__setattr__(self, "event", event_from_json(event_to_json(self.event)))
 
     @classmethod
-    def of(cls, mechanism: object) -> Charge:
+    def of(cls, mechanism: Setting[object]) -> Charge:
         """Returns the charge of one use of ``mechanism`` (has epsilon, delta and dp_event)."""
         return cls(
             mechanism.epsilon,  # type: ignore[attr-defined]
@@ -129,7 +132,9 @@ class Charge:
         )
 
     @classmethod
-    def of_event(cls, event: DpEvent, delta: float, assumptions: Sequence[str] = ()) -> Charge:
+    def of_event(
+        cls, event: DpEvent, delta: float, assumptions: Sequence[str | Assumption] = ()
+    ) -> Charge:
         """Returns the charge of an event whose epsilon is that of the accountant at ``delta``.
 
         It is infinite, and says so, where the accountant finds or knows none.
@@ -141,19 +146,20 @@ class Charge:
         """
         epsilon = _epsilon_of(event, delta)
         if math.isinf(epsilon):
-            assumptions = (
-                f"nothing is promised: no finite epsilon is known at delta={delta:g} for {event}; "
-                "use more noise, or a larger delta below 1/n",
-                *assumptions,
+            why = (
+                f"Nothing is promised: no finite epsilon is known at delta={delta:g} for {event}. "
+                "Use more noise, or a larger delta below 1/n."
             )
-        return cls(epsilon, delta, event, tuple(assumptions))
+            assumptions = (Assumption("not-promised", "nobody", why), *assumptions)
+        return cls(epsilon, delta, event, tuple(map(Assumption.of, assumptions)))
 
     @classmethod
     def unknown(cls, *reasons: str) -> Charge:
         """Returns the charge of a use of which nothing is known, for these reasons."""
         import dp_accounting
 
-        return cls(math.inf, 0.0, dp_accounting.NonPrivateDpEvent(), reasons)
+        notes = tuple(Assumption("not-promised", "nobody", text) for text in reasons)
+        return cls(math.inf, 0.0, dp_accounting.NonPrivateDpEvent(), notes)
 
 
 def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGuarantee:
@@ -193,8 +199,9 @@ def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
         if tight < basic * _WORTH_IT:
             return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
     if math.isinf(basic) and all(math.isfinite(charge.epsilon) for charge, _ in charges):
-        why = f"nothing is promised at delta={delta:g}: the uses' own deltas sum to {spent_delta:g}"
-        return PrivacyGuarantee(basic, delta, assumptions=(why, *rests_on))
+        why = f"Nothing is promised at delta={delta:g}: the uses' deltas sum to {spent_delta:g}."
+        reason = Assumption("not-promised", "nobody", why)
+        return PrivacyGuarantee(basic, delta, assumptions=(reason, *rests_on))
     stated_delta = spent_delta if math.isfinite(basic) else delta
     return PrivacyGuarantee(epsilon=basic, delta=stated_delta, assumptions=rests_on)
 
@@ -276,7 +283,9 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
         delta=delta,
         unit=f"all labels of one user (at most {k} examples)",
         num_units=None,
-    ).with_assumptions([f"no user has more than {k} examples"])
+    ).with_assumptions(
+        [Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")]
+    )
 
 
 def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudget:

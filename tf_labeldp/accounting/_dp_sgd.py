@@ -8,10 +8,18 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting._budget import Charge
 from tf_labeldp.accounting._events import CLIPPINGS, LONGEST_CLIP, dp_sgd_event, epsilon_of
 from tf_labeldp.accounting._gaussian import gaussian_sigma
-from tf_labeldp.accounting._guarantee import RELATION_REPLACE, UNIT_LABEL, PrivacyGuarantee
+from tf_labeldp.accounting._guarantee import (
+    RELATION_REPLACE,
+    UNIT_LABEL,
+    Assumption,
+    PrivacyGuarantee,
+)
 
 _UNITS = {"label": UNIT_LABEL, "user": "all labels of one user"}
-_WHOSE = {"label": "", "user": ", and so is which user each is of"}
+_FEATURES = {
+    "label": "The features are public.",
+    "user": "The features and the user of each example are public.",
+}
 _TOLERANCE = 5e-4
 """By how much a calibrated noise multiplier may be above the least one, relatively."""
 _LEAST_NOISE = 1e-2
@@ -84,7 +92,7 @@ def dp_sgd_guarantee(
         unit=_UNITS[privacy_unit],
         relation=relation,
         assumptions=(
-            "the features are public" + _WHOSE[privacy_unit],
+            Assumption("public-features", "holder", _FEATURES[privacy_unit]),
             *dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping),
         ),
     )
@@ -95,27 +103,31 @@ def dp_sgd_assumptions(
     steps: int | None,
     privacy_unit: str = "label",
     clipping: str = "norm",
-) -> tuple[str, ...]:
-    """Returns the sentences on noise, sampling and steps that a guarantee of DP-SGD rests on.
+) -> tuple[Assumption, ...]:
+    """Returns the assumptions on noise, sampling and steps that a guarantee of DP-SGD rests on.
 
     ``steps=None`` leaves their number out.
     """
     one = "user" if privacy_unit == "user" else "example"
-    notes = [
+    text = (
         "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient per "
-        f"{one}, in each " + ("step" if steps is None else f"of {steps} steps"),
-    ]
+        f"{one}, in every step" + ("." if steps is None else f" of {steps}.")
+    )
+    notes = [Assumption("gaussian-noise-every-step", "library", text)]
     if clipping == "label_distance":
-        notes.append(
-            "clipped gradients of an example for any two labels are at most twice l2_norm_clip "
-            f"apart, and each has {2.0 * LONGEST_CLIP:g} times l2_norm_clip as its norm at most"
+        text = (
+            "Clipped gradients of an example for any two labels are at most twice l2_norm_clip "
+            f"apart, and each has a norm of at most {2.0 * LONGEST_CLIP:g} times l2_norm_clip."
         )
+        notes.append(Assumption("label-distance-clipping", "library", text))
     if sampling_probability < 1.0:
-        notes.append(
-            f"each step's batch was drawn by Poisson sampling, every {one} with probability "
-            f"{sampling_probability:.6g}, and who was in it stays secret"
+        text = (
+            f"Each step's batch was drawn by Poisson sampling, every {one} with probability "
+            f"{sampling_probability:.6g}, and the members of each batch stay secret."
         )
-    notes.append("the number of steps was not chosen after seeing what earlier steps gave")
+        notes.append(Assumption("poisson-sampling", "library", text))
+    text = "The number of steps was not chosen after seeing the results of earlier steps."
+    notes.append(Assumption("steps-fixed", "trainer", text))
     return tuple(notes)
 
 

@@ -21,6 +21,48 @@ _ADD_OR_REMOVE = "DP under add_or_remove, which is weaker than label-DP"
 _TOO_LARGE = "such a delta would allow to publish the label of one example"
 
 
+class Assumption(str):
+    """A sentence that must be true for a statement to hold, and who must vouch for it.
+
+    It is its text, so that it prints, compares and sorts as a ``str``.
+
+    Args:
+        code: names the assumption for programs, whatever figures are in its text;
+            ``"not-promised"`` is that of a reason why nothing is promised.
+        who: must vouch for it: the ``"holder"`` of the labels, the ``"trainer"`` of the model, this
+            ``"library"``, the operators of the ``"machines"``, the ``"authors"`` of other code, the
+            ``"users"`` of a protocol, or ``"nobody"``.
+        text: the sentence.
+
+    Example:
+        >>> public = Assumption("public-features", "holder", "The features are public.")
+        >>> print(public, public.code)
+        The features are public. public-features
+    """
+
+    code: str
+    who: str
+
+    def __new__(cls, code: str, who: str, text: str) -> Assumption:
+        made = super().__new__(cls, text)
+        made.code, made.who = code, who
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return self.code, self.who, str(self)
+
+    @classmethod
+    def of(cls, given: str | dict[str, str]) -> Assumption:
+        """Returns an assumption as it is, from JSON, or of a sentence that nobody is known for."""
+        if isinstance(given, dict):
+            return cls(**given)
+        return given if isinstance(given, cls) else cls("other", "nobody", given)
+
+    def to_json(self) -> dict[str, str]:
+        """Returns code, who and text."""
+        return {"code": self.code, "who": self.who, "text": str(self)}
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacyGuarantee:
     """An (epsilon, delta) statement of label differential privacy, in full.
@@ -36,8 +78,8 @@ class PrivacyGuarantee:
         unit: what one person contributes, in words.
         relation: ``"replace_label"``, which alone is called label-DP; or, for comparison with
             published tables, ``"add_or_remove"``.
-        assumptions: sentences that must be true for the statement to hold; where nothing is
-            promised, the reasons come first.
+        assumptions: that must be true for the statement to hold, each an ``Assumption``, which is
+            a ``str``; where nothing is promised, the reasons come first.
         seeded: True if the random bits came from a seed or a generator that was passed in; the
             headline then says so.
         num_units: how many units there are, which tells what delta is worth; None if unknown.
@@ -56,7 +98,7 @@ class PrivacyGuarantee:
     delta: float = 0.0
     unit: str = UNIT_LABEL
     relation: str = RELATION_REPLACE
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
     seeded: bool = False
     num_units: int | None = None
     remarks: tuple[str, ...] = ()
@@ -68,12 +110,13 @@ class PrivacyGuarantee:
         if not 0.0 <= self.delta < 1.0:
             raise ValueError(f"delta must be in [0, 1), got {self.delta}.")
         _validate.one_of("relation", self.relation, _RELATIONS)
-        for name in ("assumptions", "remarks"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "assumptions", tuple(map(Assumption.of, self.assumptions)))
+        object.__setattr__(self, "remarks", tuple(self.remarks))
 
     def to_json(self) -> str:
         """Returns the statement as a JSON object; an infinite epsilon is ``"inf"`` there."""
         fields = dataclasses.asdict(self)
+        fields["assumptions"] = [one.to_json() for one in self.assumptions]
         fields["private"] = self.is_private
         if math.isinf(self.epsilon):
             fields["epsilon"] = "inf"
@@ -107,9 +150,9 @@ class PrivacyGuarantee:
             )
         return promise
 
-    def with_assumptions(self, assumptions: Iterable[str]) -> PrivacyGuarantee:
+    def with_assumptions(self, assumptions: Iterable[str | Assumption]) -> PrivacyGuarantee:
         """Returns a copy that rests on these assumptions too; none is said twice."""
-        together = dict.fromkeys((*self.assumptions, *assumptions))
+        together = dict.fromkeys((*self.assumptions, *map(Assumption.of, assumptions)))
         return dataclasses.replace(self, assumptions=tuple(together))
 
     def with_remarks(self, remarks: Iterable[str]) -> PrivacyGuarantee:

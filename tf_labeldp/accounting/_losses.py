@@ -20,10 +20,10 @@ from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent, privacy_
 
 _BLOCK = 64
 """Uses that are composed at once; this many blocks are a larger block."""
-_CELLS = 256
+_CELLS = 1024
 """At least, per standard deviation of a loss whose grid is made coarser. Each time adds a few
 parts in a million to epsilon."""
-_CELLS_OF_RESPONSE = 512
+_CELLS_OF_RESPONSE = 2048
 """Per epsilon of randomized response that meets other events, times the root of its uses."""
 _TAIL = 2.0**-49
 """Probability cut off at each end of a block, where rounding errors of Fourier transforms are as

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._guarantee import PrivacyGuarantee
+from tf_labeldp.accounting._annotations import Setting
+from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
 
 _SIZES = ("at_least", "exactly")
 _SLACK = 1e-10
@@ -48,7 +49,7 @@ _Range = tuple[int, int]
 def peer_to_peer_guarantee(
     flip_probability: float,
     subsampling_rate: float,
-    cluster_size: Any,
+    cluster_size: Setting[Any],
     delta: float,
     *,
     sizes: str = "at_least",
@@ -105,21 +106,42 @@ def peer_to_peer_guarantee(
 
 def peer_to_peer_assumptions(
     flip_probability: float, subsampling_rate: float, cluster_size: int, users: str | None = None
-) -> tuple[str, ...]:
+) -> tuple[Assumption, ...]:
     """Returns what a guarantee of the reports rests on, in clusters of that size or more.
 
     ``users`` says it in words where the sizes are known exactly.
     """
     return (
-        "the features are public, and the clusters were made from them without labels",
-        f"every cluster has {users or f'at least {cluster_size} users'}",
-        "the learner sees the reports alone: not the messages between users, nor who asked whom",
-        "every user follows the protocol (flips once, with probability "
-        f"{flip_probability:.6g}; picks a user of the cluster uniformly at random, and afresh; "
-        f"reports with probability {subsampling_rate:.6g}) and tells the learner nothing else",
-        "each message between users is seen by one of them, who asked, and is "
-        f"({_alone(flip_probability):.6g}, 0)-label-DP towards that one; this statement does not "
-        "cover it",
+        Assumption(
+            "public-clusters",
+            "holder",
+            "The features are public, and the clusters were made from them without labels.",
+        ),
+        Assumption(
+            "cluster-sizes",
+            "holder",
+            f"Every cluster has {users or f'at least {cluster_size} users'}.",
+        ),
+        Assumption(
+            "only-reports-seen",
+            "users",
+            "The learner sees the reports alone, neither the messages between users nor which "
+            "users exchanged them.",
+        ),
+        Assumption(
+            "users-follow-protocol",
+            "users",
+            f"Every user follows the protocol (flips once, with probability {flip_probability:.6g}"
+            "; picks a user of the cluster uniformly and independently at random; reports with "
+            f"probability {subsampling_rate:.6g}) and sends the learner nothing else.",
+        ),
+        Assumption(
+            "messages-between-users",
+            "users",
+            "Each message between users is seen by the one who asked, and is "
+            f"({_alone(flip_probability):.6g}, 0)-label-DP towards that user; this statement does "
+            "not cover it.",
+        ),
     )
 
 

@@ -19,13 +19,14 @@ import os
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
+from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._budget import Charge, CountedCharges, compose_counted
 from tf_labeldp.accounting._events import (
     approximate_dp_event,
@@ -33,10 +34,15 @@ from tf_labeldp.accounting._events import (
     event_to_json,
     pure_dp_event,
 )
-from tf_labeldp.accounting._guarantee import RELATION_REPLACE, UNIT_LABEL, PrivacyGuarantee
+from tf_labeldp.accounting._guarantee import (
+    RELATION_REPLACE,
+    UNIT_LABEL,
+    Assumption,
+    PrivacyGuarantee,
+)
 
-FORMAT = 1
-"""Of receipts in files. A newer one is refused, not guessed."""
+FORMAT = 2
+"""Of receipts in files. A newer one is refused, not guessed; format 1, of 0.2, is read."""
 
 UNITS = {
     "label": UNIT_LABEL,
@@ -44,16 +50,36 @@ UNITS = {
     "user": "all labels of one user",
 }
 _FEATURES = {
-    False: "the features are public, and each person has one example",
-    True: "the features are public, and so is which user each example is of",
+    False: Assumption(
+        "public-features", "holder", "The features are public, and each person has one example."
+    ),
+    True: Assumption(
+        "public-features", "holder", "The features and the user of each example are public."
+    ),
 }
-_THROUGH_HERE = "the true labels reach training and tuning through the uses counted here alone"
-_SECURE_BITS = "the operating system's random generator is secure, and OpenSSL's that it seeds"
-_REPORTED = (
-    "nobody sees the training loss and metrics that were reported: they are made of true labels"
+_THROUGH_HERE = Assumption(
+    "all-uses-counted",
+    "holder",
+    "The true labels reach training and tuning through the uses counted here alone.",
 )
-_WEIGHTED = "the sample weights were made without labels"
-_BY_LABEL = "stated by label and not by user, since some uses are counted by label"
+_SECURE_BITS = Assumption(
+    "secure-random-bits",
+    "machines",
+    "The operating system's random generator and OpenSSL's, which it seeds, are secure.",
+)
+_REPORTED = Assumption(
+    "metrics-reported",
+    "trainer",
+    "Nobody sees the training loss and metrics that were reported: they reveal true labels.",
+)
+_WEIGHTED = Assumption(
+    "public-sample-weights", "holder", "The sample weights were made without labels."
+)
+_BY_LABEL = Assumption(
+    "stated-by-label",
+    "holder",
+    "The statement is by label and not by user, since some uses are counted by label.",
+)
 _MOST_PAIRS = 1000
 """Combinations of histories of several label sets that are composed one by one."""
 
@@ -153,6 +179,13 @@ class Receipt:
     Its kind is ``"draw"`` (noisy labels), ``"release"`` (a noisy statistic), ``"steps"`` (noisy
     gradients), ``"failed"`` (a mechanism that looked and handed nothing out), ``"unknown"`` (labels
     were used, and how is not known) or ``"declared"``.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
+        >>> [receipt] = labels.randomize(RandomizedResponse(0.5, 2)).receipts
+        >>> receipt.kind, receipt.charge.epsilon, receipt.num_examples
+        ('draw', 0.5, 3)
     """
 
     labels: LabelSet
@@ -160,7 +193,7 @@ class Receipt:
     what: str  # the use in words
     kind: str = "draw"
     key: str = ""  # the name it was asked for by
-    examples: Any = None  # given as indices or a mask, kept as Examples; None for all
+    examples: Setting[Any] = None  # given as indices or a mask, kept as Examples; None for all
     delta: float = 0.0  # of the vault's budget, at which statements are made
     output_digest: str | None = None  # of what was handed out; None for steps
     unit: str = "label"  # a key of UNITS
@@ -193,14 +226,14 @@ class Receipt:
             "epsilon": "inf" if math.isinf(epsilon) else epsilon,
             "delta": self.charge.delta,
             "event": event_to_json(self.charge.event),
-            "assumptions": list(self.charge.assumptions),
+            "assumptions": [one.to_json() for one in self.charge.assumptions],
         }
         fields["examples"] = None if self.examples is None else self.examples.text()
         fields["answers"] = list(self.answers)
         return {**fields, "digest": _digest(fields)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Receipt:
+    def from_json(cls, data: Setting[dict[str, Any]]) -> Receipt:
         """Returns the receipt that ``to_json`` wrote; ``ReceiptError`` if it was changed since."""
         try:
             fields = dict(data)
@@ -242,7 +275,12 @@ def declared_receipt(
     event = approximate_dp_event(epsilon, delta) if epsilon else dp_accounting.NoOpDpEvent()
     return Receipt(
         LabelSet.new(0),
-        Charge(float(epsilon), float(delta), event, (f"declared, not checked here: {because}",)),
+        Charge(
+            float(epsilon),
+            float(delta),
+            event,
+            (Assumption("declared", "authors", f"Declared by its author, not checked: {because}"),),
+        ),
         what=f"declared: {because}",
         kind="declared",
         delta=delta,
@@ -250,19 +288,19 @@ def declared_receipt(
     )
 
 
-def receipts_to_bytes(receipts: Iterable[Receipt], layers: Sequence[int] | None = None) -> bytes:
-    """Returns receipts as they are kept in files of models."""
+def receipts_to_bytes(receipts: Iterable[Receipt], **more: Any) -> bytes:
+    """Returns receipts as they are kept in files of models, with more that JSON can hold."""
     content = {
         "format": FORMAT,
         "version": __version__,
-        "layers": layers,
+        **more,
         "receipts": [one.to_json() for one in receipts],
     }
     return zlib.compress(json.dumps(content).encode(), 9)
 
 
-def receipts_from_bytes(content: bytes) -> tuple[Receipts, list[int] | None]:
-    """Returns the receipts and the layers that ``receipts_to_bytes`` wrote."""
+def receipts_from_bytes(content: bytes) -> tuple[Receipts, dict[str, Any]]:
+    """Returns the receipts, and all that ``receipts_to_bytes`` wrote with them."""
     try:
         data = json.loads(zlib.decompress(content))
         found, version, listed = data["format"], data["version"], list(data["receipts"])
@@ -271,12 +309,12 @@ def receipts_from_bytes(content: bytes) -> tuple[Receipts, list[int] | None]:
             f"the receipts of this file are damaged ({error}), and what its labels have spent "
             "can't be counted. Use a copy of the file as it was written."
         ) from error
-    if found != FORMAT:
+    if found not in (1, FORMAT):
         raise ReceiptError(
             f"the receipts of this file have format {found}, written by tf-labeldp {version}; "
             f"tf-labeldp {__version__} reads format {FORMAT}. Install the newer version to read it."
         )
-    return tuple(Receipt.from_json(one) for one in listed), data.get("layers")
+    return tuple(Receipt.from_json(one) for one in listed), data
 
 
 class Histories:
@@ -440,13 +478,23 @@ class Composition:
         """
         if labels is None:
             return list(self._combined(self._histories))
-        own = self._histories.get(labels.name, Histories(max(1, labels.size)))
+        own, others = self._around(labels)
+        return list(self._combined(others, own.distinct(examples)))
+
+    def spread(self, labels: LabelSet) -> Iterator[tuple[list[CountedCharges], int]]:
+        """Yields the histories that some examples of a label set may have, and their number."""
+        own, others = self._around(labels)
+        for history, count in own.spread():
+            yield list(self._combined(others, [history])), count
+
+    def _around(self, labels: LabelSet) -> tuple[Histories, set[str]]:
+        """Returns the histories of a label set, and the others that may be of the same people."""
         others = {
             name
             for name, people in self._people.items()
             if name != labels.name and (None in (people, labels.people) or people == labels.people)
         }
-        return list(self._combined(others, own.distinct(examples)))
+        return self._histories.get(labels.name, Histories(max(1, labels.size))), others
 
     def _combined(
         self, names: Iterable[str], *own: list[CountedCharges]
@@ -473,7 +521,7 @@ class Composition:
         reasons = [
             text
             for text in notes
-            if text in self._endless or text.startswith("nothing is promised")
+            if text in self._endless or text.code == "not-promised"
         ]
         return PrivacyGuarantee(
             worst.epsilon,
@@ -484,15 +532,17 @@ class Composition:
             num_units=(self._most_users if unit == "user" else self._most_labels) or None,
         )
 
-    def _named_assumptions(self, unit: str, *, by_user: bool) -> Iterator[str]:
+    def _named_assumptions(self, unit: str, *, by_user: bool) -> Iterator[Assumption]:
         """Yields what a statement of any receipts rests on."""
         yield _FEATURES[unit == "user"]
         people = set(self._people.values()) - {None}
         if len(people) > 1:
             names = ", ".join(repr(name) for name in sorted(people, key=str))
-            yield f"no person is in more than one of the populations {names}"
+            text = f"No person is in more than one of the populations {names}."
+            yield Assumption("disjoint-people", "holder", text)
         elif len(self._sized) > 1:
-            yield f"each person has one example in each of {len(self._sized)} label sets at most"
+            text = f"Each person has at most one example in each of {len(self._sized)} label sets."
+            yield Assumption("one-example-per-set", "holder", text)
         if by_user and unit != "user":
             yield _BY_LABEL
         yield _THROUGH_HERE

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Setting
 from tf_labeldp.audit import _bounds
 from tf_labeldp.audit._result import AuditResult, LabelInference
 from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
@@ -22,10 +23,10 @@ Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 
 def audit_mechanism(
-    mechanism: Any,
-    labels: Any = None,
+    mechanism: Setting[Any],
+    labels: Private[Any] = None,
     *,
-    public: Any = None,
+    public: Setting[Any] = None,
     claimed: float | None = None,
     delta: float | None = None,
     draws: int = 400_000,
@@ -107,8 +108,8 @@ def audit_mechanism(
 
 
 def audit_training(
-    fit: Callable[[np.ndarray], Any],
-    labels: Any,
+    fit: Setting[Callable[[np.ndarray], Any]],
+    labels: Private[Any],
     num_classes: int,
     *,
     canaries: int,
@@ -167,9 +168,9 @@ def audit_training(
 
 
 def audit_model(
-    scores: Any,
-    labels: Any,
-    proxy: Any,
+    scores: Setting[Any],
+    labels: Private[Any],
+    proxy: Setting[Any],
     *,
     claimed: float | None = None,
     delta: float = 0.0,
@@ -226,7 +227,7 @@ def audit_model(
 
 
 def label_inference(
-    scores: Any, labels: Any, proxy: Any, *, confidence: float = 0.95
+    scores: Setting[Any], labels: Private[Any], proxy: Setting[Any], *, confidence: float = 0.95
 ) -> LabelInference:
     """Returns how much better labels are guessed with a model than from features alone.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
+from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.accounting._budget import default_delta
 from tf_labeldp.cli import _datasets
 from tf_labeldp.cli._console import CommandError, DatasetError, load_tensorflow
@@ -63,8 +63,14 @@ _TOGETHER = (
     "All models here were made from the same labels, so publishing several costs the sum of their "
     "epsilons; all private ones together are"
 )
-_SETTINGS = "the training settings were not tuned on these labels"
-ALONE = "of what was made from the same labels, only this model and its noisy labels are published"
+_SETTINGS = Assumption(
+    "settings-not-tuned", "trainer", "The training settings were not tuned on these labels."
+)
+ALONE = Assumption(
+    "only-model-published",
+    "trainer",
+    "This model and its noisy labels alone are published, of all that was made from these labels.",
+)
 """An assumption of each model's statement: the demo makes several from the same labels."""
 _MOST_NAMED_CLASSES = 12
 """With more classes, neither ticks nor cells are labelled: they would not be readable."""

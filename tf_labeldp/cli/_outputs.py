@@ -27,7 +27,7 @@ from pyarrow import csv, parquet, types
 from tf_labeldp.cli._console import CommandError, drop_rest
 from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of
 from tf_labeldp.vault._noisy_labels import IN_FOLDER
-from tf_labeldp.vault._store import give_name, publish
+from tf_labeldp.vault._records import give_name, publish
 
 _fcntl: Any
 try:

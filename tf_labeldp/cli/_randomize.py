@@ -29,11 +29,12 @@ import pyarrow.compute as pc
 
 from tf_labeldp._progress import Progress
 from tf_labeldp._version import __version__
+from tf_labeldp.accounting import Assumption
 from tf_labeldp.cli import _outputs, _tables, _tasks
 from tf_labeldp.cli._console import CommandError, one_line, say
 from tf_labeldp.vault import PrivateLabels
 from tf_labeldp.vault._noisy_labels import sealed, table_arrays
-from tf_labeldp.vault._store import fingerprint_of, publish
+from tf_labeldp.vault._records import fingerprint_of, publish
 
 _ROWS = 1 << 16
 """Rows that are written, or whose ids are counted, at once."""
@@ -269,7 +270,8 @@ def _statement(
     """Returns the content of the statement's file: public, like the table itself."""
     noisy = draw.noisy_labels
     if most_rows is not None and most_rows > 1:
-        notes = (*noisy.assumptions, _repeated(most_rows))
+        note = Assumption("rows-per-id", "holder", _repeated(most_rows))
+        notes = (*noisy.assumptions, note)
         noisy = dataclasses.replace(noisy, assumptions=notes)
     fields = {
         **noisy.statement(),
@@ -286,8 +288,8 @@ def _statement(
 
 def _repeated(most_rows: int) -> str:
     return (
-        f"the epsilon is that of one row, and one id has up to {most_rows:,} rows: where an id is "
-        "a person, multiply epsilon by the number of the person's rows"
+        f"The epsilon is that of one row, and one id has up to {most_rows:,} rows: where an id is "
+        "a person, multiply epsilon by the number of the person's rows."
     )
 
 

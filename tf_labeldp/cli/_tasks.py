@@ -22,24 +22,36 @@ import pyarrow.compute as pc
 
 from tf_labeldp import mechanisms
 from tf_labeldp._validate import PRIOR_SUM_TOLERANCE
-from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
+from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
 from tf_labeldp.cli._console import CommandError
 from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
-from tf_labeldp.vault._store import DrawSettingsError, budget_for_store
+from tf_labeldp.vault._records import DrawSettingsError
+from tf_labeldp.vault._store import budget_for_store
 
 _ASSUMPTIONS = (
-    "which rows are in the table, their order and the copied id columns do not depend on the "
-    "labels: no row was left out because of its label",
-    "the range of the labels, the classes and all other settings were chosen without the labels",
+    Assumption(
+        "public-rows",
+        "holder",
+        "The rows of the table, their order and the copied id columns do not depend on the labels: "
+        "no row was left out because of its label.",
+    ),
+    Assumption(
+        "public-settings",
+        "holder",
+        "The range of the labels, the classes and all other settings were chosen without the "
+        "labels.",
+    ),
 )
 """What the statement of a table rests on beside the assumptions of its vault."""
 
-_ALONE = (
-    "nothing else is made from these labels and handed out, but copies of these same noisy "
-    "labels: the epsilons of separate draws add up"
+_ALONE = Assumption(
+    "only-release",
+    "holder",
+    "Nothing else that is made from these labels is published, except for copies of these noisy "
+    "labels: the epsilons of separate draws add up.",
 )
 
 _KEY = "noisy-labels"
@@ -99,7 +111,7 @@ class Task(abc.ABC):
 
     kind: ClassVar[_tables.ColumnKind]
     output_type: ClassVar[Any]  # the Arrow type of the column of noisy labels
-    assumption: ClassVar[str]  # what the statement rests on for labels of this kind
+    assumption: ClassVar[Assumption]  # what the statement rests on for labels of this kind
 
     epsilon: float  # of all that is handed out together
     store: pathlib.Path | None  # folder of the vault's store
@@ -209,7 +221,11 @@ class Classification(Task):
 
     kind = _tables.CLASS
     output_type = pa.int64()
-    assumption = "every label was known to be one of the classes, as the table itself shows"
+    assumption = Assumption(
+        "labels-in-range",
+        "holder",
+        "Every label was known to be one of the classes, as the table itself shows.",
+    )
 
     num_classes: int
     prior: np.ndarray | None = None  # public probabilities (K,); plain randomized response without
@@ -297,9 +313,11 @@ class Regression(Task):
     kind = _tables.NUMBER
     output_type = pa.float64()
     # The same with and without `clip`: whether it was needed depends on the labels.
-    assumption = (
-        "every label was known to lie in the label range, or was set to its nearer end "
-        "(--clip); without that the table itself shows that all of them lie there"
+    assumption = Assumption(
+        "labels-in-range",
+        "holder",
+        "Every label was known to lie in the label range, or was set to its nearer end (--clip); "
+        "without that the table itself shows that all of them lie there.",
     )
 
     low: float

@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.data._poisson_sampler import PoissonSampler, uniform_subset
 from tf_labeldp.data._row_source import RowSource, kept_dtype
 from tf_labeldp.mechanisms._random import uniform_below, uniform_integers
@@ -24,13 +26,13 @@ _BATCH, _ALT, _USERS = range(3)
 
 
 def poisson_batches(
-    features: Any,
-    labels: Any,
+    features: Public[Any],
+    labels: Private[Any],
     *,
     sampling_probability: float,
     steps: int,
     buffer_size: int | None = None,
-    users: Any = None,
+    users: Public[Any] = None,
     max_examples_per_user: int | None = None,
     insecure_seed: int | None = None,
 ) -> PoissonBatches:
@@ -108,6 +110,8 @@ def poisson_batches(
                        privacy_unit='label', group_size=1, seeded=False)
     """
     _validate.keras_on_tensorflow("poisson_batches")
+    public = public_input(features, users)
+    features, users = public.value
     source = RowSource(features)
     q = _validate.number_in(
         "sampling_probability",
@@ -135,6 +139,7 @@ def poisson_batches(
         _validate.integer_at_least("steps", steps, 1),
         user_rows,
         seed,
+        public.receipts,
     )
 
 
@@ -150,7 +155,9 @@ class PoissonBatches:
         steps: int,
         user_rows: np.ndarray | None,
         seed: int | None,
+        receipts: Receipts,
     ) -> None:
+        self.receipts = receipts
         self._features = features
         self._label_rows = labels
         self._sampler = sampler

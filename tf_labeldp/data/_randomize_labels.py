@@ -12,7 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyBudget, PrivacyGuarantee
+from tf_labeldp.accounting import (
+    Assumption,
+    PrivacyBudget,
+    PrivacyGuarantee,
+    Public,
+    PublicInput,
+    public_input,
+)
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.data._elements import (
     check_label_spec,
     check_no_repeat,
@@ -23,27 +31,32 @@ from tf_labeldp.data._elements import (
     replace_by_id,
     replace_in_order,
 )
-from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse
+from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._private_labels import Randomizer
 from tf_labeldp.vault._store import budget_for_store
 
 _ASSUMPTIONS = (
-    "features, sample weights, ids, every other column, and which examples come in which order, "
-    "were made without the labels",
-    "no example comes twice in the dataset that was randomized",
+    Assumption(
+        "public-columns",
+        "holder",
+        "Features, sample weights, ids, every other column, and the order of the examples were "
+        "made without the labels.",
+    ),
+    Assumption(
+        "distinct-examples", "holder", "No example comes twice in the dataset that was randomized."
+    ),
 )
 
 
 def randomize_labels(
-    mechanism: LabelMechanism | Randomizer,
+    mechanism: Public[LabelMechanism | Randomizer],
     *,
     label_key: str = "label",
-    id_fn: Callable[[Any], Any] | None = None,
-    priors: Any = None,
-    clusters: Any = None,
+    id_fn: Public[Callable[[Any], Any] | None] = None,
+    priors: Public[Any] = None,
+    clusters: Public[Any] = None,
     low: float | None = None,
     high: float | None = None,
     budget: PrivacyBudget | None = None,
@@ -126,6 +139,8 @@ def randomize_labels(
         (1.0, 3)
     """
     _validate.keras_on_tensorflow("randomize_labels")
+    made_of = public_input(mechanism, id_fn, priors, clusters)
+    mechanism, id_fn, priors, clusters = made_of.value
     if id_fn is not None and not callable(id_fn):
         raise TypeError(
             f"id_fn must be a function of an example's features, got {type(id_fn).__name__}."
@@ -156,7 +171,9 @@ def randomize_labels(
         store=store,
         insecure_seed=insecure_seed,
     )
-    return LabelRandomization(mechanism, public, vault, label_key, id_fn, bool(verbose))
+    return LabelRandomization(
+        mechanism, public, vault, label_key, id_fn, bool(verbose), made_of.receipts
+    )
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -169,6 +186,7 @@ class LabelRandomization:
     _label_key: str
     _id_fn: Callable[[Any], Any] | None
     _verbose: bool
+    receipts: Receipts
     private_labels: PrivateLabels | None = None
     noisy_labels: NoisyLabels | None = None
 
@@ -215,7 +233,8 @@ class LabelRandomization:
             order = np.argsort(ids, kind="stable")
             labels, ids = labels[order], ids[order]
         vault = self._make_vault(labels)
-        drawn = vault.randomize(self.mechanism, **self._public)
+        made_by: Any = PublicInput(self.mechanism, self.receipts)
+        drawn = vault.randomize(made_by, **self._public)
         self.noisy_labels = dataclasses.replace(drawn, assumptions=_ASSUMPTIONS)
         self.private_labels = vault
         noisy = drawn.values
@@ -275,5 +294,6 @@ def _checked_public(
         )
     if wanted == "priors":
         _validate.prior_rows("priors", value, None, classes)
-        return {"priors": value if receipts_of(value) else np.array(value, dtype=np.float64)}
+        is_kept = isinstance(value, Priors)
+        return {"priors": value if is_kept else np.array(value, dtype=np.float64)}
     return {"clusters": value}

@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import platform
-import re
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting import PrivacyGuarantee, Setting
 from tf_labeldp.accounting._receipts import (
     Receipt,
     compose_receipts,
@@ -24,44 +23,26 @@ from tf_labeldp.accounting._receipts import (
     timestamp,
 )
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
-from tf_labeldp.dossier._verify import Published, brief, not_in, verify
+from tf_labeldp.dossier._verify import Published, brief, verify_against
 from tf_labeldp.mechanisms._base import deserialize
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault._label_kinds import kind_of_header
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
-from tf_labeldp.vault._store import LabelStore, Record
+from tf_labeldp.vault._records import Record
+from tf_labeldp.vault._store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
 _FLAGS = ("seeded", "metrics_reported", "sample_weights")
-HOLDER = "The label holder"
-TRAINER = "Whoever trains and publishes"
-LIBRARY = "This library, whose tests hold it"
-MACHINES = "Whoever runs the machines"
-OTHERS = "The authors of other code, and of declarations"
-USERS = "The users of a protocol without a server"
-NOBODY = "Not assigned: read these first"
-_VOUCHES = (
-    (NOBODY, "^nothing is promised"),
-    (OTHERS, "its author's claim|^declared, not checked here|^noise of another library"),
-    (USERS, "every user follows the protocol|^each message between users|^the learner sees the"),
-    (
-        TRAINER,
-        "^nobody sees the training loss|weights that training began with|number of steps was not "
-        "chosen|fixed in advance|training with version 0.1|takes part in two of the|^other models",
-    ),
-    (LIBRARY, "^Gaussian noise was added|^clipped gradients of an example|by Poisson sampling"),
-    (
-        MACHINES,
-        "random generator|pseudorandom|^nobody tells the key stream|^nobody tries|^nobody predicts",
-    ),
-    (
-        HOLDER,
-        "features are public|true labels reach training|populations|label sets|made without|each "
-        "id names one row|an array of labels has no vault|^no user has more|^stated by label|"
-        "^every cluster has|chosen without these labels",
-    ),
-)
-"""Who must vouch for an assumption, by what it says; the first that fits."""
+_VOUCHES = {
+    "nobody": "Not assigned: read these first",
+    "authors": "The authors of other code, and of declarations",
+    "users": "The users of a protocol without a server",
+    "trainer": "Whoever trains and publishes",
+    "library": "This library, whose tests check it",
+    "machines": "Whoever runs the machines",
+    "holder": "The label holder",
+}
+"""Who must vouch for an assumption, by ``Assumption.who``, in the order of the report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +58,7 @@ class Report:
         Report('(1, 0)-label-DP')
     """
 
-    content: dict[str, Any]
+    content: Setting[dict[str, Any]]
     statement: PrivacyGuarantee
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -156,7 +137,7 @@ def report(
     receipts = merge_receipts(*(one.receipts() for one in ledgers.values()))
     budgets = [one.budget for one in ledgers.values()]
     stated = compose_receipts(receipts, max(one.delta for one in budgets))
-    files = [_held(one, receipts) for one in published]
+    files = [verify_against(one, list(ledgers.values())) for one in published]
     found = dict(audits or {})
     skipped: dict[str, str] = {}
     if audit:
@@ -178,7 +159,8 @@ def report(
 
 
 def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    found = sorted(path.parent for path in folder.glob("*/header.json"))
+    several = sorted(path.parent for path in folder.glob("*/header.json"))
+    found = [one for one in several if "budget" in LabelStore(one).header()]  # of labels
     if not found:
         raise LabelStoreError(
             f"There is no label store in {folder} (no header.json there, nor one folder below). "
@@ -238,23 +220,11 @@ def _release(one: Receipt) -> dict[str, Any]:
 
 
 def _by_who_vouches(stated: PrivacyGuarantee) -> dict[str, list[str]]:
-    """Returns the assumptions by who must vouch for them."""
-    groups: dict[str, list[str]] = {who: [] for who, _ in _VOUCHES}
-    for text in stated.assumptions:
-        groups[who_vouches(text)].append(text)
-    return {who: texts for who, texts in groups.items() if texts}
-
-
-def who_vouches(assumption: str) -> str:
-    """Returns who must vouch for an assumption; one that nobody is known for is read first."""
-    return next((who for who, words in _VOUCHES if re.search(words, assumption)), NOBODY)
-
-
-def _held(path: str | os.PathLike[str], receipts: Iterable[Receipt]) -> Published:
-    """Returns a published file, held against its statement and the ledgers."""
-    found = verify(path)
-    problems = (*found.problems, *not_in(tuple(receipts), found.receipts))
-    return dataclasses.replace(found, problems=problems)
+    """Returns the assumptions by who must vouch for them; unknown ones are read first."""
+    groups: dict[str, list[str]] = {title: [] for title in _VOUCHES.values()}
+    for one in stated.assumptions:
+        groups[_VOUCHES.get(one.who, _VOUCHES["nobody"])].append(str(one))
+    return {title: texts for title, texts in groups.items() if texts}
 
 
 def _as_json(one: Published) -> dict[str, Any]:

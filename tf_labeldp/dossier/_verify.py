@@ -7,17 +7,25 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipts
+import numpy as np
+
+from tf_labeldp.accounting import PrivacyGuarantee, public_input
+from tf_labeldp.accounting._public_input import (
+    array_digest,
+    layers_of,
+    own_weights,
+    weight_digests,
+)
+from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms import PeerToPeerRandomizedResponse
-from tf_labeldp.vault import NoisyLabels
-from tf_labeldp.vault._carried import guarantee, receipts_of
+from tf_labeldp.vault import NoisyLabels, guarantee, load_model
 from tf_labeldp.vault._draws import compact
 from tf_labeldp.vault._ledger import Ledger
 from tf_labeldp.vault._noisy_labels import STATEMENT_SUFFIX
-from tf_labeldp.vault._store import array_digest
+from tf_labeldp.vault._records import is_charged
 
 _STATEMENT_OF_MODEL = "privacy.json"
 _BLOCK = 1 << 20
@@ -68,9 +76,11 @@ def verify(
 ) -> Published:
     """Holds a published file against what it says of itself, and of where it came from.
 
-    By itself a file can only contradict itself: whoever made one up could make up its statement
-    too. With the ``store`` of the label holder its receipts must be those of the ledger, and with a
-    ``report`` its digests those that are listed there.
+    By itself a file can only contradict itself: a forged file may have a forged statement. With the
+    ``store`` of the label holder its receipts must be those of the ledger, its noisy labels those
+    of a draw there, and the weights of layers with receipts those that were recorded when they were
+    trained or exported. A layer without receipts is public by assumption, and is named. With a
+    ``report`` its digests must be those that are listed there.
 
     Args:
         path: noisy labels (a folder of ``NoisyLabels.save``, or what ``tf-labeldp randomize``
@@ -92,23 +102,30 @@ def verify(
         >>> verify(folder).problems
         ()
     """
+    found = verify_against(path, [] if store is None else [Ledger.of_store(store)])
+    if report is None:
+        return found
+    unlisted = _not_listed(pathlib.Path(report), found)
+    return dataclasses.replace(found, problems=(*found.problems, *unlisted))
+
+
+def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> Published:
+    """Returns what ``verify`` finds, given the ledgers of stores that paid together; or none."""
     place = pathlib.Path(path).expanduser()
     if not place.exists():
         raise FileNotFoundError(f"there is no {place}. Give the path of a published file.")
     model = place / "model.keras" if (place / "model.keras").exists() else place
     if model.suffix == ".keras":
-        found = _verify_model(place, model)
+        found = _verify_model(place, model, ledgers)
     else:
-        found = _verify_noisy_labels(place)
-    problems = list(found.problems)
-    if store is not None:
-        problems += not_in(Ledger.of_store(store).receipts(), found.receipts)
-    if report is not None:
-        problems += _not_listed(pathlib.Path(report), found)
-    return dataclasses.replace(found, problems=tuple(problems))
+        found = _verify_noisy_labels(place, ledgers)
+    if not ledgers:
+        return found
+    missing = _not_in(merge_receipts(*(one.receipts() for one in ledgers)), found.receipts)
+    return dataclasses.replace(found, problems=(*missing, *found.problems))
 
 
-def _verify_noisy_labels(path: pathlib.Path) -> Published:
+def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
     statement = path.with_name(path.name + STATEMENT_SUFFIX)
     names = sorted(path.iterdir()) if path.is_dir() else [path, statement]
     digests = {one.name: _sha256(one) for one in names if one.is_file()}
@@ -125,25 +142,45 @@ def _verify_noisy_labels(path: pathlib.Path) -> Published:
     problems = []
     for text in path.glob("*.json") if path.is_dir() else [statement]:
         problems += _differs(stated, json.loads(text.read_text(encoding="utf-8"))["guarantee"])
-    drawn = {one.output_digest for one in noisy.receipts if one.kind == "draw"} - {None}
-    reports = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)  # not of all
-    if drawn and not reports and array_digest(compact(noisy.values)) not in drawn:
+    if not any(one.kind == "draw" for one in noisy.receipts):
+        problems.append("it carries no receipt of a draw: nothing shows that the labels are noisy")
+    elif not _are_drawn(noisy, ledgers):
         problems.append("its noisy labels are not those that its receipt was written for")
     contains = f"{len(noisy):,} noisy labels by {brief(repr(noisy.mechanism))}"
     return Published(str(path), contains, digests, stated, noisy.receipts, tuple(problems))
 
 
-def _verify_model(place: pathlib.Path, model: pathlib.Path) -> Published:
-    import keras
+def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
+    """Returns whether these are the noisy labels of a draw, or of several one after another.
 
-    import tf_labeldp.keras_layers
-    import tf_labeldp.training  # noqa: F401 - both are what files of models may name
+    A digest is enough for one draw whose labels are all there; others are found in the ledgers.
+    """
+    drawn = {one.id: one.output_digest for one in noisy.receipts if one.kind == "draw"}
+    if array_digest(compact(noisy.values)) in drawn.values():
+        return True
+    reports = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)  # not of all
+    kept = {
+        one.receipt.id: one.values
+        for ledger in ledgers
+        for one in ledger.records
+        if one.receipt is not None and one.receipt.id in drawn and one.values is not None
+    }
+    if reports and not kept:  # without the store, or a forgotten one, nobody knows who reported
+        return True
+    rest = noisy.values
+    for values in (kept[name] for name in drawn if name in kept):
+        values = values[values >= 0] if reports else values
+        if np.array_equal(rest[: len(values)], values):
+            rest = rest[len(values) :]
+    return bool(kept) and not len(rest)
 
+
+def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
     files = [one for one in sorted(place.iterdir()) if one.is_file()] if place.is_dir() else [model]
     digests = {one.name: _sha256(one) for one in files}
     try:
-        loaded = keras.models.load_model(model, compile=False)
-        receipts, stated = receipts_of(loaded), guarantee(loaded)
+        loaded = load_model(model, compile=False)
+        receipts, stated = public_input(loaded).receipts, guarantee(loaded)
     except Exception as error:  # each layer and each format has errors of its own
         problem = f"the model can't be read ({type(error).__name__}: {error})"
         return Published(str(place), "a Keras model", digests, None, (), (problem,))
@@ -152,10 +189,17 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path) -> Published:
         problems.append(
             "the model carries no receipts: nothing here shows which labels it was made of"
         )
+    problems += [str(one.charge.assumptions[0]) for one in receipts if one.kind == "unknown"]
     beside = place / _STATEMENT_OF_MODEL
     if beside.exists():
         problems += _differs(stated, json.loads(beside.read_text(encoding="utf-8")))
     contains = f"a Keras model of {loaded.count_params():,} weights"
+    if ledgers and receipts:
+        unknown, public = _unknown_layers(loaded, ledgers)
+        if unknown:
+            problems.append(f"the store does not know the weights of {', '.join(unknown)}")
+        if public:
+            contains += f", public by assumption in {', '.join(public)}"
     return Published(str(place), contains, digests, stated, receipts, tuple(problems))
 
 
@@ -174,9 +218,30 @@ def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
     ]
 
 
-def not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
+def _unknown_layers(model: Any, ledgers: Sequence[Ledger]) -> tuple[list[str], list[str]]:
+    """Returns the layers with receipts whose weights no ledger knows, and those without receipts.
+
+    Where no layer with receipts is known, none is public. Constant weights, as of a head that found
+    nothing in the noise, need not be known.
+    """
+    known = {one for ledger in ledgers for digests, _ in ledger.weights() for one in digests}
+    unknown: list[str] = []
+    public: list[str] = []
+    any_known = False
+    for layer in layers_of(model):
+        own = own_weights(layer)
+        has_receipts = bool(own and public_input(layer).receipts)
+        if not known.issuperset(weight_digests(own)):
+            (unknown if has_receipts else public).append(layer.name)
+        elif has_receipts:
+            any_known = True
+    return (unknown, public) if any_known or unknown else (public, [])
+
+
+def _not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
     """Returns what is wrong with receipts, given those of the label holder."""
     known = {one.id: one.to_json() for one in ledger}
+    receipts = tuple(one for one in receipts if is_charged(one))
     missing = [brief(one.what) for one in receipts if one.id not in known]
     changed = [one for one in receipts if known.get(one.id, one.to_json()) != one.to_json()]
     other = [brief(one.what) for one in changed]

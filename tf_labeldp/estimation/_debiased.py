@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public
 from tf_labeldp.estimation._posterior import empty_targets, number_priors, priors_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
@@ -27,9 +28,9 @@ _MAX_CONDITION = 1e12
 
 
 def debiased(
-    mechanism: LabelMechanism,
-    noisy_labels: Any,
-    priors: Any = None,
+    mechanism: Public[LabelMechanism],
+    noisy_labels: Public[Any],
+    priors: Public[Any] = None,
     *,
     bias_correction: float | None = None,
 ) -> np.ndarray:

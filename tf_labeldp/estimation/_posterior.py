@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
@@ -23,7 +24,9 @@ from tf_labeldp.mechanisms._clusters import PriorResampling, prior_units
 from tf_labeldp.mechanisms._priors import PriorRows
 
 
-def posterior(mechanism: LabelMechanism, noisy_labels: Any, priors: Any = None) -> np.ndarray:
+def posterior(
+    mechanism: Public[LabelMechanism], noisy_labels: Public[Any], priors: Public[Any] = None
+) -> np.ndarray:
     """Returns what each noisy label says of its true label; ``NoisyLabels.posterior`` calls it.
 
     * Classes: ``P(true class | noisy label, prior)``, the best soft targets that the draw allows if

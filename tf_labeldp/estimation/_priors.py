@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public
 
 _SPLIT_AT = 1.5
 """Standard deviations of noise from which on both parts of a split get something."""
@@ -80,7 +81,7 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
     return split.reshape(counts.shape)
 
 
-def prior_from_logits(logits: Any, temperature: float = 1.0) -> np.ndarray:
+def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarray:
     """Returns ``softmax(logits / temperature)``, the prior of LP-MST (``ghazi2021``, appendix B).
 
     Args:
@@ -108,7 +109,7 @@ def prior_from_logits(logits: Any, temperature: float = 1.0) -> np.ndarray:
     return _softmax(array / temperature)
 
 
-def sharpen_prior(prior: Any, temperature: float) -> np.ndarray:
+def sharpen_prior(prior: Public[Any], temperature: float) -> np.ndarray:
     """Returns ``prior^(1 / temperature)``, normalised: the temperature of a prior without logits.
 
     It equals ``prior_from_logits(log(prior), temperature)``; a probability of zero stays zero.

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public, public_input
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.mechanisms._base import checked_mechanism
@@ -40,6 +42,7 @@ class Clusters:
         cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
         encoder: what made features of the inputs; None for features as they are.
         feature_names: names of the columns of ``find_clusters``, if any; ``assign`` refuses others.
+        receipts: of the uses of labels that features and encoder were made of.
 
     Example:
         >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
@@ -56,9 +59,12 @@ class Clusters:
     cluster_of_centre: np.ndarray | None = None
     encoder: Any = None
     feature_names: tuple[str, ...] | None = None
+    receipts: Receipts = ()
 
     @classmethod
-    def from_assignments(cls, assignments: Any, num_clusters: int | None = None) -> Clusters:
+    def from_assignments(
+        cls, assignments: Public[Any], num_clusters: int | None = None
+    ) -> Clusters:
         """Returns clusters that were found elsewhere; they have no centres.
 
         Args:
@@ -73,7 +79,8 @@ class Clusters:
             >>> Clusters.from_assignments([0, 2, 2, 1]).sizes.tolist()
             [1, 1, 2]
         """
-        array = np.asarray(assignments)
+        public = public_input(assignments)
+        array = np.asarray(public.value)
         if array.ndim != 1 or array.size == 0:
             raise ValueError(
                 f"assignments must have shape (n,), the cluster of each example, got {array.shape}."
@@ -93,7 +100,7 @@ class Clusters:
             raise ValueError(
                 f"assignments must be in 0..{num_clusters - 1}, got {most - 1}. Raise num_clusters."
             )
-        return cls(_frozen(numbers), int(num_clusters))
+        return cls(_frozen(numbers), int(num_clusters), receipts=public.receipts)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -104,7 +111,7 @@ class Clusters:
         """Returns the number of examples n."""
         return int(self.assignments.size)
 
-    def assign(self, features: Any) -> np.ndarray:
+    def assign(self, features: Public[Any]) -> np.ndarray:
         """Returns the cluster of the nearest centre, of equally near ones the first.
 
         Args:
@@ -194,7 +201,7 @@ class Clusters:
 
 
 def find_clusters(
-    features: Any, num_clusters: int, *, encoder: Any = None, seed: int = 0
+    features: Public[Any], num_clusters: int, *, encoder: Public[Any] = None, seed: int = 0
 ) -> Clusters:
     """Returns clusters of public features by k-means.
 
@@ -230,6 +237,8 @@ def find_clusters(
     """
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
     seed = _validate.integer_at_least("seed", seed, 0)
+    public = public_input(features, encoder)
+    features, encoder = public.value
     found = Rows(features, encoder, flatten=True)
     rows = found.array()
     if num_clusters > rows.shape[0]:
@@ -245,6 +254,7 @@ def find_clusters(
         _frozen(np.arange(num_clusters)),
         encoder,
         found.columns,
+        public.receipts,
     )
 
 
@@ -301,7 +311,10 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 def checked_clusters(clusters: Any) -> Clusters:
     """Returns ``Clusters``, also of an array of assignments."""
-    return clusters if isinstance(clusters, Clusters) else Clusters.from_assignments(clusters)
+    public = public_input(clusters)
+    if not isinstance(public.value, Clusters):
+        return Clusters.from_assignments(public)
+    return dataclasses.replace(public.value, receipts=public.receipts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -317,6 +330,7 @@ class DenoisedLabels:
         kept_fraction: m / n.
         mechanism: the randomized response that drew the labels, or None.
         cluster_accuracy: as given to ``denoise_labels``, or None.
+        receipts: of the uses of labels that noisy labels and clusters were made of.
 
     Example:
         >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=2)
@@ -334,6 +348,7 @@ class DenoisedLabels:
     kept_fraction: float
     mechanism: RandomizedResponse | None = None
     cluster_accuracy: float | None = None
+    receipts: Receipts = ()
 
     def expected_purity(self, cluster_accuracy: float | None = None) -> float:
         """Returns the share of kept labels that are true, by equation 8 of ``tang2022``.
@@ -400,10 +415,10 @@ class DenoisedLabels:
 
 
 def denoise_labels(
-    noisy_labels: Any,
-    clusters: Any,
+    noisy_labels: Public[Any],
+    clusters: Public[Any],
     num_classes: int,
-    mechanism: RandomizedResponse | None = None,
+    mechanism: Public[RandomizedResponse | None] = None,
     cluster_accuracy: float | None = None,
 ) -> DenoisedLabels:
     """Returns which noisy labels agree with the majority of their cluster, and are worth keeping.
@@ -443,6 +458,8 @@ def denoise_labels(
         ([2, 1], [2, 2, 1, 1, 1], [2])
     """
     num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
+    public = public_input(noisy_labels, clusters, mechanism)
+    noisy_labels, clusters, mechanism = public.value
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if mechanism is not None:
         known = checked_mechanism(mechanism, RandomizedResponse).num_classes
@@ -471,6 +488,7 @@ def denoise_labels(
         kept_fraction=labelled.size / noisy.size,
         mechanism=mechanism,
         cluster_accuracy=accuracy,
+        receipts=public.receipts,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 
-from tf_labeldp.accounting._receipts import receipts_to_bytes
-from tf_labeldp.vault._carried import remember_weights
+from tf_labeldp.accounting._public_input import bare
+from tf_labeldp.accounting._receipts import Receipts, receipts_to_bytes
+from tf_labeldp.vault._model_history import counted_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
@@ -90,10 +91,14 @@ def _tags_of(mixin: type) -> Any:
     return type(mixin.__name__, (mixin, BaseEstimator), {})().__sklearn_tags__()
 
 
-def note_release(layer: Any, receipts: Any, weights: Any) -> None:
-    """Notes what a layer was made of, in its files and wherever its weights turn up."""
+def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
+    """Notes what a layer was made of, in its files and wherever its weights turn up.
+
+    ``weights`` are those that were made of the release; None for all.
+    """
     layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
-    remember_weights(weights, receipts, unless=())
+    if receipts:
+        counted_weights(layer, receipts, layer.weights if weights is None else weights)
 
 
 def input_names(columns: Iterable[str]) -> dict[str, str]:
@@ -135,6 +140,7 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
     """Returns new Keras inputs, and what an encoder (or None) makes of them, (m, width)."""
     import keras
 
+    encoder = bare(encoder)
     if encoder is None:
         features = keras.Input((width,), name="features")
         return features, features

@@ -13,9 +13,9 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
+from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._estimator import FeatureMap, keras_model, note_release, with_encoder
 from tf_labeldp.features._reader import Rows, checked_finite
-from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
@@ -100,13 +100,13 @@ class NeighbourSmoothing(FeatureMap):
         ((500, 8), True)
     """
 
-    encoder: Any = None
+    encoder: Public[Any] = None
     num_neighbours: int = 10
     strength: float = 0.8
     num_components: int = 400
     seed: int = 0
 
-    def fit(self: _Self, inputs: Any, labels: Any = None) -> _Self:
+    def fit(self: _Self, inputs: Public[Any], labels: Setting[Any] = None) -> _Self:
         """Finds the principal directions and the neighbours, and smooths.
 
         Args:
@@ -125,8 +125,8 @@ class NeighbourSmoothing(FeatureMap):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
-        self.receipts_ = receipts_of(self.encoder)
-        rows = Rows(inputs, self.encoder)
+        public = public_input(inputs, self.encoder)
+        rows, self.receipts_ = Rows(public.value[0], self.encoder), public.receipts
         if len(rows) <= k:
             raise ValueError(
                 f"there are {len(rows)} rows for {k} neighbours of each. Give more rows, or a "
@@ -143,7 +143,7 @@ class NeighbourSmoothing(FeatureMap):
         self._remember_columns(rows.columns)
         return self
 
-    def transform(self, inputs: Any) -> np.ndarray:
+    def transform(self, inputs: Public[Any]) -> np.ndarray:
         """Returns the smoothed features of examples, old or new.
 
         Args:
@@ -165,7 +165,7 @@ class NeighbourSmoothing(FeatureMap):
         step = _averaging(found, len(self._keys))
         return strength * (step @ self._smooth) + (np.float32(1.0) - strength) * start
 
-    def fit_transform(self, inputs: Any, labels: Any = None) -> np.ndarray:
+    def fit_transform(self, inputs: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
         """Returns the smoothed features of the inputs that it is fitted on; looks at no labels."""
         del labels
         return self.fit(inputs)._smooth.copy()
@@ -193,6 +193,7 @@ class NeighbourSmoothing(FeatureMap):
         rows = directions(features)
         directions.set_weights([self._vectors, -self._mean @ self._vectors])
         if not self.strength:
+            note_release(directions, self.receipts_)
             return keras_model(inputs, rows, "neighbour_smoothing")
         layer = NeighbourFeatures(
             len(self._keys),
@@ -204,7 +205,7 @@ class NeighbourSmoothing(FeatureMap):
         outputs = layer(rows)
         scale = self._variances[: self._keys.shape[1]] ** -0.25
         layer.set_weights([scale, self._keys, self._smooth])
-        note_release(layer, self.receipts_, layer.weights)
+        note_release(layer, self.receipts_)
         return keras_model(inputs, outputs, "neighbour_smoothing")
 
     def _find_directions(self, rows: Rows) -> None:

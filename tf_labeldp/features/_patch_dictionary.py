@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._estimator import FeatureMap
+from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.features._estimator import FeatureMap, note_release
 from tf_labeldp.features._reader import collected, is_dataset
 
 _Self = TypeVar("_Self", bound="PatchDictionary")
@@ -87,7 +88,7 @@ class PatchDictionary(FeatureMap):
     max_patches: int = 200_000
     seed: int | None = 0
 
-    def fit(self: _Self, images: Any, labels: Any = None) -> _Self:
+    def fit(self: _Self, images: Public[Any], labels: Setting[Any] = None) -> _Self:
         """Learns the dictionary.
 
         Args:
@@ -100,7 +101,8 @@ class PatchDictionary(FeatureMap):
         """
         del labels
         sides = self._checked_sides()
-        array = _checked_images(images)
+        public = public_input(images)
+        array, self.receipts_ = _checked_images(public.value), public.receipts
         if len(array) == 0:
             raise ValueError("images hold no image; give at least one.")
         self._pools = self._pooling_matrices(array.shape[1:3], sides)
@@ -111,7 +113,7 @@ class PatchDictionary(FeatureMap):
         self.n_features_out_ = 2 * self.num_atoms * self.pooling**2 * len(sides)
         return self
 
-    def transform(self, images: Any) -> np.ndarray:
+    def transform(self, images: Public[Any]) -> np.ndarray:
         """Returns the features of images.
 
         Args:
@@ -147,10 +149,11 @@ class PatchDictionary(FeatureMap):
                 pass  # raises what a thread has raised
         return features.reshape(len(array), self.n_features_out_)
 
-    def fit_transform(self, images: Any, labels: Any = None) -> np.ndarray:
+    def fit_transform(self, images: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
         """Fits and returns the features of the same images; labels are not looked at."""
         del labels
-        return self.fit(images).transform(images)
+        public = public_input(images)
+        return self.fit(public).transform(public.value)
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw images to the features; it saves and loads.
@@ -177,6 +180,7 @@ class PatchDictionary(FeatureMap):
             )
             parts.append(layer(images))
             layer.set_weights([filters.weights, filters.offsets])
+            note_release(layer, getattr(self, "receipts_", ()))
         rows = parts[0] if len(parts) == 1 else keras.layers.Concatenate(dtype="float32")(parts)
         return keras.Model(images, rows, name="patch_dictionary")
 

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.features._estimator import FeatureMap, input_names, keras_model
+from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.features._estimator import FeatureMap, input_names, keras_model, note_release
 from tf_labeldp.features._reader import Table
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
@@ -79,7 +80,7 @@ class RandomFourierFeatures(FeatureMap):
     linear_weight: float = 0.5
     seed: int | None = 0
 
-    def fit(self: _Self, table: Any, labels: Any = None) -> _Self:
+    def fit(self: _Self, table: Public[Any], labels: Setting[Any] = None) -> _Self:
         """Learns the encoding and the bandwidth, and draws the frequencies.
 
         Args:
@@ -92,7 +93,8 @@ class RandomFourierFeatures(FeatureMap):
         """
         del labels
         self._check_arguments()
-        columns = Table(table)
+        public = public_input(table)
+        columns, self.receipts_ = Table(public.value), public.receipts
         size = columns.num_rows
         if size == 0:
             raise ValueError("the table has no rows; give at least one.")
@@ -117,7 +119,7 @@ class RandomFourierFeatures(FeatureMap):
         self.n_features_out_ = self.num_features + (width if self.linear_weight else 0)
         return self
 
-    def transform(self, table: Any) -> np.ndarray:
+    def transform(self, table: Public[Any]) -> np.ndarray:
         """Returns the features of a table with the columns of ``fit``.
 
         Args:
@@ -148,10 +150,11 @@ class RandomFourierFeatures(FeatureMap):
             out[part] = self._features(columns.take(part))
         return out
 
-    def fit_transform(self, table: Any, labels: Any = None) -> np.ndarray:
+    def fit_transform(self, table: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
         """Fits and returns the features of the same table; labels are not looked at."""
         del labels
-        return self.fit(table).transform(table)
+        public = public_input(table)
+        return self.fit(public).transform(public.value)
 
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw columns to the features; it saves and loads.
@@ -184,6 +187,7 @@ class RandomFourierFeatures(FeatureMap):
         layer = FourierFeatures(self.num_features, self.linear_weight, name="fourier")
         outputs = layer(rows)
         layer.set_weights([self._frequencies])
+        note_release(layer, getattr(self, "receipts_", ()))
         if self._is_matrix:
             return keras.Model(encoded, outputs, name="random_fourier_features")
         # The inputs have the columns' names, which no layer beside them may have.

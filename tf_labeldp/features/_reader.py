@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tf_labeldp.accounting._public_input import bare
+
 _BLOCK_BYTES = 1 << 26
 _ENCODED_ROWS = 4096
 """Rows that an encoder is given at a time."""
@@ -44,7 +46,7 @@ class Rows:
     def __init__(
         self, inputs: Any, encoder: Any = None, *, columns: Any = None, flatten: bool = False
     ) -> None:
-        _check_encoder(encoder)
+        inputs, encoder = bare(inputs), _checked_encoder(encoder)
         self.columns = column_names(inputs)
         # A fitted map knows its columns, and a dict's are asked for by name.
         if encoder is None or not (hasattr(encoder, "transform") or isinstance(inputs, Mapping)):
@@ -88,11 +90,11 @@ class FeatureSource:
     """
 
     def __init__(self, source: Any, encoder: Any = None, max_bytes: float = 2e9) -> None:
+        source, encoder = bare(source), _checked_encoder(encoder)
         self._source, self._encoder = source, encoder
         self.is_encoded = encoder is not None
         self.num_rows: int | None = None
         if is_dataset(source):
-            _check_encoder(encoder)
             _refuse_endless(source)
             self.columns = column_names(source)
             return
@@ -420,10 +422,12 @@ def _check_widths(blocks: list[np.ndarray]) -> None:
         raise ValueError(f"batches have {first} and {last} features; all need the same number.")
 
 
-def _check_encoder(encoder: Any) -> None:
+def _checked_encoder(encoder: Any) -> Any:
+    """Returns an encoder that came as a public input or by itself, or raises."""
+    encoder = bare(encoder)
     usable = callable(encoder) or hasattr(encoder, "transform") or hasattr(encoder, "predict")
     if encoder is None or (usable and not isinstance(encoder, type)):
-        return
+        return encoder
     given = f"the class {encoder.__name__}" if isinstance(encoder, type) else repr(encoder)
     raise TypeError(
         "an encoder must be a fitted feature map, a Keras model or a function from raw inputs to "

@@ -10,9 +10,9 @@ import numpy as np
 from sklearn.utils import _safe_indexing
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting import PrivacyBudget, Private, Public, Setting, public_input
 from tf_labeldp.accounting._budget import default_delta
-from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features._estimator import FeatureMap
 from tf_labeldp.features._reader import Table, column_names, is_dataset
@@ -23,7 +23,12 @@ from tf_labeldp.heads import (
     PrivatePoissonRegression,
     PrivateRidge,
 )
-from tf_labeldp.heads._label_source import kind_arguments
+from tf_labeldp.heads._label_source import (
+    kind_arguments,
+    raw_digests,
+    refuse_worker_processes,
+    with_other_fits,
+)
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import MetricMechanism
 from tf_labeldp.vault import PrivateLabels
@@ -85,9 +90,9 @@ class _FrontDoor(Head):
     budget_for_evaluation: float | None
     key: str | None
     insecure_seed: int | None
-    model: Any = None
+    model: Public[Any] = None
 
-    def fit(self: _Self, features: Any, labels: Any) -> _Self:
+    def fit(self: _Self, features: Public[Any], labels: Private[Any]) -> _Self:
         """Chooses from the features alone, releases the moments of the labels once, and fits.
 
         Args:
@@ -103,9 +108,15 @@ class _FrontDoor(Head):
         Raises:
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels of a wrong kind.
+            RuntimeError: an array of labels in a process that another one started (``n_jobs``).
             ValueError: features not finite, labels outside of the classes or the range, arguments
                 out of range. Nothing was released.
+
+        Warns:
+            UserWarning: these rows were fitted on before, as an array of labels.
         """
+        public = public_input(features, self.encoder, self.model)
+        features = public.value[0]
         epsilon = _validate.positive_finite("epsilon", self.epsilon)
         size = len(labels)
         if not size:
@@ -120,9 +131,14 @@ class _FrontDoor(Head):
         delta = self._delta(labels, size)
         choice = recommend(epsilon, size, kind, own_model=self.model is not None)
         price = self.budget_for_evaluation
-        seed, held_out = self.insecure_seed, None
-        if (price is not None or self.model is not None) and not isinstance(labels, PrivateLabels):
-            budget = PrivacyBudget(max(epsilon, price or 0.0), delta)
+        seed, held_out, given = self.insecure_seed, None, features
+        is_array = not isinstance(labels, PrivateLabels)
+        makes_vault = is_array and (price is not None or self.model is not None)
+        if makes_vault:
+            refuse_worker_processes()
+            came_along = compose_receipts(public.receipts, delta).epsilon
+            spent = came_along if math.isfinite(came_along) else 0.0
+            budget = PrivacyBudget(max(epsilon, price or 0.0) + spent, delta)
             kind_of_labels = kind_arguments(self)
             labels = PrivateLabels(labels, **kind_of_labels, budget=budget, insecure_seed=seed)
             seed = None
@@ -142,7 +158,7 @@ class _FrontDoor(Head):
             reason = "The encoder that was given, and one noisy release for a linear head."
             choice = dataclasses.replace(choice, reason=reason)
         head = self._head(epsilon, delta, encoder, kind, seed)
-        head.fit(features, labels)
+        head.fit(public.with_value(features), labels)
         self.head_, self.choice_ = head, choice
         self.receipts_, self._label_range = head.receipts_, head._label_range
         self.classes_ = head.classes_
@@ -152,9 +168,16 @@ class _FrontDoor(Head):
             predictions = predictions_for_metrics(self, apart)
             self.evaluation_ = held_out.evaluate(predictions, metric, price, key=stored)
             self.receipts_ = merge_receipts(self.receipts_, self.evaluation_.receipts)
+        if makes_vault:
+            own = [one for one in self.receipts_ if one.labels == labels.label_set]
+            digests = raw_digests(given)
+            rows_known = None if digests is None else digests[:, np.newaxis]
+            counted = with_other_fits(tuple(own), rows_known, self._family_of_clones())
+            others = [one for one in self.receipts_ if one not in own]
+            self.receipts_ = merge_receipts(others, counted)
         return self
 
-    def predict(self, features: Any) -> np.ndarray:
+    def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns class values (m,), or numbers (m,) within their range."""
         self._check_fitted()
         return self.head_.predict(features)
@@ -233,15 +256,15 @@ class PrivateClassifier(_FrontDoor):
     delta: float | None = None
     _: dataclasses.KW_ONLY
     num_classes: int | None = None
-    classes: Any = None
+    classes: Setting[Any] = None
     budget_for_evaluation: float | None = None
-    model: Any = None
+    model: Public[Any] = None
     epochs: int = 10
-    encoder: Any = None
+    encoder: Public[Any] = None
     key: str | None = None
     insecure_seed: int | None = None
 
-    def predict_proba(self, features: Any) -> np.ndarray:
+    def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns class probabilities (m, K)."""
         self._check_fitted()
         return self.head_.predict_proba(features)
@@ -297,7 +320,7 @@ class PrivateRegressor(_FrontDoor):
     high: float | None = None
     loss: str = "squared_error"
     budget_for_evaluation: float | None = None
-    encoder: Any = None
+    encoder: Public[Any] = None
     key: str | None = None
     insecure_seed: int | None = None
 

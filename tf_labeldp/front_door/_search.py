@@ -10,7 +10,7 @@ from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting import Charge, Private, Public, public_input
 from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
 from tf_labeldp.accounting._gaussian import gaussian_share, gaussian_sigma
 from tf_labeldp.accounting._receipts import merge_receipts
@@ -72,8 +72,8 @@ class PrivateSearchCV(Head):
         (1.0, True)
     """
 
-    estimator: Any
-    param_grid: Any
+    estimator: Public[Any]
+    param_grid: Public[Any]
     epsilon: float
     delta: float | None = None
     _: dataclasses.KW_ONLY
@@ -82,7 +82,7 @@ class PrivateSearchCV(Head):
     key: str = "search"
     seed: int = 0
 
-    def fit(self, features: Any, labels: PrivateLabels) -> PrivateSearchCV:
+    def fit(self, features: Public[Any], labels: Private[PrivateLabels]) -> PrivateSearchCV:
         """Fits all candidates and chooses one.
 
         Args:
@@ -103,7 +103,9 @@ class PrivateSearchCV(Head):
                 f"labels must be a PrivateLabels, got {type(labels).__name__}: every fit and the "
                 "choice are charged to it."
             )
-        candidates = list(ParameterGrid(self.param_grid))
+        public = public_input(features, self.estimator, self.param_grid)
+        features, estimator, grid = public.value
+        candidates = list(ParameterGrid(grid))
         if taken := sorted(_OWN & {name for one in candidates for name in one}):
             raise ValueError(
                 f"the grid has {', '.join(taken)}, which the search sets itself. Search over other "
@@ -126,16 +128,18 @@ class PrivateSearchCV(Head):
             held_out.check_budget(selection_mechanism(held_out, epsilon, self.metric))
         features_of = [rows_of(features, part.indices) for part in (train, held_out)]
         fitted = [
-            clone(self.estimator).set_params(
+            clone(estimator).set_params(
                 **arguments, epsilon=fit.epsilon, delta=delta, key=keys[numbers[release]]
             )
             for arguments, release in zip(candidates, releases, strict=True)
         ]
         predictions = []
         for one in fitted:
-            one.fit(features_of[0], train)
+            one.fit(public.with_value(features_of[0]), train)
             predictions.append(predictions_for_metrics(one, features_of[1]))
-        made = release_choice(predictions, held_out, epsilon, self.metric, choice)
+        made = release_choice(
+            public.with_value(predictions), held_out, epsilon, self.metric, choice
+        )
         self.best_index_ = int(made.values)
         self.best_estimator_ = fitted[self.best_index_]
         self.best_params_, self.candidates_ = candidates[self.best_index_], candidates
@@ -144,12 +148,12 @@ class PrivateSearchCV(Head):
         self._label_range = labels.label_range
         return self
 
-    def predict(self, features: Any) -> np.ndarray:
+    def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns what the chosen estimator predicts."""
         self._check_fitted()
         return self.best_estimator_.predict(features)
 
-    def predict_proba(self, features: Any) -> np.ndarray:
+    def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns the class probabilities of the chosen estimator, (m, K)."""
         self._check_fitted()
         return self.best_estimator_.predict_proba(features)

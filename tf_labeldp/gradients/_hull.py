@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, flatten, unflatten
 
 HULLS = ("joint", "per_example")
@@ -341,17 +342,17 @@ class HullProjection(NamedTuple):
 
 def project_onto_hull(
     operator: GradientOperator,
-    target: Sequence[Any],
+    target: Setting[Sequence[Any]],
     hull: str = "per_example",
     *,
-    start: Any = "predictions",
-    predictions: Any = None,
+    start: Setting[Any] = "predictions",
+    predictions: Setting[Any] = None,
     zero_at_predictions: bool = False,
     solver: str | Solver = "conjugate",
     relative_gap: float = 1e-2,
     max_products: int = 30,
-    curvature: Any = None,
-    mask: Any = None,
+    curvature: Setting[Any] = None,
+    mask: Setting[Any] = None,
     step_size: float | None = None,
     steps: int | None = None,
 ) -> HullProjection:

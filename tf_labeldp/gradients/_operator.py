@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 
 PRODUCTS = ("double_backward", "forward")
 
@@ -65,10 +66,10 @@ class GradientOperator:
 
     def __init__(
         self,
-        losses: Callable[[], tf.Tensor],
-        variables: Sequence[Any],
+        losses: Setting[Callable[[], tf.Tensor]],
+        variables: Setting[Sequence[Any]],
         *,
-        scales: Any = None,
+        scales: Setting[Any] = None,
         products: str = PRODUCTS[0],
     ) -> None:
         if not callable(losses):
@@ -111,21 +112,21 @@ class GradientOperator:
         """The dtype of coefficients: ``float64`` for losses of that kind, else ``float32``."""
         return tf.float64 if self._values.dtype == tf.float64 else tf.float32
 
-    def scaled(self, scales: Any) -> GradientOperator:
+    def scaled(self, scales: Setting[Any]) -> GradientOperator:
         """Returns the operator of these columns times ``scales`` (n, K), on the same evaluation."""
         operator = copy.copy(self)
         scales = _checked_scales(scales, self._values)
         operator._scales = scales if self._scales is None else scales * self._scales
         return operator
 
-    def matvec(self, coefficients: Any) -> list[tf.Tensor]:
+    def matvec(self, coefficients: Setting[Any]) -> list[tf.Tensor]:
         """Returns ``G u``, the sum of all columns weighted by u (n, K): one tensor a variable."""
         seed = tf.cast(coefficients, self.dtype)
         if self._scales is not None:
             seed *= self._scales
         return self._pulled_back(tf.cast(seed, self._values.dtype))
 
-    def rmatvec(self, vector: Sequence[Any]) -> tf.Tensor:
+    def rmatvec(self, vector: Setting[Sequence[Any]]) -> tf.Tensor:
         """Returns ``G^T v`` (n, K), the inner product of each column with v, like the variables."""
         tangents = [
             tf.cast(part, variable.dtype)

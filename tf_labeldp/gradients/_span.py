@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients._hull import mask_column
 from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, flatten, unflatten
 
@@ -24,11 +25,11 @@ class SpanProjection(NamedTuple):
 
 def project_onto_span(
     operator: GradientOperator,
-    target: Sequence[Any],
+    target: Setting[Sequence[Any]],
     *,
     max_products: int = 30,
     tolerance: float = 1e-2,
-    mask: Any = None,
+    mask: Setting[Any] = None,
 ) -> SpanProjection:
     """Returns the point ``G u`` nearest to ``target``, for coefficients of any sign and sum.
 

@@ -11,16 +11,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting._gaussian import gaussian_share
+from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
-from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.heads._one_release_head import Head, warn_of_unknown
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._store import npz, publish
+from tf_labeldp.vault._model_history import counted_training
+from tf_labeldp.vault._records import npz, publish
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
@@ -95,20 +98,20 @@ class BootstrappedHead(Head):
 
     epsilon: float
     delta: float
-    network: Any
+    network: Public[Any]
     _: dataclasses.KW_ONLY
-    encoder: Any = None
+    encoder: Public[Any] = None
     shares: tuple[float, ...] = (0.3, 0.7)
     draw_share: float | None = None
     epochs: int = 5
     batch_size: int = 256
     learning_rate: float = 2e-3
-    views: Any = None
+    views: Public[Any] = None
     key: str = "bootstrapped-head"
     seed: int = 0
     verbose: int | str = "auto"
 
-    def fit(self: _Self, inputs: Any, labels: PrivateLabels) -> _Self:
+    def fit(self: _Self, inputs: Public[Any], labels: Private[PrivateLabels]) -> _Self:
         """Releases and learns in turn.
 
         A vault with a store also keeps the network after each round: a fit that was killed, or is
@@ -126,13 +129,15 @@ class BootstrappedHead(Head):
         """
         from scipy import special
 
-        inputs = np.asarray(inputs)
-        heads = self._heads(len(inputs), labels)
+        public = public_input(inputs, self.encoder, self.network, self.views)
+        warn_of_unknown(public)
+        inputs = np.asarray(public.value[0])
+        heads = self._heads(len(inputs), labels, public.receipts)
         first = Rows(inputs, self.encoder, flatten=True).array()
         features, believed = first, np.zeros(())
-        receipts: Receipts = ()
+        receipts = public.receipts
         for number, head in enumerate(heads, 1):
-            head.fit(features, labels)
+            head.fit(public_input(features, public).with_value(features), labels)
             believed = believed + np.log(np.maximum(head.predict_proba(features), _LEAST))
             receipts = merge_receipts(receipts, head.receipts_)
             self._learn(inputs, special.softmax(believed, axis=1), receipts, labels, str(number))
@@ -140,7 +145,7 @@ class BootstrappedHead(Head):
         if self._for_draw():
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
             drawn = labels.randomize(self._draw(labels), priors=priors, key=f"{self.key}/draw")
-            receipts = drawn.receipts
+            receipts = merge_receipts(receipts, drawn.receipts)
             self._learn(inputs, drawn.posterior(), receipts, labels, "draw")
         self.heads_, self.receipts_ = tuple(heads), receipts
         self.classes_ = labels.decode(np.arange(labels.num_classes))
@@ -151,12 +156,16 @@ class BootstrappedHead(Head):
         epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
         return tuple(gaussian_share(epsilon, self.delta, share) for share in self.shares)
 
-    def predict(self, features: Any) -> np.ndarray:
+    @property
+    def _model(self) -> Any:
+        return bare(self.network)
+
+    def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns class values (m,) for inputs as given to ``fit``."""
         likeliest = self.predict_proba(features).argmax(axis=1)
         return self.classes_[likeliest]
 
-    def predict_proba(self, features: Any) -> np.ndarray:
+    def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns the network's class probabilities (m, K) for inputs as given to ``fit``."""
         self._check_fitted()
         return self._probabilities(np.asarray(features))
@@ -169,9 +178,11 @@ class BootstrappedHead(Head):
         import keras
 
         self._check_fitted()
-        return keras.Sequential([self.network, keras.layers.Softmax()], name="bootstrapped_head")
+        return keras.Sequential([self._model, keras.layers.Softmax()], name="bootstrapped_head")
 
-    def _heads(self, num_rows: int, labels: PrivateLabels) -> list[PrivateLogisticRegression]:
+    def _heads(
+        self, num_rows: int, labels: PrivateLabels, receipts: Receipts
+    ) -> list[PrivateLogisticRegression]:
         """Returns heads to fit, once all arguments are checked and the whole is affordable."""
         from tf_labeldp.self_supervised._training import built_network
 
@@ -191,7 +202,7 @@ class BootstrappedHead(Head):
         for name in ("epochs", "batch_size"):
             _validate.integer_at_least(name, getattr(self, name), 1)
         _validate.positive_finite("learning_rate", self.learning_rate)
-        width = built_network(self.network, "network").output_shape[-1]
+        width = built_network(self._model, "network").output_shape[-1]
         if width != labels.num_classes or num_rows != len(labels):
             raise ValueError(
                 f"there are {num_rows} inputs and a network of {width} outputs for {len(labels)} "
@@ -208,7 +219,7 @@ class BootstrappedHead(Head):
         if self._for_draw() and not labels.has_draw(f"{self.key}/draw"):
             missing.append(self._draw(labels))
         if missing:
-            labels.check_budget(missing)
+            labels.check_budget(missing, receipts=receipts)
         return heads
 
     def _compile(self, steps: int) -> None:
@@ -218,7 +229,7 @@ class BootstrappedHead(Head):
         rate = keras.optimizers.schedules.CosineDecay(
             0.1 * self.learning_rate, steps - warm, 0.05, "cosine", self.learning_rate, warm
         )
-        self.network.compile(
+        self._model.compile(
             keras.optimizers.AdamW(rate, weight_decay=1e-3),
             keras.losses.CategoricalCrossentropy(from_logits=True),
         )
@@ -232,26 +243,24 @@ class BootstrappedHead(Head):
         number: str,
     ) -> None:
         """Trains the network on probabilities, or reads what it became when they were new."""
-        from tf_labeldp.self_supervised._training import training_on
-
         self._compile(-(-len(inputs) // self.batch_size) * self.epochs)
         kept = None
         if labels.store_path is not None:  # a key names one release of one set of labels
             name = f"{self.key}-{number}.npz".replace("/", "-")
             kept = pathlib.Path(labels.store_path) / "networks" / name
-        with training_on(self.network, receipts):
+        with counted_training(self._model, receipts):
             if kept is not None and kept.exists():
                 with np.load(kept, allow_pickle=False) as weights:
-                    self.network.set_weights([weights[name] for name in weights])
+                    self._model.set_weights([weights[name] for name in weights])
                 return
             views = teacher_labels(targets)
             batches = views.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
-            self.network.fit(batches, epochs=self.epochs, verbose=self.verbose)
+            self._model.fit(batches, epochs=self.epochs, verbose=self.verbose)
         if kept is not None:
             kept.parent.mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # not every file system knows modes
                 kept.parent.chmod(0o700)
-            weights = {f"arr_{i}": value for i, value in enumerate(self.network.get_weights())}
+            weights = {f"arr_{i}": value for i, value in enumerate(self._model.get_weights())}
             publish(kept, npz(weights), replace=True)
 
     def _for_draw(self) -> float:
@@ -267,14 +276,14 @@ class BootstrappedHead(Head):
     def _probabilities(self, inputs: np.ndarray) -> np.ndarray:
         from scipy import special
 
-        logits = self.network.predict(inputs, batch_size=_ROWS, verbose=0)
+        logits = self._model.predict(inputs, batch_size=_ROWS, verbose=0)
         return special.softmax(logits, axis=1)
 
     def _hidden(self, inputs: np.ndarray) -> np.ndarray:
         """Returns what the network's last layer sees, (n, width)."""
         import keras
 
-        hidden = keras.Model(self.network.inputs, self.network.layers[-1].input)
+        hidden = keras.Model(self._model.inputs, self._model.layers[-1].input)
         return hidden.predict(inputs, batch_size=_ROWS, verbose=0)
 
 

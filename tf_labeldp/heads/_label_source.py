@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.accounting._receipts import Receipt, Receipts, compose_receipts, merge_receipts
+from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
+from tf_labeldp.accounting._receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.features._reader import all_rows, as_rows, parts_of
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
 from tf_labeldp.vault._label_kinds import label_kind
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
 
-_BY_THIS_PROCESS = (
-    "an array of labels has no vault: other uses of these labels than the fits of this process "
-    "that are counted here were none, or are added to this statement"
+_BY_THIS_PROCESS = Assumption(
+    "array-of-labels",
+    "holder",
+    "An array of labels has no vault: other uses of these labels than the fits of this process "
+    "that are counted here were none, or are added to this statement.",
 )
 _KIND = ("num_classes", "classes", "low", "high", "num_labels")
 """Arguments of a head that describe the labels."""
@@ -61,12 +63,7 @@ class LabelSource:
             _check_arguments(arguments, self.kind, head.insecure_seed)
         else:
             self.kind = label_kind(**arguments)
-            if multiprocessing.parent_process() is not None:
-                raise RuntimeError(
-                    "labels were given as an array in a process that another one started (n_jobs?);"
-                    " no statement could add up the fits of several processes. Use n_jobs=1, or "
-                    "open a PrivateLabels(..., store=path) in each process."
-                )
+            refuse_worker_processes()
         self.mechanism: Any = mechanism_of(self.kind)  # checks arguments before it sees labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, head.delta)
@@ -87,8 +84,7 @@ class LabelSource:
     def release(
         self,
         mechanism: AggregateMechanism,
-        public_input: Any,
-        carried: Receipts,
+        public: PublicInput[Any],
         rows: np.ndarray | None,
         family: object,
     ) -> tuple[NoisyStatistic, Receipts]:
@@ -96,21 +92,44 @@ class LabelSource:
 
         Args:
             mechanism: of the release; it adds the noise.
-            public_input: of the release.
-            carried: receipts of what the features were made of.
+            public: the public input of the release, with the receipts of the features.
             rows: keyed digests by which each row is known, (n, k); None where there are none.
             family: the same object for clones of one head.
         """
         if not self._is_array:
-            self.vault.adopt(carried)
-        made = self.vault.release(mechanism, public_input=public_input, key=self._key)
-        own = made.receipts
-        if self._is_array:
-            charge = own[0].charge
-            notes = tuple(dict.fromkeys((*charge.assumptions, _BY_THIS_PROCESS)))
-            charge = dataclasses.replace(charge, assumptions=notes)
-            own = _FITS.with_others(dataclasses.replace(own[0], charge=charge), rows, family)
-        return made, merge_receipts(carried, own)
+            made = self.vault.release(mechanism, public_input=public, key=self._key)
+            return made, made.receipts
+        # The vault of an array has the budget of this release, and none for what came before.
+        bare = PublicInput(public.value)
+        made = self.vault.release(mechanism, public_input=bare, key=self._key)
+        own = with_other_fits(made.receipts, rows, family)
+        return made, merge_receipts(public.receipts, own)
+
+
+def refuse_worker_processes() -> None:
+    """Raises in a process that another one started: fits there are not counted here."""
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError(
+            "labels were given as an array in a process that another one started (n_jobs?); no "
+            "statement could add up the fits of several processes. Use n_jobs=1, or open a "
+            "PrivateLabels(..., store=path) in each process."
+        )
+
+
+def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
+    """Returns the receipts of a fit on an array of labels, with those of earlier fits on its rows.
+
+    Args:
+        receipts: of the fit, from the vault that was made of the array.
+        rows: keyed digests by which each row is known, (n, k); None where there are none.
+        family: the same object for clones of one head.
+    """
+    own = []
+    for one in receipts:
+        notes = tuple(dict.fromkeys((*one.charge.assumptions, _BY_THIS_PROCESS)))
+        charge = dataclasses.replace(one.charge, assumptions=notes)
+        own.append(dataclasses.replace(one, charge=charge))
+    return _FITS.with_others(tuple(own), rows, family)
 
 
 def kind_arguments(head: Any) -> dict[str, Any]:
@@ -140,15 +159,16 @@ class _Fits:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: list[tuple[Receipt, np.ndarray | None, object]] = []
+        self._known: list[tuple[Receipts, np.ndarray | None, object]] = []
 
-    def with_others(self, receipt: Receipt, rows: np.ndarray | None, family: object) -> Receipts:
-        """Returns a receipt with those of earlier fits on the same rows, and remembers it.
+    def with_others(self, receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
+        """Returns receipts with those of earlier fits on the same rows, and remembers them.
 
         Clones of one head count as fits on the same rows even where a transformer has changed these
         in between.
         """
-        others = []
+        others: list[Receipts] = []
+        labels = receipts[0].labels
         with self._lock:
             for earlier, earlier_rows, earlier_family in self._known:
                 is_clone = earlier_family is family
@@ -162,19 +182,23 @@ class _Fits:
                     # The earlier fit as the rows of this one saw it.
                     examples = None if shared.all() else np.flatnonzero(shared)
                     others.append(
-                        dataclasses.replace(earlier, labels=receipt.labels, examples=examples)
+                        tuple(
+                            dataclasses.replace(one, labels=labels, examples=examples)
+                            for one in earlier
+                        )
                     )
                 elif is_clone:
                     others.append(earlier)
-            self._known.append((receipt, rows, family))
+            self._known.append((receipts, rows, family))
+        together = merge_receipts(*others, receipts)
         if others:
-            total = compose_receipts([*others, receipt])
+            total = compose_receipts(together)
             _validate.warn(
                 f"this is fit number {len(others) + 1} on rows whose labels were released before "
                 f"in this process; together epsilon={total.epsilon:.4g}, which guarantee() states. "
                 "One PrivateLabels for all of them keeps account, and refuses to pass its budget."
             )
-        return merge_receipts(others, [receipt])
+        return together
 
 
 _FITS = _Fits()

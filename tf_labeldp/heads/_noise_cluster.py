@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, Setting, public_input
+from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.estimation._priors import histogram_prior
 from tf_labeldp.features import find_clusters
 from tf_labeldp.features._clusters import Clusters, checked_clusters
 from tf_labeldp.features._estimator import keras_model, note_release, with_encoder
 from tf_labeldp.features._reader import collected, is_dataset
 from tf_labeldp.heads._label_source import LabelSource, raw_digests
-from tf_labeldp.heads._one_release_head import Head
+from tf_labeldp.heads._one_release_head import Head, warn_of_unknown
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import LabelKind
-from tf_labeldp.vault._carried import receipts_of
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -82,14 +83,14 @@ class NoiseCluster(Head):
     delta: float = 0.0
     _: dataclasses.KW_ONLY
     num_classes: int | None = None
-    classes: Any = None
-    encoder: Any = None
-    clusters: Any = None
+    classes: Setting[Any] = None
+    encoder: Public[Any] = None
+    clusters: Public[Any] = None
     cluster_seed: int = 0
     key: str | None = None
     insecure_seed: int | None = None
 
-    def fit(self, features: Any, labels: Any) -> NoiseCluster:
+    def fit(self, features: Public[Any], labels: Private[Any]) -> NoiseCluster:
         """Clusters the features, and releases the counts of the labels by cluster.
 
         Args:
@@ -116,18 +117,19 @@ class NoiseCluster(Head):
         rows are recognised, and the statement is of their sum.
         """
         source = LabelSource(self, labels, self._mechanism)
+        public = public_input(features, self.encoder, self.clusters)
+        warn_of_unknown(public)
+        features = public.value[0]
         # A data set is read once, for its clusters and for its digests.
         read = collected(features) if is_dataset(features) else features
         clusters = self._clusters_of(read)
         source.check_length(len(clusters))
-        carried = receipts_of([self.encoder, clusters.encoder, features])
+        public = public_input(public, clusters).with_value(clusters.assignments)
         digests = None if features is None else raw_digests(read)
         rows = None if digests is None else digests[:, np.newaxis]
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
         mechanism = source.mechanism
-        made, self.receipts_ = source.release(
-            mechanism, clusters.assignments, carried, rows, self._family_of_clones()
-        )
+        made, self.receipts_ = source.release(mechanism, public, rows, self._family_of_clones())
         self.clusters_ = clusters
         self.classes_ = source.kind.class_values
         self.noise_stddev_ = mechanism.noise_stddev
@@ -142,7 +144,7 @@ class NoiseCluster(Head):
         self._input_shape = np.shape(features)[1:] if found_here else ()
         return self
 
-    def predict(self, features: Any) -> np.ndarray:
+    def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns class values (m,): those of the nearest clusters.
 
         Args:
@@ -154,7 +156,7 @@ class NoiseCluster(Head):
         self._check_fitted()
         return self.cluster_classes_[self.clusters_.assign(features)]
 
-    def predict_proba(self, features: Any) -> np.ndarray:
+    def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K).
 
         Args:
@@ -163,7 +165,7 @@ class NoiseCluster(Head):
         self._check_fitted()
         return self.cluster_probabilities_[self.clusters_.assign(features)]
 
-    def to_keras(self, encoder: Any = None) -> Any:
+    def to_keras(self, encoder: Public[Any] = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
 
         Before it is loaded in another program, ``import tf_labeldp.keras_layers``. It works in
@@ -192,7 +194,8 @@ class NoiseCluster(Head):
         from tf_labeldp.keras_layers._fixed_features import NearestCentre
 
         width = clusters.centres.shape[1]
-        encoder = clusters.encoder if encoder is None else encoder
+        public = public_input(clusters.encoder if encoder is None else encoder)
+        encoder = public.value
         if encoder is None and len(self._input_shape) > 1:
             inputs = keras.Input(self._input_shape, name="features")
             rows = keras.layers.Reshape((width,), dtype="float32", name="flat")(inputs)
@@ -201,7 +204,8 @@ class NoiseCluster(Head):
         outputs = self.cluster_probabilities_[clusters.cluster_of_centre]
         layer = NearestCentre(clusters.centres, outputs, name="head")
         model = keras_model(inputs, layer(rows), "noise_cluster")
-        note_release(layer, self.receipts_, [layer.outputs])  # the centres are public
+        receipts = merge_receipts(self.receipts_, public.receipts)
+        note_release(layer, receipts, [layer.outputs])  # the centres are public
         return model
 
     def _clusters_of(self, features: Any) -> Clusters:

@@ -15,8 +15,16 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipt, compose_receipts, standing
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    Setting,
+    public_input,
+)
+from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts, standing
 from tf_labeldp.features._estimator import (
     Estimator,
     keras_model,
@@ -30,7 +38,6 @@ from tf_labeldp.heads._label_source import LabelSource
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
-from tf_labeldp.vault._carried import receipts_of
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
@@ -61,7 +68,7 @@ class Head(Estimator, abc.ABC):
     def predict(self, features: Any) -> np.ndarray:
         """Returns predictions for features as given to ``fit``."""
 
-    def score(self, features: Any, labels: Any) -> float:
+    def score(self, features: Public[Any], labels: Public[Any]) -> float:
         """Returns the share of right predictions, or R^2 for numbers.
 
         Args:
@@ -119,11 +126,11 @@ class OneReleaseHead(Head):
     delta: float = 0.0
     _: dataclasses.KW_ONLY
     num_classes: int | None = None
-    classes: Any = None
+    classes: Setting[Any] = None
     low: float | None = None
     high: float | None = None
     num_labels: int | None = None
-    encoder: Any = None
+    encoder: Public[Any] = None
     penalty: str | float = "auto"
     spread: bool = True
     center: bool = True
@@ -133,7 +140,7 @@ class OneReleaseHead(Head):
     max_bytes: float = 8e9
     insecure_seed: int | None = None
 
-    def fit(self: _Self, features: Any, labels: Any = None) -> _Self:
+    def fit(self: _Self, features: Public[Any], labels: Private[Any] = None) -> _Self:
         """Releases the moments of the labels, and fits.
 
         Args:
@@ -156,7 +163,7 @@ class OneReleaseHead(Head):
 
         Warns:
             UserWarning: the release is indistinguishable from noise; delta is above 1/n; these rows
-                were fitted on before; or an encoder was trained in the clear.
+                were fitted on before; or an encoder was trained without receipts.
 
         Each call with an array of labels is a release of its own. Fits of one process on the same
         rows (cross-validation, a search over arguments) are recognised, and the statement covers
@@ -164,11 +171,9 @@ class OneReleaseHead(Head):
         """
         before = dict(vars(self))
         try:
-            carried = receipts_of([self.encoder, features])
-            for one in standing(carried):
-                if one.kind == "unknown":
-                    _validate.warn(f"{one.charge.assumptions[0]}.")
-            rows, source = self._read(features, labels)
+            public = public_input(features, self.encoder)
+            warn_of_unknown(public)
+            rows, source = self._read(public.value[0], labels)
             with _threads_that_pay(*rows.shape):
                 # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is
                 # for the L1 norm of the longest row. The mechanism adds the noise, in
@@ -179,7 +184,7 @@ class OneReleaseHead(Head):
                     max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
                     mechanism = with_max_l1(mechanism, max_l1)
                 made, self.receipts_ = source.release(
-                    mechanism, rows, carried, rows.digests, self._family_of_clones()
+                    mechanism, public.with_value(rows), rows.digests, self._family_of_clones()
                 )
                 rows.scan()  # a release that was stored has not read them
                 self._finish(rows, made.values, mechanism, source)
@@ -189,7 +194,7 @@ class OneReleaseHead(Head):
             raise
         return self
 
-    def decision_function(self, features: Any) -> np.ndarray:
+    def decision_function(self, features: Public[Any]) -> np.ndarray:
         """Returns scores, the larger the likelier the class.
 
         Args:
@@ -204,7 +209,7 @@ class OneReleaseHead(Head):
         scores = self._scores(features)
         return scores[:, 0] if scores.shape[1] == 1 and not self._is_of_rows else scores
 
-    def predict(self, features: Any) -> np.ndarray:
+    def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns class values (m,), zeros and ones (m, L), or numbers (m,) within their range."""
         scores = self._scores(features)
         if self._label_range is not None:
@@ -216,7 +221,7 @@ class OneReleaseHead(Head):
             return (scores > 0.0).astype(np.int64)
         return self.classes_[np.argmax(_ridge_path.class_scores(scores), axis=1)]
 
-    def predict_proba(self, features: Any) -> np.ndarray:
+    def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
 
         The sharpness maximises the likelihood given the release, and needs no other labels.
@@ -233,7 +238,7 @@ class OneReleaseHead(Head):
             return special.expit(2.0 * self.sharpness_ * scores)
         return special.softmax(self.sharpness_ * _ridge_path.class_scores(scores), axis=1)
 
-    def to_keras(self, encoder: Any = None) -> Any:
+    def to_keras(self, encoder: Public[Any] = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
 
         Its file keeps the receipts: ``guarantee`` of the model that is loaded is that of this
@@ -265,14 +270,15 @@ class OneReleaseHead(Head):
         else:
             weights = self.sharpness_ * _ridge_path.class_scores(weights)
             bias = self.sharpness_ * _ridge_path.class_scores(bias[np.newaxis])[0]
+        public = public_input(self.encoder if encoder is None else encoder)
         return _export(
             weights,
             bias,
             activation=activation,
             scaling=self._scaling,
             clip_to=clip_to,
-            encoder=self.encoder if encoder is None else encoder,
-            receipts=self.receipts_,
+            encoder=public.value,
+            receipts=merge_receipts(self.receipts_, public.receipts),
         )
 
     _sample_rows: ClassVar[int | None] = 8192
@@ -609,6 +615,13 @@ def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
     return mechanism.num_classes is not None and mechanism.num_classes > 2
 
 
+def warn_of_unknown(public: PublicInput[Any]) -> None:
+    """Warns where a public input was trained without receipts, so that nothing is promised."""
+    for one in standing(public.receipts):
+        if one.kind == "unknown":
+            _validate.warn(str(one.charge.assumptions[0]))
+
+
 def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
     """Returns the mechanism for rows of this L1 norm, which Laplace noise alone depends on."""
     if mechanism.noise == "laplace":
@@ -651,7 +664,7 @@ def _export(
     dense = ReleasedDense(weights.shape[1], activation, name="head", **fixed)
     outputs = dense(rows)
     dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
-    note_release(dense, receipts, dense.weights)
+    note_release(dense, receipts)
     if clip_to is not None:
         if shift != low:
             outputs = layers.Rescaling(1.0, shift - low, dtype="float32", name="above_low")(outputs)

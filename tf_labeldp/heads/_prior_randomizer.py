@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import OneReleaseHead
 from tf_labeldp.mechanisms import InformativeRR, PriorMechanism, Priors, RRWithPrior
-from tf_labeldp.mechanisms._base import Mechanism, serialize
+from tf_labeldp.mechanisms._base import Mechanism, settings
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import Classes, NoisyLabels, PrivateLabels
 from tf_labeldp.vault._private_labels import Randomizer
-from tf_labeldp.vault._store import DrawSettingsError
+from tf_labeldp.vault._records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
 """The epsilon from which labels drawn one by one tell more than a larger release would."""
@@ -95,11 +97,11 @@ class HeadPriorRandomizer(Randomizer):
     delta: float = 0.0
     head_share: float | None = None
     head: type[OneReleaseHead] = PrivateLogisticRegression
-    options: dataclasses.InitVar[Mapping[str, Any] | None] = None
+    options: dataclasses.InitVar[Public[Mapping[str, Any] | None]] = None
     _: dataclasses.KW_ONLY
     num_classes: int | None = None
-    classes: Any = None
-    encoder: Any = None
+    classes: Setting[Any] = None
+    encoder: Public[Any] = None
     penalty: str | float = "auto"
     spread: bool = True
     center: bool = True
@@ -127,7 +129,9 @@ class HeadPriorRandomizer(Randomizer):
             raise TypeError(
                 f"draw must be the class RRWithPrior or InformativeRR, got {self.draw!r}."
             )
-        self._set_options(options or {})
+        public = public_input(options)
+        object.__setattr__(self, "receipts", public.receipts)  # with which ``randomize`` finds them
+        self._set_options(public.value or {})
         # Checks delta, and that it fits the noise.
         self._new_head(None)._mechanism(Classes(2))
 
@@ -139,12 +143,14 @@ class HeadPriorRandomizer(Randomizer):
         head = share * self.epsilon
         return head, self.epsilon - head
 
-    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+    def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
         """Returns the mechanisms of the head's release and of the draw."""
         head = self._new_head(None)._mechanism(labels.kind)
         return [head, self.draw(self.split()[1], labels.num_classes)]
 
-    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+    def draw_from(
+        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
+    ) -> NoisyLabels:
         """Fits the head, and draws; ``PrivateLabels.randomize`` calls it.
 
         Args:
@@ -152,7 +158,7 @@ class HeadPriorRandomizer(Randomizer):
             key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. With
                 a name used before, the stored results come back and nothing is charged; what was
                 not drawn yet is drawn.
-            public: ``features``, numbers (n, d), or what the option ``encoder`` takes.
+            public: the features, numbers (n, d), or what the option ``encoder`` takes.
 
         Returns:
             Noisy labels, whose ``priors`` are the head's probabilities.
@@ -164,12 +170,7 @@ class HeadPriorRandomizer(Randomizer):
             TypeError: the features are in a data set.
             ValueError: the vault holds numbers, features are missing, or as for the head's ``fit``.
         """
-        if set(public) != {"features"}:
-            raise ValueError(
-                "HeadPriorRandomizer needs features=, and takes nothing else; got "
-                f"{' and '.join(sorted(public)) or 'nothing'}."
-            )
-        features = public["features"]
+        features = public.value
         key = "head-prior" if key is None else key
         if labels.label_range is not None:
             raise ValueError(
@@ -183,7 +184,7 @@ class HeadPriorRandomizer(Randomizer):
             )
         mechanism = self.draw(self.split()[1], labels.num_classes)
         self._check_budget(mechanism, labels, key)
-        head = self._new_head(f"{key}/head").fit(features, labels)
+        head = self._new_head(f"{key}/head").fit(public, labels)
         priors = Priors(head.predict_proba(features), receipts=head.receipts_)
         drawn = labels.has_draw(key)
         noisy = labels.randomize(mechanism, priors=priors, key=key)
@@ -223,7 +224,7 @@ class HeadPriorRandomizer(Randomizer):
             missing.append(draw)
         else:
             stored = labels.mechanism(key)
-            if missing or serialize(stored) != serialize(draw):
+            if missing or settings(stored) != settings(draw):
                 raise DrawSettingsError(
                     f"draw {key!r} exists and was made with other settings (stored: {stored!r}; "
                     f"asked: {draw!r} after a head named {f'{key}/head'!r}). Ask with the "
@@ -255,6 +256,7 @@ class TeacherLabels:
         indices: the examples that were kept, in ascending order, ``int64`` (m,).
         targets: ``float32`` (m, K), rows that sum to one.
         share: m / n, the share that was kept.
+        receipts: of the uses of labels that the probabilities were made of.
 
     Example:
         >>> made = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
@@ -267,13 +269,14 @@ class TeacherLabels:
     indices: np.ndarray
     targets: np.ndarray
     share: float
+    receipts: Receipts = ()
 
     def batches(
         self,
-        inputs: Any,
+        inputs: Public[Any],
         batch_size: int,
         *,
-        augment: Callable[..., Any] | None = None,
+        augment: Public[Callable[..., Any] | None] = None,
         views: int = 1,
         seed: int = 0,
     ) -> Any:
@@ -299,6 +302,8 @@ class TeacherLabels:
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         views = _validate.integer_at_least("views", views, 1)
+        public = public_input(self, inputs, augment)
+        _, inputs, augment = public.value
         inputs = np.asarray(inputs)
         if self.indices.size and len(inputs) <= self.indices[-1]:
             raise ValueError(
@@ -312,7 +317,9 @@ class TeacherLabels:
             augment = np.asarray
         elif isinstance(augment, keras.layers.Layer):
             augment = functools.partial(augment, training=True)
-        return _batches_class()(self, inputs, batch_size, augment, views, rng)
+        made = _batches_class()(self, inputs, batch_size, augment, views, rng)
+        made.receipts = public.receipts
+        return made
 
 
 @functools.cache
@@ -353,7 +360,11 @@ def _batches_class() -> type:
 
 
 def teacher_labels(
-    probabilities: Any, *, confidence: float = 0.0, least_share: float = 0.1, hard: bool = False
+    probabilities: Public[Any],
+    *,
+    confidence: float = 0.0,
+    least_share: float = 0.1,
+    hard: bool = False,
 ) -> TeacherLabels:
     """Returns targets for a model (the student) that a head teaches, of the examples it is sure of.
 
@@ -386,6 +397,8 @@ def teacher_labels(
     confidence = _validate.number_in("confidence", confidence, "[0, 1)")
     least_share = _validate.number_in("least_share", least_share, "[0, 1)")
     hard = _validate.boolean("hard", hard)
+    public = public_input(probabilities)
+    probabilities = public.value
     if np.ndim(probabilities) != 2 or np.shape(probabilities)[1] < 2:
         raise ValueError(
             f"probabilities must have shape (n, K), got {np.shape(probabilities)}. Pass the "
@@ -401,4 +414,4 @@ def teacher_labels(
     indices = np.flatnonzero(kept)
     targets = np.eye(rows.shape[1])[classes[indices]] if hard else rows[indices]
     share = indices.size / max(1, rows.shape[0])
-    return TeacherLabels(indices, targets.astype(np.float32), share)
+    return TeacherLabels(indices, targets.astype(np.float32), share, public.receipts)

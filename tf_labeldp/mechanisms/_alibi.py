@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import _grid_noise, _integer_noise, _random
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_output
 from tf_labeldp.mechanisms._classes import row_chunks
@@ -85,7 +86,9 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
         """Standard deviation of the noise on each entry: sqrt(2) b (Laplace), or sigma."""
         return self.scale * (math.sqrt(2.0) if self.noise == "laplace" else 1.0)
 
-    def randomize(self, labels: Any, public: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def randomize(
+        self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` must be None.
 
         Priors enter afterwards, in ``NoisyLabels.posterior``.
@@ -101,7 +104,7 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
             noisy[rows] = self._noisy_rows(classes[rows], rng)
         return noisy
 
-    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy rows as ``float32`` (size, K), or raises."""
         return checked_output(self, noisy, (size, self.num_classes), "f").astype(np.float32)
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting._events import approximate_dp_event
+from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms._random import Rng
 
 if TYPE_CHECKING:
@@ -56,10 +58,12 @@ class Mechanism(abc.ABC):
     Attributes:
         epsilon: finite and above zero.
         delta: failure probability, in [0, 1); zero for a pure mechanism.
+        receipts: of what its arguments were made of, such as bins of a released histogram.
     """
 
     epsilon: float
     delta: float = 0.0
+    receipts: Receipts = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,11 +81,12 @@ class Mechanism(abc.ABC):
         return approximate_dp_event(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument, for JSON."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        """Returns every constructor argument, for JSON; receipts go next to them."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names if name != "receipts"}
 
     @classmethod
-    def from_config(cls: type[_Self], config: dict[str, Any]) -> _Self:
+    def from_config(cls: type[_Self], config: Setting[dict[str, Any]]) -> _Self:
         """Returns the mechanism that ``get_config`` described."""
         return cls(**config)
 
@@ -99,7 +104,9 @@ class LabelMechanism(Mechanism):
     """What ``randomize`` takes beside the labels: ``"priors"``, ``"clusters"`` or None."""
 
     @abc.abstractmethod
-    def randomize(self, labels: Any, public: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def randomize(
+        self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns noisy labels of shape (n,) or (n, ...) from labels of shape (n,).
 
         Args:
@@ -139,7 +146,7 @@ class ClassificationMechanism(LabelMechanism):
     num_classes: int
 
     @abc.abstractmethod
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (inputs, outputs), rows that sum to one."""
 
     @property
@@ -147,7 +154,7 @@ class ClassificationMechanism(LabelMechanism):
         """Whether ``randomize`` takes priors."""
         return self.public_input == "priors"
 
-    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels as ``int64`` (size,), or raises."""
         array = checked_output(self, noisy, (size,), "iu")
         if size and (array.min() < 0 or array.max() >= self.num_classes):
@@ -169,7 +176,7 @@ class RegressionMechanism(LabelMechanism):
         """Returns the smallest and the largest label, public knowledge."""
 
     @abc.abstractmethod
-    def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the likelihood of each output under each label.
 
         Args:
@@ -181,7 +188,7 @@ class RegressionMechanism(LabelMechanism):
             of one row are comparable, and no ratio of two of them exceeds e^epsilon.
         """
 
-    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels as ``float64`` (size,), or raises."""
         return checked_output(self, noisy, (size,), "iuf").astype(np.float64)
 
@@ -206,7 +213,9 @@ class AggregateMechanism(Mechanism):
         return None
 
     @abc.abstractmethod
-    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns the noisy statistic of labels.
 
         Args:
@@ -235,6 +244,13 @@ class Frozen(Mechanism):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    def _take_public(self, *names: str) -> None:
+        """Sets arguments to the values of public inputs, and keeps the receipts that they carry."""
+        for name in names:
+            given = public_input(getattr(self, name))
+            receipts = merge_receipts(self.receipts, given.receipts)
+            self._set(**{name: given.value, "receipts": receipts})
+
 
 _SWAPPED = 10.0
 """A whole epsilon from here on, above the number of classes, is that number as a rule."""
@@ -259,7 +275,9 @@ class FrozenClassification(Frozen, ClassificationMechanism):
 class WithoutPriors(LabelMechanism):
     """The mechanisms of this library that see nothing beside the labels."""
 
-    def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def randomize(
+        self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns noisy labels (n,), as ``LabelMechanism.randomize``; ``priors`` must be None."""
         self._refuse_public(priors)
         return self._noisy(labels, rng)
@@ -316,9 +334,20 @@ def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
 
 
 def serialize(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns ``{"class_name": ..., "config": ...}``, as it will read back from JSON."""
-    data = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
+    """Returns ``{"class_name": ..., "config": ...}``, as it will read back from JSON.
+
+    Receipts of what its arguments were made of are under ``"receipts"``.
+    """
+    data: dict[str, Any] = {"class_name": _name(type(mechanism))}
+    data["config"] = mechanism.get_config()
+    if mechanism.receipts:
+        data["receipts"] = [one.to_json() for one in mechanism.receipts]
     return json.loads(json.dumps(data, default=_plain))
+
+
+def settings(mechanism: Mechanism) -> dict[str, Any]:
+    """Returns what ``serialize`` does without receipts: what a draw depends on."""
+    return {name: part for name, part in serialize(mechanism).items() if name != "receipts"}
 
 
 def _plain(value: Any) -> Any:
@@ -339,4 +368,8 @@ def deserialize(data: dict[str, Any]) -> Mechanism:
             f"unknown mechanism {name!r}; known are {sorted(_REGISTRY)}. Import the module that "
             "defines it first."
         )
-    return _REGISTRY[name].from_config(data["config"])
+    made = _REGISTRY[name].from_config(data["config"])
+    if "receipts" in data:
+        receipts = tuple(Receipt.from_json(one) for one in data["receipts"])
+        object.__setattr__(made, "receipts", receipts)
+    return made

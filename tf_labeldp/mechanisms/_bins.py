@@ -12,14 +12,25 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Assumption, Private, Public
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.mechanisms import _classes, _losses, _random
-from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
+from tf_labeldp.mechanisms._base import (
+    Frozen,
+    RegressionMechanism,
+    WithoutPriors,
+)
 from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draw compares 53 random bits: a probability is a whole number of this many units."""
 _SUM_TOLERANCE = 1e-9
 _RATIO_TOLERANCE = 1e-9
+_PUBLIC_BINS = Assumption(
+    "public-bins",
+    "holder",
+    "The bins were chosen without these labels, except for the uses counted here.",
+)
 
 
 def nearest_index(values: Any, labels: Any) -> np.ndarray:
@@ -39,11 +50,13 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
     Sensitivity plays no role: what protects a label is the ratio of two probabilities of an output.
     """
 
-    inputs: tuple[float, ...]
-    outputs: tuple[float, ...]
+    inputs: Public[tuple[float, ...]]
+    outputs: Public[tuple[float, ...]]
+    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_public("inputs", "outputs")
         for name in ("inputs", "outputs"):
             numbers = _validate.increasing_numbers(name, getattr(self, name))
             self._set(**{name: tuple(numbers.tolist())})
@@ -52,7 +65,9 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
         """Returns the first and the last input."""
         return self.inputs[0], self.inputs[-1]
 
-    def expected_loss(self, probabilities: Any, loss: _losses.Loss = "squared_error") -> float:
+    def expected_loss(
+        self, probabilities: Public[Any], loss: _losses.Loss = "squared_error"
+    ) -> float:
         """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior."""
         loss = _losses.checked_loss(loss)
         inputs = np.asarray(self.inputs)
@@ -93,10 +108,11 @@ class RROnBins(FiniteMechanism):
         1.3258
     """
 
-    bin_of_input: tuple[int, ...]
+    bin_of_input: Public[tuple[int, ...]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_public("bin_of_input")
         inputs, outputs = np.asarray(self.inputs), np.asarray(self.outputs)
         bins = np.asarray(self.bin_of_input)
         if bins.shape != inputs.shape or bins.dtype.kind not in "iu":
@@ -116,21 +132,21 @@ class RROnBins(FiniteMechanism):
         self._set(bin_of_input=tuple(bins.tolist()))
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """What the guarantee of a draw rests on."""
-        return ("the bins were chosen without these labels, but for the uses counted here",)
+        return (_PUBLIC_BINS,)
 
     @property
     def num_bins(self) -> int:
         """Number of outputs d."""
         return len(self.outputs)
 
-    def bin_of(self, labels: Any) -> np.ndarray:
+    def bin_of(self, labels: Private[Any]) -> np.ndarray:
         """Returns the index of the bin of each label (n,) in the range, ``int64``: not private."""
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())
         return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
 
-    def output_index(self, noisy_labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    def output_index(self, noisy_labels: Public[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,)."""
         noisy = _validate.real_vector("noisy_labels", noisy_labels)
         outputs = np.asarray(self.outputs)
@@ -143,7 +159,7 @@ class RROnBins(FiniteMechanism):
         size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
         return np.asarray(self.outputs)[_classes.draw_ranks(true_bin, size, self.epsilon, rng)]
 
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (inputs, outputs); ``prior`` must be None."""
         self._refuse_public(prior)
         kept, other = self._chances
@@ -151,7 +167,7 @@ class RROnBins(FiniteMechanism):
         matrix[np.arange(len(self.inputs)), self.bin_of_input] = kept
         return matrix
 
-    def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
         place, known = self.output_index(outputs)
         answer = np.where(place[:, np.newaxis] == self.bin_of(labels), *self._chances)
@@ -208,10 +224,11 @@ class ChannelMechanism(FiniteMechanism):
         (3,)
     """
 
-    probabilities: tuple[tuple[float, ...], ...] = dataclasses.field(repr=False)
+    probabilities: Public[tuple[tuple[float, ...], ...]] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_public("probabilities")
         table = np.asarray(self.probabilities, dtype=np.float64)
         if table.shape != (len(self.inputs), len(self.outputs)):
             raise ValueError(
@@ -242,12 +259,12 @@ class ChannelMechanism(FiniteMechanism):
             column[members] = np.searchsorted(thresholds[row], drawn[members], side="right")
         return np.array(self.outputs)[column]
 
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
         self._refuse_public(prior)
         return self._units / float(_UNITS)
 
-    def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
         wanted = _validate.real_vector("outputs", outputs)
         labels = _validate.numbers_in_range("labels", labels, *self.label_range())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting import Charge, Setting
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
     ClassificationMechanism,
@@ -33,7 +33,9 @@ _DELTAS = (0.003, 0.03, 0.3)  # at which an event is held against the channel
 _LEAST = 1e-290  # likelihoods below lose digits (subnormal doubles)
 
 
-def check_mechanism(mechanism: Mechanism, *, draws: int = 20_000, public_input: Any = None) -> None:
+def check_mechanism(
+    mechanism: Setting[Mechanism], *, draws: int = 20_000, public_input: Setting[Any] = None
+) -> None:
     """Raises unless what a mechanism says of itself agrees with what it does on made-up labels.
 
     A vault runs it at the first use of a mechanism that is not of this library. What is checked:

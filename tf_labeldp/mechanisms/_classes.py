@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
 from tf_labeldp.accounting._events import randomized_response_event
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import FrozenClassification, WithoutPriors
@@ -57,7 +58,7 @@ class RandomizedResponse(WithoutPriors, FrozenClassification):
         size = np.full(labels.shape, self.num_classes, dtype=np.int64)
         return draw_ranks(labels, size, self.epsilon, rng)
 
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (K, K); ``prior`` must be None."""
         self._refuse_public(prior)
         _check_channel(self.num_classes)
@@ -109,10 +110,12 @@ class PriorMechanism(WithPriors):
     """Whether labels outside the set answer as its least likely class does; else uniformly."""
 
     @abc.abstractmethod
-    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns k for each checked row of priors (n, K): ``int64`` (n,), in 1..K."""
 
-    def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def randomize(
+        self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns noisy labels, ``int64`` (n,), each inside the top-k set of its label.
 
         ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
@@ -138,7 +141,7 @@ class PriorMechanism(WithPriors):
             noisy[some] = ranked[row, draw_ranks(rank, sizes[some], self.epsilon, rng)]
         return noisy
 
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K)."""
         rows = self._one_prior(prior)
         k = int(self.set_sizes(rows)[0])
@@ -182,7 +185,7 @@ class RRTopK(PriorMechanism):
                 "RandomizedResponse to answer among all classes."
             )
 
-    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns k for each row of priors (n, K): ``int64`` (n,)."""
         return np.full(priors.shape[0], self.k, dtype=np.int64)
 
@@ -214,12 +217,12 @@ class RRWithPrior(PriorMechanism):
         [1, 4]
     """
 
-    def optimal_k(self, priors: Any) -> np.ndarray:
+    def optimal_k(self, priors: Public[Any]) -> np.ndarray:
         """Returns k*, ``int64`` (1,) or (n,), for each of priors (K,) or (n, K), or raises."""
         prior = self._checked_priors(priors, None)
         return prior.by_label(self.set_sizes(prior.rows))
 
-    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns k* of Algorithm 2 for each checked row of priors (n, K): ``int64`` (n,)."""
         best = np.empty(priors.shape[0], dtype=np.int64)
         # Written with e^-epsilon so that a large epsilon does not overflow.
@@ -273,7 +276,7 @@ class InformativeRR(PriorMechanism):
 
     rest_as_one = True
 
-    def set_sizes(self, priors: np.ndarray) -> np.ndarray:
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns the most informative k for each checked row of priors (n, K): ``int64`` (n,)."""
         best = np.empty(priors.shape[0], dtype=np.int64)
         for rows in row_chunks(priors.shape):

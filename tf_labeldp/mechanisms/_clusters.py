@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, peer_to_peer_guarantee
+from tf_labeldp.accounting import (
+    Assumption,
+    PrivacyGuarantee,
+    Private,
+    Public,
+    peer_to_peer_guarantee,
+)
 from tf_labeldp.accounting._peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import Frozen, LabelMechanism, checked_output
@@ -322,7 +328,9 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         epsilon = max(found.epsilon, _LEAST_EPSILON)
         return cls(epsilon, flip_probability, subsampling_rate, cluster_size, delta)
 
-    def randomize(self, labels: Any, clusters: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def randomize(
+        self, labels: Private[Any], clusters: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns what each user reports, ``int64`` (n,): 0 or 1, or -1 for nothing.
 
         ``clusters`` are public integers of at least zero, (n,), the cluster of each user; None for
@@ -339,7 +347,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         reports = _random.uniform_integers(labels.size, rng) < _report_units(self.subsampling_rate)
         return np.where(reports, noisy[peers], -1)
 
-    def check_output(self, noisy: Any, size: int) -> np.ndarray:
+    def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns reports as ``int64`` (size,), or raises."""
         reports = checked_output(self, noisy, (size,), "i").astype(np.int64)
         if size and not -1 <= int(reports.min()) <= int(reports.max()) <= 1:
@@ -360,14 +368,19 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
             delta=0.0 if pure else (1.0 - 2.0 * alpha) / size * (1.0 + 2.0**-50),
             unit="the label of one training example, towards one other user of its cluster",
             assumptions=(
-                "the other user sees only the noisy label asked for, from a user picked uniformly "
-                f"at random in a cluster of at least {size} users, and not the reports",
-                "users of a cluster do not collude",
+                Assumption(
+                    "one-message-seen",
+                    "users",
+                    "The other user sees only the noisy label asked for, from a user picked "
+                    f"uniformly at random in a cluster of at least {size} users, and not the "
+                    "reports.",
+                ),
+                Assumption("no-collusion", "users", "Users of a cluster do not collude."),
             ),
         )
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """What the guarantee of the reports rests on."""
         return peer_to_peer_assumptions(
             self.flip_probability, self.subsampling_rate, self.cluster_size

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
 from tf_labeldp.accounting._gaussian import gaussian_sigma
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.mechanisms import _grid_noise, _integer_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._bins import nearest_index
@@ -62,14 +64,16 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
     """
 
     num_classes: int | None = None
-    values: tuple[float, ...] | None = None
+    values: Public[tuple[float, ...] | None] = None
     noise: str = "discrete_laplace"
     delta: float = 0.0
+    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     _noises: ClassVar[tuple[str, ...]] = ("discrete_laplace", "laplace", "gaussian")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_public("values")
         if (self.num_classes is None) == (self.values is None):
             raise ValueError(
                 "HistogramMechanism needs exactly one of num_classes (labels are classes) and "
@@ -103,7 +107,9 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         """The number of cells of each group."""
         return int(self.num_classes or 0) if self.values is None else len(self.values)
 
-    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns the noisy counts of the labels, (cells,) or (G, cells); they may be negative.
 
         Args:
@@ -118,7 +124,7 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         """
         return self.add_noise(self.exact_counts(labels, public_input), rng=rng)
 
-    def exact_counts(self, labels: Any, groups: Any = None) -> np.ndarray:
+    def exact_counts(self, labels: Private[Any], groups: Public[Any] = None) -> np.ndarray:
         """Returns the exact counts of some labels, ``int64``; not private before ``add_noise``."""
         if self.values is None:
             cells = _validate.class_indices("labels", labels, self.num_cells)
@@ -137,7 +143,7 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         flat = groups * self.num_cells + cells
         return np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
 
-    def add_noise(self, counts: Any, *, rng: Rng = None) -> np.ndarray:
+    def add_noise(self, counts: Private[Any], *, rng: Rng = None) -> np.ndarray:
         """Returns exact counts with noise: ``release`` for counts that were collected in chunks.
 
         ``counts`` are the whole histogram, once: integers of at least zero, (cells,) or (G, cells).

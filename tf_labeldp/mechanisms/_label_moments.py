@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import _grid_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._random import Rng
@@ -111,7 +112,9 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         scale, _ = self._scale(grid, num_features)
         return scale * grid.unit * (1.0 if self.noise == "gaussian" else math.sqrt(2.0))
 
-    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns the noisy moments of the labels with the features, ``float64`` (d, columns).
 
         Args:
@@ -127,7 +130,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         return self.add_noise(*self._moments(codes, public_input), len(codes), rng=rng)
 
     def exact_sums(
-        self, labels: Any, features: Any, num_rows: int
+        self, labels: Private[Any], features: Public[Any], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns what some of n rows add to a release; not private, ``add_noise`` makes it so.
 
@@ -153,7 +156,12 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         return moments.astype(np.int64), totals.astype(np.int64)
 
     def add_noise(
-        self, moments: np.ndarray, totals: np.ndarray, num_rows: int, *, rng: Rng = None
+        self,
+        moments: Private[np.ndarray],
+        totals: Private[np.ndarray],
+        num_rows: int,
+        *,
+        rng: Rng = None,
     ) -> np.ndarray:
         """Returns exact sums with noise: ``release`` for sums that were collected in chunks.
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import _grid_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
 from tf_labeldp.mechanisms._integer_noise import decay_per_step, geometric
@@ -143,7 +144,9 @@ class MetricMechanism(Frozen, AggregateMechanism):
         whole = math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
         return whole * self.sensitivity / self.steps / num_labels
 
-    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns the noisy mean of the metric, shape ().
 
         Args:
@@ -159,7 +162,7 @@ class MetricMechanism(Frozen, AggregateMechanism):
         mean = noisy[0] * (self.sensitivity / self.steps / len(labels))
         return np.asarray(mean + self.low if self.metric == "mean" else mean)
 
-    def exact_steps(self, labels: Any, predictions: Any) -> int:
+    def exact_steps(self, labels: Private[Any], predictions: Public[Any]) -> int:
         """Returns the sum in whole steps; not private."""
         if self.num_classes is not None:
             labels = _validate.class_indices("labels", labels, self.num_classes)
@@ -209,7 +212,9 @@ class SelectionMechanism(MetricMechanism):
         1
     """
 
-    def release(self, labels: Any, public_input: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def release(
+        self, labels: Private[Any], public_input: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns the number of the chosen model, shape ().
 
         Args:
@@ -225,7 +230,7 @@ class SelectionMechanism(MetricMechanism):
         # Of equal sums the first: a fixed order, as the thresholds of the guarantee need it.
         return np.asarray(np.argmax(scores))
 
-    def scores(self, labels: Any, predictions: Any) -> tuple[np.ndarray, int]:
+    def scores(self, labels: Private[Any], predictions: Public[Any]) -> tuple[np.ndarray, int]:
         """Returns a sum for each model, ``int64`` (m,), the larger the better; not private.
 
         And how much one label can move the difference of two of them, from the predictions alone.

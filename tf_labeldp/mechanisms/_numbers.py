@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public
 from tf_labeldp.mechanisms import _integer_noise, _random
 from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
 from tf_labeldp.mechanisms._integer_noise import LaplaceNoise, StaircaseNoise
@@ -82,7 +83,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
         return np.clip(noisy, self.low, self.high) if self.clip else noisy
 
-    def cdf(self, outputs: Any, labels: Any) -> np.ndarray:
+    def cdf(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the probability of an output of at most each (m,), given each label (k,)."""
         position = self._positions(outputs)
         index = np.floor(position) if self.whole else np.rint(position)
@@ -93,7 +94,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         below, end = index < 0, index >= self.steps
         return np.where(below[:, np.newaxis], 0.0, np.where(end[:, np.newaxis], 1.0, total))
 
-    def likelihood(self, outputs: Any, labels: Any) -> np.ndarray:
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the likelihood of each output (m,) under each label (k,): ``float64`` (m, k)."""
         position = self._positions(outputs)
         if self.clip and not self.whole:  # the ends, as they are after a cast to float32
@@ -108,7 +109,7 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
             possible &= (index >= 0) & (index <= self.steps)
         return np.where(possible[:, np.newaxis], values, 0.0)
 
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
         self._refuse_public(prior)
         size = self.steps + 1

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public, public_input
 from tf_labeldp.mechanisms import _losses
 from tf_labeldp.mechanisms._bins import RROnBins
 from tf_labeldp.mechanisms._losses import Loss, SegmentCosts, segment_costs
-from tf_labeldp.mechanisms._priors import Priors
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Costs of the segments [start, end), for arrays of starts and ends, as ``float64``."""
@@ -22,7 +22,7 @@ _LEAF = 48
 
 
 def optimal_bins(
-    values: Any, probabilities: Any, epsilon: float, loss: Loss = "squared_error"
+    values: Public[Any], probabilities: Public[Any], epsilon: float, loss: Loss = "squared_error"
 ) -> RROnBins:
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
@@ -70,18 +70,16 @@ def optimal_bins(
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
     loss = _losses.checked_loss(loss)
-    values, prior = _checked_prior(values, probabilities)
+    public = public_input(values, probabilities)
+    values, prior = _checked_prior(*public.value)
     _losses.check_domain(loss, float(values[0]))
     support = prior > 0.0
     points = values[support]
     costs = segment_costs(loss, points, prior[support], epsilon)
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
-    mechanism = RROnBins(epsilon, tuple(values), tuple(outputs), all_bins)
-    if isinstance(probabilities, Priors) and probabilities.receipts:
-        # Its noisy labels are made of the releases of the prior too.
-        object.__setattr__(mechanism, "receipts", probabilities.receipts)
-    return mechanism
+    # Its noisy labels are made of the releases of the prior too.
+    return RROnBins(epsilon, tuple(values), tuple(outputs), all_bins, receipts=public.receipts)
 
 
 def _best_cuts(costs: SegmentCosts) -> np.ndarray:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipt, compose_receipts
+from tf_labeldp.accounting import PrivacyGuarantee, Public, Receipt, public_input
+from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,15 +34,27 @@ class Priors:
         (3, 2)
     """
 
-    probabilities: np.ndarray
-    groups: np.ndarray | None = None
-    values: np.ndarray | None = None
+    probabilities: Public[np.ndarray]
+    groups: Public[np.ndarray | None] = None
+    values: Public[np.ndarray | None] = None
     receipts: tuple[Receipt, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Takes the values of public inputs, and keeps the receipts that they carry."""
+        public = public_input(self.probabilities, self.groups, self.values)
+        for name, value in zip(("probabilities", "groups", "values"), public.value, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
+
     @classmethod
-    def of(cls, given: Any) -> Priors:
+    def of(cls, given: Public[Any]) -> Priors:
         """Returns priors that a caller gave: as they are, or of an array of public knowledge."""
-        return given if isinstance(given, cls) else cls(np.asarray(given, dtype=np.float64))
+        public = public_input(given)
+        if isinstance(public.value, cls):
+            if not public.receipts:
+                return public.value
+            return dataclasses.replace(public.value, receipts=public.receipts)
+        return cls(np.asarray(public.value, dtype=np.float64), receipts=public.receipts)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         rows = np.asarray(self.probabilities, dtype=np.float64 if dtype is None else dtype)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public
 from tf_labeldp.accounting._events import gaussian_event
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import AggregateMechanism
@@ -122,7 +123,11 @@ class ConfidentGNMax(Frozen, AggregateMechanism):
         return gaussian_scale(self.epsilon, self.delta, _STEPS * sensitivity, entries)
 
     def release(
-        self, labels: Any, public_input: Any = None, *, rng: np.random.Generator | None = None
+        self,
+        labels: Private[Any],
+        public_input: Public[Any] = None,
+        *,
+        rng: np.random.Generator | None = None,
     ) -> np.ndarray:
         """Returns the answers, ``int64`` (M,); -1 where there is none.
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
-from tf_labeldp.vault._store import array_digest
 
 Teacher = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
 
@@ -65,7 +68,7 @@ class PATE:
         num_queries: int,
         max_answers: int | None = None,
         threshold: float | None = None,
-        teacher: Teacher | None = None,
+        teacher: Public[Teacher | None] = None,
         seed: int = 0,
         key: str | None = None,
     ) -> None:
@@ -84,7 +87,7 @@ class PATE:
         self.seed = seed
         self.key = key
 
-    def answer(self, features: Any, labels: PrivateLabels) -> NoisyLabels:
+    def answer(self, features: Public[Any], labels: Private[PrivateLabels]) -> NoisyLabels:
         """Trains the teachers, and returns the answers.
 
         Args:
@@ -111,9 +114,11 @@ class PATE:
                 f"there are {size} labels for {self.num_teachers} teachers and {asked} queries; a "
                 "teacher needs a label at least. Use fewer of them."
             )
-        teachers = _Teachers(features, self.teacher, self.num_teachers, asked, size, self.seed)
+        public = public_input(features, self.teacher)
+        features, teacher = public.value
+        teachers = _Teachers(features, teacher, self.num_teachers, asked, size, self.seed)
         mechanism = ConfidentGNMax(num_classes=labels.num_classes, **self._settings)
-        released = labels.release(mechanism, public_input=teachers, key=self.key)
+        released = labels.release(mechanism, public_input=public.with_value(teachers), key=self.key)
         answered = np.flatnonzero(released.values != NO_ANSWER)
         return NoisyLabels(
             released.values[answered],
@@ -151,12 +156,33 @@ class _Teachers:
         return np.stack(found)
 
     def digest(self) -> str:
-        """Returns what a stored release is known by: features, shards and queries."""
-        return array_digest(self._features, self._shard_of, self.queries)
+        """Returns what a stored release is known by: features, shards, queries and teacher."""
+        made_of = np.frombuffer(_in_words(self._teacher).encode(), np.uint8)
+        return array_digest(self._features, self._shard_of, self.queries, made_of)
 
     def matches(self, digest: str) -> bool:
         """Returns whether a stored release was made with these."""
-        return digest == self.digest()
+        before_0_3 = array_digest(self._features, self._shard_of, self.queries)
+        return digest in (self.digest(), before_0_3)
+
+
+def _setting_in_words(value: Any) -> str:
+    """Returns what tells a setting of a learner from others, in this process and the next."""
+    if hasattr(value, "get_config"):  # a layer, whose name depends on how many were made before
+        config = {name: part for name, part in value.get_config().items() if name != "name"}
+        return f"{type(value).__qualname__} {config}"
+    return _in_words(value) if callable(value) else repr(value)
+
+
+def _in_words(teacher: Any) -> str:
+    """Returns what tells a teacher from others: its ``describe()``, or its name and source."""
+    if hasattr(teacher, "describe"):
+        return str(teacher.describe())
+    named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
+    source = ""
+    with contextlib.suppress(OSError, TypeError):  # of an interactive session, or built in
+        source = inspect.getsource(named)
+    return f"{named.__module__}.{named.__qualname__} {source}"
 
 
 def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -182,12 +208,12 @@ def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> 
 
 
 def fix_match_teacher(
-    network: Any,
+    network: Public[Any],
     *,
     epochs: int = 1,
     steps_per_epoch: int = 500,
     batch_size: int = 32,
-    **settings: Any,
+    **settings: Public[Any],
 ) -> Teacher:
     """Returns a teacher that is a network trained by FixMatch, as PATE-FM has them.
 
@@ -207,24 +233,42 @@ def fix_match_teacher(
         >>> teacher = fix_match_teacher(network)
         >>> pate = PATE(1.0, 1e-5, num_teachers=5, num_queries=9, teacher=teacher)
     """
-    import keras
+    return _FixMatchTeacher(network, epochs, steps_per_epoch, batch_size, settings)
 
-    from tf_labeldp.semi_supervised import FixMatch
-    from tf_labeldp.semi_supervised._targets import Targets
 
-    start = network.get_weights()
+class _FixMatchTeacher:
+    """A teacher that starts from the weights that a network has now."""
 
-    def teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
-        own = keras.models.clone_model(network)
-        own.set_weights(start)
-        model = FixMatch(own, **settings)
+    def __init__(
+        self, network: Any, epochs: int, steps: int, batch_size: int, settings: dict[str, Any]
+    ) -> None:
+        public = public_input(network, settings)
+        self._network, self._settings = public.value
+        self.receipts = public.receipts
+        self._start = self._network.get_weights()
+        self._training = (epochs, steps, batch_size)
+
+    def __call__(self, features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+        """Returns the votes of a network that is trained on the labelled rows."""
+        import keras
+
+        from tf_labeldp.semi_supervised import FixMatch
+        from tf_labeldp.semi_supervised._targets import Targets
+
+        epochs, steps, batch_size = self._training
+        own = keras.models.clone_model(self._network)
+        own.set_weights(self._start)
+        model = FixMatch(own, **self._settings)
         loss = keras.losses.CategoricalCrossentropy(from_logits=model.from_logits)
         model.compile(keras.optimizers.Adam(1e-3), loss)
         # A shard may lack a class, which `fit` would refuse, and so reveal.
         rows = np.flatnonzero(labels >= 0)
         targets = np.eye(model.num_classes, dtype=np.float32)[labels[rows]]
         shard = Targets(rows, targets, np.ones(len(rows), np.float32), None)
-        model.fit_targets(features, shard, batch_size, steps_per_epoch, 0, epochs=epochs, verbose=0)
+        model.fit_targets(features, shard, batch_size, steps, 0, epochs=epochs, verbose=0)
         return model.predict(np.asarray(features)[queries], verbose=0).argmax(axis=1)
 
-    return teacher
+    def describe(self) -> str:
+        """Returns the network's layers, its first weights and all settings."""
+        settings = sorted((name, _setting_in_words(one)) for name, one in self._settings.items())
+        return f"{self._network.to_json()} {array_digest(*self._start)} {self._training} {settings}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms._base import (
     ClassificationMechanism,
     LabelMechanism,
@@ -27,14 +28,14 @@ __all__ = ["randomize"]
 
 
 def randomize(
-    df: Any,
-    mechanism: LabelMechanism,
+    df: Private[Any],
+    mechanism: Public[LabelMechanism],
     key: ReleaseKey,
     release: str,
     *,
     id: str = "id",
     label: str = "label",
-    priors: Any = None,
+    priors: Public[Any] = None,
 ) -> Any:
     """Returns a data frame with noisy labels in place of the labels, through ``mapInArrow``.
 
@@ -75,13 +76,16 @@ def randomize(
         >>> noisy.columns, noisy.count()
         (['id', 'label'], 2)
     """
+    public = public_input(mechanism, priors)
+    mechanism, priors = public.value
     checked_mechanism(mechanism, LabelMechanism)
     if missing := [name for name in (id, label) if name not in df.columns]:
         raise ValueError(
             f"the data frame has no column {' and no '.join(map(repr, missing))}; it has "
             f"{', '.join(map(repr, df.columns))}. Name the columns with id= and label=."
         )
-    key.register(release, mechanism, priors)
+    made_by: Any = public.with_value(mechanism)
+    key.register(release, made_by, priors)
     path = key.path
 
     def keyed(batch: pa.RecordBatch) -> KeyedRows:

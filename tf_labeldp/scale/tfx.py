@@ -10,6 +10,7 @@ import json
 import os
 from typing import Any, ClassVar
 
+from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deserialize, serialize
 from tf_labeldp.scale._engines import needs
 from tf_labeldp.vault._keyed_draws import ReleaseKey
@@ -146,20 +147,24 @@ class LabelRandomizer(base_beam_component.BaseBeamComponent):
 
     def __init__(
         self,
-        examples: Any,
-        mechanism: LabelMechanism,
+        examples: Private[Any],
+        mechanism: Public[LabelMechanism],
         key: str | os.PathLike[str],
         release: str,
         *,
         id: str = "id",
         label: str = "label",
-        priors: Any = None,
+        priors: Public[Any] = None,
     ) -> None:
-        checked_mechanism(mechanism, LabelMechanism)
+        public = public_input(mechanism, priors)
+        mechanism, priors = public.value
+        described = serialize(checked_mechanism(mechanism, LabelMechanism))
+        if public.receipts:  # those of the priors travel with the mechanism
+            described["receipts"] = [one.to_json() for one in public.receipts]
         super().__init__(
             spec=_Spec(
                 examples=examples,
-                mechanism=json.dumps(serialize(mechanism)),
+                mechanism=json.dumps(described),
                 key=os.path.abspath(key),
                 release=release,
                 id=id,

@@ -9,9 +9,11 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._clusters import Clusters
 from tf_labeldp.features._neighbour_smoothing import nearest_neighbours
-from tf_labeldp.self_supervised._training import Batches, Learner, built_network, training_on
+from tf_labeldp.self_supervised._training import Batches, Learner, built_network
+from tf_labeldp.vault._model_history import counted_training
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -59,17 +61,19 @@ class SCAN(Learner):
 
     def __init__(
         self,
-        encoder: keras.Model,
+        encoder: Public[keras.Model],
         num_clusters: int,
         *,
         num_neighbours: int = 20,
         entropy_weight: float = 5.0,
         threshold: float = 0.99,
-        weak: Any = None,
-        strong: Any = None,
-        **kwargs: Any,
+        weak: Public[Any] = None,
+        strong: Public[Any] = None,
+        **kwargs: Setting[Any],
     ) -> None:
         super().__init__(**kwargs)
+        public = public_input(encoder, weak, strong)
+        encoder, weak, strong = public.value
         self.encoder = built_network(encoder, "encoder")
         self.num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 2)
         self.num_neighbours = _validate.integer_at_least("num_neighbours", num_neighbours, 1)
@@ -81,7 +85,7 @@ class SCAN(Learner):
             [keras.Input((width,)), keras.layers.Dense(self.num_clusters, activation="softmax")]
         )
         self.sure = keras.metrics.Mean(name="sure")
-        self.built = True
+        self._note_parts(public)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the probabilities of the clusters, (n, C); in training those of two views."""
@@ -123,14 +127,14 @@ class SCAN(Learner):
 
     def fit(  # type: ignore[override]
         self,
-        x: Any,
+        x: Public[Any],
         *,
         batch_size: int = 128,
         epochs: int = 1,
         self_label_epochs: int = 0,
         seed: int = 0,
-        callbacks: Any = None,
-        **kwargs: Any,
+        callbacks: Setting[Any] = None,
+        **kwargs: Setting[Any],
     ) -> Any:
         """Finds the neighbours of all images, and trains in both stages.
 
@@ -150,7 +154,8 @@ class SCAN(Learner):
         Raises:
             ValueError: images that can't be used, or too few of them.
         """
-        images = self._read_images(x)
+        public = public_input(x)
+        images = self._read_images(public.value)
         if len(images) <= self.num_neighbours:
             raise ValueError(
                 f"there are {len(images)} images, and each needs {self.num_neighbours} neighbours. "
@@ -171,22 +176,22 @@ class SCAN(Learner):
             return ({"images": images[chosen]},)
 
         history = None
-        with training_on(self, ()) as notes:
+        with counted_training(self, public.receipts):
             for make, count in ((pairs, epochs), (alone, self_label_epochs)):
                 if count:
                     batches = Batches(make, [len(images)], [size], seed=seed)
-                    history = super().fit(
-                        batches, epochs=count, callbacks=[*notes, *(callbacks or ())], **kwargs
-                    )
+                    history = super().fit(batches, epochs=count, callbacks=callbacks, **kwargs)
         return history
 
-    def clusters(self, images: Any) -> Clusters:
+    def clusters(self, images: Public[Any]) -> Clusters:
         """Returns the likeliest cluster of each image, as ``find_clusters`` does.
 
         New images get theirs by ``assign``: the outputs are compared with the unit vectors, the
         nearest of which is the likeliest cluster.
         """
+        public = public_input(images, self)
+        images = np.asarray(public.value[0])
         corners = np.eye(self.num_clusters)
-        chosen = self.predict(np.asarray(images), batch_size=512, verbose=0).argmax(axis=1)
+        chosen = self.predict(images, batch_size=512, verbose=0).argmax(axis=1).astype(np.int64)
         numbers = np.arange(self.num_clusters)
-        return Clusters(chosen.astype(np.int64), self.num_clusters, corners, numbers, self)
+        return Clusters(chosen, self.num_clusters, corners, numbers, self, receipts=public.receipts)

@@ -8,8 +8,10 @@ import keras
 from keras import ops
 
 from tf_labeldp import _validate
-from tf_labeldp.self_supervised._training import Batches, Learner, built_network, training_on
+from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.self_supervised._training import Batches, Learner, built_network
 from tf_labeldp.self_supervised._views import strong_views
+from tf_labeldp.vault._model_history import counted_training
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -53,14 +55,16 @@ class SimCLR(Learner):
 
     def __init__(
         self,
-        network: keras.Model,
-        views: Any = None,
+        network: Public[keras.Model],
+        views: Public[Any] = None,
         *,
         projection_dim: int = 128,
         temperature: float = 0.1,
-        **kwargs: Any,
+        **kwargs: Setting[Any],
     ) -> None:
         super().__init__(**kwargs)
+        public = public_input(network, views)
+        network, views = public.value
         self.network = built_network(network, "network")
         self._checks_images = views is None
         self.views = strong_views() if views is None else views
@@ -74,7 +78,7 @@ class SimCLR(Learner):
                 keras.layers.Dense(self.projection_dim),
             ]
         )
-        self.built = True
+        self._note_parts(public)
 
     def encoder(self) -> keras.Model:
         """Returns the encoder, from images to features (n, d); it shares the weights."""
@@ -107,13 +111,13 @@ class SimCLR(Learner):
 
     def fit(  # type: ignore[override]
         self,
-        x: Any,
+        x: Public[Any],
         *,
         batch_size: int = 256,
         epochs: int = 1,
         seed: int = 0,
-        callbacks: Any = None,
-        **kwargs: Any,
+        callbacks: Setting[Any] = None,
+        **kwargs: Setting[Any],
     ) -> Any:
         """Trains the encoder on images.
 
@@ -131,10 +135,9 @@ class SimCLR(Learner):
         Raises:
             ValueError: images that can't be used.
         """
-        images = self._read_images(x)
+        public = public_input(x)
+        images = self._read_images(public.value)
         size = min(_validate.integer_at_least("batch_size", batch_size, 2), len(images))
         batches = Batches(lambda rows: (images[rows],), [len(images)], [size], seed=seed)
-        with training_on(self, ()) as notes:
-            return super().fit(
-                batches, epochs=epochs, callbacks=[*notes, *(callbacks or ())], **kwargs
-            )
+        with counted_training(self, public.receipts):
+            return super().fit(batches, epochs=epochs, callbacks=callbacks, **kwargs)

@@ -1,45 +1,16 @@
-"""What every learner here shares: how its training is noted in the ledger, and its parts saved."""
+"""What every learner here shares: how its parts are saved, and its batches."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import numpy as np
 
-from tf_labeldp._optimizers import account_for, weight_digests
-from tf_labeldp.accounting._receipts import Receipt
+from tf_labeldp.accounting import PublicInput
 from tf_labeldp.self_supervised._views import checked_images, strong_views, weak_views
-from tf_labeldp.vault._carried import carry, receipts_of, remember_weights
-
-
-@contextlib.contextmanager
-def training_on(model: Any, receipts: Iterable[Receipt]) -> Iterator[list[Any]]:
-    """Notes that what is trained inside is made of these receipts and of nothing else.
-
-    Yields callbacks, for the files that others write during the training. What the optimizer did
-    before is looked at first, so that nothing unknown is covered by it.
-    """
-    carry(model, receipts_of(model))
-    start = weight_digests(model.weights)
-    carry(model, receipts)
-
-    def note(*_: Any) -> None:
-        known = receipts_of(model, evidence=False)
-        remember_weights(model.weights, known, unless=start)
-
-    account_for(model.optimizer, math.inf)
-    try:
-        yield [keras.callbacks.LambdaCallback(on_epoch_end=note)]
-    finally:
-        if keras.backend.backend() == "jax":
-            # Keras leaves weights and their averages (`use_ema`) one buffer, which `predict` frees.
-            model.set_weights(model.get_weights())
-        account_for(model.optimizer)
-        note()
+from tf_labeldp.vault._model_history import attach
 
 
 class Learner(keras.Model):
@@ -57,6 +28,12 @@ class Learner(keras.Model):
         self._checks_images = weak is None or strong is None
         self.weak = weak_views() if weak is None else weak
         self.strong = strong_views() if strong is None else strong
+
+    def _note_parts(self, public: PublicInput[Any]) -> None:
+        """Notes what the parts were made of; at the end of the constructor."""
+        self.built = True
+        if public.receipts:
+            attach(self, public.receipts)
 
     def _read_images(self, images: Any) -> np.ndarray:
         """Returns images to train on, checked for our own views."""

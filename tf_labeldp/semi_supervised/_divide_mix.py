@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.mechanisms import Priors
 from tf_labeldp.mechanisms._base import ClassificationMechanism
 from tf_labeldp.self_supervised._training import Batches, Learner
@@ -84,9 +85,9 @@ class DivideMix(Learner):
 
     def __init__(
         self,
-        network: keras.Model,
-        weak: Any = None,
-        strong: Any = None,
+        network: Public[keras.Model],
+        weak: Public[Any] = None,
+        strong: Public[Any] = None,
         *,
         clean_threshold: float = 0.5,
         temperature: float = 0.5,
@@ -94,10 +95,12 @@ class DivideMix(Learner):
         unlabelled_weight: float = 25.0,
         ramp_epochs: int = 16,
         division: str = "mixture",
-        priors: Any = None,
-        **kwargs: Any,
+        priors: Public[Any] = None,
+        **kwargs: Setting[Any],
     ) -> None:
         super().__init__(**kwargs)
+        public = public_input(network, weak, strong, priors)
+        network, weak, strong, priors = public.value
         self.clean_threshold = _validate.number_in("clean_threshold", clean_threshold, "(0, 1)")
         self.temperature = _validate.positive_finite("temperature", temperature)
         self.mixup_alpha = _validate.positive_finite("mixup_alpha", mixup_alpha)
@@ -124,7 +127,7 @@ class DivideMix(Learner):
         )
         self._ramp = self.add_weight(shape=(), initializer="zeros", trainable=False, name="ramp")
         self.seed_generator = keras.random.SeedGenerator(0)
-        self.built = True
+        self._note_parts(public)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the mean probabilities of both networks; in training, what the loss needs."""
@@ -166,16 +169,16 @@ class DivideMix(Learner):
 
     def fit(  # type: ignore[override]
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Public[Any] = None,
+        y: Public[Any] = None,
         batch_size: int | None = None,
         epochs: int = 1,
         *,
         warmup_epochs: int = 1,
         steps_per_epoch: int | None = None,
         seed: int = 0,
-        callbacks: Any = None,
-        **kwargs: Any,
+        callbacks: Setting[Any] = None,
+        **kwargs: Setting[Any],
     ) -> Any:
         """Warms both networks up on all noisy labels, then divides and trains.
 
@@ -197,8 +200,9 @@ class DivideMix(Learner):
             ValueError: images or labels that can't be used; ``division="channel"`` without a known
                 mechanism.
         """
-        images = self._read_images(x)
-        labelled = read_targets(y, len(images), self.num_classes, "values", None, None)
+        public = public_input(x, None, None)
+        images = self._read_images(public.value[0])
+        labelled = read_targets(y, public, len(images), self.num_classes, "values")
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         warmup = min(_validate.integer_at_least("warmup_epochs", warmup_epochs, 0), epochs)
         if self.division == "channel":
@@ -210,7 +214,7 @@ class DivideMix(Learner):
         warm_batches = Batches(warm, [len(labelled.rows)], [size], steps_per_epoch, seed)
         divided = _Divided(self, images, labelled, size, steps_per_epoch, seed, warmup)
         history: dict[str, list[Any]] = {}
-        with labelled.training(self) as notes:
+        with labelled.training(self):
             for batches, first, last in ((warm_batches, 0, warmup), (divided, warmup, epochs)):
                 if first < last:
                     own = []
@@ -221,7 +225,7 @@ class DivideMix(Learner):
                         batches,
                         epochs=last,
                         initial_epoch=first,
-                        callbacks=[*own, *notes, *(callbacks or ())],
+                        callbacks=[*own, *(callbacks or ())],
                         **kwargs,
                     )
                     for name, values in made.history.items():
@@ -229,7 +233,9 @@ class DivideMix(Learner):
         made.history, made.epoch = history, list(range(epochs))
         return made
 
-    def clean_probabilities(self, network: Any, images: Any, labelled: Targets) -> np.ndarray:
+    def clean_probabilities(
+        self, network: Public[Any], images: Public[Any], labelled: Public[Targets]
+    ) -> np.ndarray:
         """Returns how likely each noisy label is the true one, by a network, (m,)."""
         outputs = np.concatenate(
             [

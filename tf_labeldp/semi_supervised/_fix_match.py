@@ -9,9 +9,11 @@ import numpy as np
 from keras import ops
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.mechanisms import Priors
 from tf_labeldp.self_supervised._training import Batches, Learner, built_network
 from tf_labeldp.semi_supervised._targets import Targets, read_targets
+from tf_labeldp.vault._model_history import attach
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
@@ -77,19 +79,21 @@ class FixMatch(Learner):
 
     def __init__(
         self,
-        network: keras.Model,
-        weak: Any = None,
-        strong: Any = None,
+        network: Public[keras.Model],
+        weak: Public[Any] = None,
+        strong: Public[Any] = None,
         *,
         threshold: float = 0.95,
         unlabelled_weight: float = 1.0,
         unlabelled_ratio: int = 7,
         temperature: float | None = None,
-        priors: Any = None,
+        priors: Public[Any] = None,
         from_logits: bool = True,
-        **kwargs: Any,
+        **kwargs: Setting[Any],
     ) -> None:
         super().__init__(**kwargs)
+        public = public_input(network, weak, strong, priors)
+        network, weak, strong, priors = public.value
         self.threshold = _validate.number_in("threshold", threshold, "(0, 1)")
         self.unlabelled_weight = _validate.number_in(
             "unlabelled_weight", unlabelled_weight, "[0, inf)"
@@ -110,7 +114,7 @@ class FixMatch(Learner):
                 shape=(self.num_classes,), initializer="ones", trainable=False, name="seen"
             )
         self.pseudo_labelled = keras.metrics.Mean(name="pseudo_labelled")
-        self.built = True
+        self._note_parts(public)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the network's outputs; of a batch of both streams, those of all views."""
@@ -154,18 +158,18 @@ class FixMatch(Learner):
 
     def fit(  # type: ignore[override]
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Public[Any] = None,
+        y: Public[Any] = None,
         batch_size: int | None = None,
         epochs: int = 1,
         *,
         targets: str = "values",
-        clusters: Any = None,
-        sample_weight: Any = None,
+        clusters: Public[Any] = None,
+        sample_weight: Public[Any] = None,
         steps_per_epoch: int | None = None,
         seed: int = 0,
-        callbacks: Any = None,
-        **kwargs: Any,
+        callbacks: Setting[Any] = None,
+        **kwargs: Setting[Any],
     ) -> Any:
         """Trains on noisy labels and on all images.
 
@@ -190,23 +194,28 @@ class FixMatch(Learner):
         Raises:
             ValueError: images or labels that can't be used, or fewer labels than classes.
         """
-        images = self._read_images(x)
-        labelled = read_targets(y, len(images), self.num_classes, targets, sample_weight, clusters)
+        public = public_input(x, clusters, sample_weight)
+        images = self._read_images(public.value[0])
+        labelled = read_targets(y, public, len(images), self.num_classes, targets)
         size = _validate.integer_at_least("batch_size", batch_size or 64, 1)
         kwargs.update(epochs=epochs, callbacks=callbacks)
         return self.fit_targets(images, labelled, size, steps_per_epoch, seed, **kwargs)
 
     def fit_targets(
         self,
-        images: np.ndarray,
-        labelled: Targets,
+        images: Public[np.ndarray],
+        labelled: Public[Targets],
         size: int,
         steps: int | None,
         seed: int,
-        callbacks: Any = None,
-        **kwargs: Any,
+        callbacks: Setting[Any] = None,
+        **kwargs: Setting[Any],
     ) -> Any:
         """Trains as ``fit`` does, on targets that need no check."""
+        public = public_input(images, labelled)
+        images, labelled = public.value
+        if public.receipts:
+            attach(self, public.receipts)
 
         def batch(some: np.ndarray, free: np.ndarray) -> Any:
             inputs = {"labelled": images[labelled.rows[some]], "unlabelled": images[free]}
@@ -219,8 +228,8 @@ class FixMatch(Learner):
             steps,
             seed,
         )
-        with labelled.training(self) as notes:
-            return super().fit(batches, callbacks=[*notes, *(callbacks or ())], **kwargs)
+        with labelled.training(self):
+            return super().fit(batches, callbacks=callbacks, **kwargs)
 
     def _pseudo_labels(self, outputs: Any) -> tuple[Any, Any]:
         """Returns targets for the strong views, and which of them are sure enough."""

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import PublicInput, public_input
 from tf_labeldp.features import denoise_labels
-from tf_labeldp.self_supervised._training import training_on
 from tf_labeldp.vault import NoisyLabels
+from tf_labeldp.vault._model_history import attach, counted_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +24,16 @@ class Targets:
         targets: probabilities of the classes, ``float32`` (m, K).
         weights: ``float32`` (m,).
         noisy: the noisy labels themselves; None where an array was given.
+        public: the noisy labels and all else that was given, with the receipts.
+        is_counted: whether the labels carry receipts.
     """
 
     rows: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
     noisy: NoisyLabels | None
+    public: PublicInput[Any] = PublicInput(None)  # noqa: RUF009
+    is_counted: bool = False
 
     @property
     def classes(self) -> np.ndarray:
@@ -37,16 +42,23 @@ class Targets:
 
     def training(self, model: Any) -> Any:
         """Returns the context to train in: labels without a receipt leave the steps unknown."""
-        if self.noisy is None:
-            return contextlib.nullcontext([])
-        return training_on(model, self.noisy.receipts)
+        if self.is_counted:
+            return counted_training(model, self.public.receipts)
+        attach(model, self.public.receipts)
+        return contextlib.nullcontext()
 
 
 def read_targets(
-    labels: Any, num_rows: int, num_classes: int, kind: str, sample_weight: Any, clusters: Any
+    labels: Any, public: PublicInput[Any], num_rows: int, num_classes: int, kind: str
 ) -> Targets:
-    """Returns the labelled examples, their targets and weights; raises for what can't be used."""
+    """Returns the labelled examples, their targets and weights; raises for what can't be used.
+
+    ``public`` has the images, the clusters and the sample weights.
+    """
     _validate.one_of("targets", kind, ("values", "posterior"))
+    _, clusters, sample_weight = public.value
+    given = public_input(labels)
+    labels, public = given.value, public_input(given, public)
     noisy = labels if isinstance(labels, NoisyLabels) else None
     rows = np.arange(num_rows) if noisy is None else noisy.indices
     array = np.asarray(labels)
@@ -80,7 +92,10 @@ def read_targets(
         codes = _validate.class_indices("labels", array, num_classes)
         array = np.eye(num_classes, dtype=np.float32)[codes]
     _check_rows(array, num_classes)
-    return Targets(rows, array.astype(np.float32), weights, noisy)
+    targets = array.astype(np.float32)
+    # Receipts of the priors alone are none of the draw.
+    is_counted = bool(given.receipts if noisy is None else noisy.receipts)
+    return Targets(rows, targets, weights, noisy, public, is_counted)
 
 
 def _check_rows(targets: np.ndarray, num_classes: int) -> None:

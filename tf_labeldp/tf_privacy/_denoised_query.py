@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 from tf_labeldp.tf_privacy._query_noise import load
 from tf_labeldp.training import Denoiser, VertexLosses
 
@@ -71,12 +72,12 @@ class DenoisedQuery:
 
     def __init__(
         self,
-        query: Any,
+        query: Setting[Any],
         denoiser: Denoiser,
         *,
-        losses: Callable[[], tf.Tensor],
-        predictions: Callable[[], tf.Tensor],
-        variables: Sequence[Any],
+        losses: Setting[Callable[[], tf.Tensor]],
+        predictions: Setting[Callable[[], tf.Tensor]],
+        variables: Setting[Sequence[Any]],
         denominator: float,
     ) -> None:
         contract = load().SumAggregationDPQuery
@@ -116,36 +117,44 @@ class DenoisedQuery:
             self._query.initial_global_state(), self._denoiser.initial_state(shapes)
         )
 
-    def derive_sample_params(self, global_state: _GlobalState) -> Any:
+    def derive_sample_params(self, global_state: Setting[_GlobalState]) -> Any:
         """Returns the sample parameters of the inner query, such as its clip."""
         return self._query.derive_sample_params(global_state.inner)
 
-    def derive_metrics(self, global_state: _GlobalState) -> collections.OrderedDict[str, Any]:
+    def derive_metrics(
+        self, global_state: Setting[_GlobalState]
+    ) -> collections.OrderedDict[str, Any]:
         """Returns the metrics of the inner query."""
         return self._query.derive_metrics(global_state.inner)
 
-    def initial_sample_state(self, template: Any = None) -> Any:
+    def initial_sample_state(self, template: Setting[Any] = None) -> Any:
         """Returns the sample state of the inner query: zeros like ``template``."""
         return self._query.initial_sample_state(template)
 
-    def preprocess_record(self, params: Any, record: Any) -> Any:
+    def preprocess_record(self, params: Setting[Any], record: Setting[Any]) -> Any:
         """Returns the record as the inner query prepares it: clipped."""
         return self._query.preprocess_record(params, record)
 
-    def accumulate_preprocessed_record(self, sample_state: Any, preprocessed_record: Any) -> Any:
+    def accumulate_preprocessed_record(
+        self, sample_state: Setting[Any], preprocessed_record: Setting[Any]
+    ) -> Any:
         """Returns the sample state with one more record."""
         return self._query.accumulate_preprocessed_record(sample_state, preprocessed_record)
 
-    def accumulate_record(self, params: Any, sample_state: Any, record: Any) -> Any:
+    def accumulate_record(
+        self, params: Setting[Any], sample_state: Setting[Any], record: Setting[Any]
+    ) -> Any:
         """Returns the sample state with one more record, which is prepared first."""
         return self._query.accumulate_record(params, sample_state, record)
 
-    def merge_sample_states(self, sample_state_1: Any, sample_state_2: Any) -> Any:
+    def merge_sample_states(
+        self, sample_state_1: Setting[Any], sample_state_2: Setting[Any]
+    ) -> Any:
         """Returns the sample state of the records of both."""
         return self._query.merge_sample_states(sample_state_1, sample_state_2)
 
     def get_noised_result(
-        self, sample_state: Any, global_state: _GlobalState
+        self, sample_state: Setting[Any], global_state: Setting[_GlobalState]
     ) -> tuple[Any, _GlobalState, Any]:
         """Returns the denoised result, the next state, and the event of the inner query.
 

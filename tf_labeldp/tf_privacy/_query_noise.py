@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Setting
 from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.accounting._gaussian import gaussian_epsilon
 from tf_labeldp.mechanisms._random import uniform_integers
@@ -143,7 +143,7 @@ class QueryNoise(NoiseMechanism):
         4.0
     """
 
-    def __init__(self, query: Any) -> None:
+    def __init__(self, query: Setting[Any]) -> None:
         privacy = load()
         self.query = query
         trees = (privacy.TreeResidualSumQuery, privacy.TreeCumulativeSumQuery)
@@ -174,7 +174,7 @@ class QueryNoise(NoiseMechanism):
         return tf.compat.v1.get_seed(None)[0] is not None
 
     def add_noise(
-        self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
+        self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
         """Returns the sum with the query's noise, in ``float32``; the state is handed through.
 
@@ -253,24 +253,30 @@ class QueryNoise(NoiseMechanism):
             epsilon,
             delta,
             assumptions=(
-                f"no example takes part in two of the {steps} steps with this noise",
+                Assumption(
+                    "disjoint-steps",
+                    "trainer",
+                    f"No example takes part in two of the {steps} steps with this noise.",
+                ),
                 *self.assumptions(),
             ),
             seeded=self.seeded,
         )
 
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """Returns what a statement about this noise rests on, beyond its event."""
         if not self._is_tree:
-            return (
-                "nobody tries the 2^32 states in which TensorFlow may have started the generator "
-                "of this noise (a GaussianSumQuery of TF Privacy, not the operating system's bits)",
+            text = (
+                "Nobody tries the 2^32 states in which TensorFlow may have started the generator "
+                "of this noise (a GaussianSumQuery of TF Privacy, not the operating system's bits)."
             )
+            return (Assumption("generator-state-secret", "machines", text),)
         source = "the query's noise_seed" if self.seeded else "106 bits of the operating system"
-        return (
-            "nobody predicts TensorFlow's stateless generator, which is not a cryptographic one: "
-            f"from {source} it made the noise (tree aggregation of TF Privacy)",
+        text = (
+            "Nobody predicts TensorFlow's stateless generator, which is not a cryptographic one: "
+            f"from {source} it made the noise (tree aggregation of TF Privacy)."
         )
+        return (Assumption("generator-unpredicted", "machines", text),)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument; the query as its class and its numbers."""
@@ -290,7 +296,7 @@ class QueryNoise(NoiseMechanism):
         return {"query": query}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> QueryNoise:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> QueryNoise:
         """Returns the mechanism that ``get_config`` described; a tree starts from its root."""
         numbers = dict(config["query"])
         kind = getattr(load(), numbers.pop("class"))

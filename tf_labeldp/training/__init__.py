@@ -8,6 +8,7 @@ from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._make_private import make_private
 from tf_labeldp.training._multi_stage import MultiStageTraining
 from tf_labeldp.training._preconditioner import GaussNewton
+from tf_labeldp.training._record_receipts import RecordReceipts, fit
 from tf_labeldp.training._vertex_losses import VertexLosses
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "NoOp",
     "NoiseMechanism",
     "PrivacySpent",
+    "RecordReceipts",
     "SelfConv",
     "SelfSpan",
     "VertexLosses",
+    "fit",
     "make_private",
 ]
 

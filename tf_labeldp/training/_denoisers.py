@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
 from tf_labeldp.gradients._hull import (
     HULLS,
@@ -61,7 +62,9 @@ class Denoiser(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
+    ) -> Denoised:
         """Returns the denoised gradients, the next state, and scalars to report.
 
         Args:
@@ -76,7 +79,7 @@ class Denoiser(abc.ABC):
         return {}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Denoiser:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
         """Returns the denoiser that ``get_config`` described."""
         return cls(**config)
 
@@ -90,7 +93,9 @@ class NoOp(Denoiser):
         {}
     """
 
-    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
+    ) -> Denoised:
         """Returns the gradients."""
         del vertices
         return gradients, state, {}
@@ -130,7 +135,9 @@ class SelfSpan(Denoiser):
         self.max_products = _validate.integer_at_least("max_products", self.max_products, 4)
         _validate.one_of("products", self.products, PRODUCTS)
 
-    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
+    ) -> Denoised:
         """Returns the projection onto the span, and its residual."""
         found = project_onto_span(
             GradientOperator(vertices.losses, vertices.variables, products=self.products),
@@ -179,7 +186,9 @@ class _Hull(Denoiser):
         del shapes
         return tf.zeros([])
 
-    def denoise(self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Any) -> Denoised:
+    def denoise(
+        self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
+    ) -> Denoised:
         """Returns the smoothed projection onto the hull, and its certificate."""
         operator = GradientOperator(vertices.losses, vertices.variables, products=self.products)
         known = vertices.cross_entropy
@@ -221,7 +230,7 @@ class _Hull(Denoiser):
         return _arguments_of(self)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Denoiser:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
         """Returns the denoiser that ``get_config`` described, also that of version 0.1."""
         config = {"residual": 0.0, **config}  # what configs without the word meant
         solver, removed = config.get("solver"), []

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Assumption, Setting
 from tf_labeldp.accounting._events import dp_sgd_event
 from tf_labeldp.training._chacha import DeviceNormal
 from tf_labeldp.training._integer_normal import IntegerNormal, added_delta, lattice
@@ -21,9 +22,7 @@ _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
 _CIPHERS = {"host": "AES-256", "device": "ChaCha20", "integer": "ChaCha20"}
 _DRAWN_BY = {"device": DeviceNormal, "integer": IntegerNormal}
-_KEY_STREAM = (
-    "nobody tells the key stream of {} from random bits, which the noise of steps is made of"
-)
+_KEY_STREAM = "{} is a secure pseudorandom generator: the noise of the steps is made of it."
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -67,7 +66,7 @@ class NoiseMechanism(abc.ABC):
 
     @abc.abstractmethod
     def add_noise(
-        self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
+        self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
         """Returns the noisy sum and the next state; called once a step.
 
@@ -89,7 +88,7 @@ class NoiseMechanism(abc.ABC):
         """
         return None
 
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """Returns what a statement about this noise rests on."""
         return ()
 
@@ -98,7 +97,7 @@ class NoiseMechanism(abc.ABC):
         return {"noise_multiplier": self.noise_multiplier}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> NoiseMechanism:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> NoiseMechanism:
         """Returns the mechanism that ``get_config`` described."""
         return cls(**config)
 
@@ -178,14 +177,15 @@ class GaussianNoise(NoiseMechanism):
         added = added_delta(self.noise_multiplier) if self.source == "integer" else 0.0
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping, added)
 
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """Returns what a statement about this noise rests on."""
         if self.seeded:
             return ()
-        return (_KEY_STREAM.format(_CIPHERS[self.source]),)
+        text = _KEY_STREAM.format(_CIPHERS[self.source])
+        return (Assumption("secure-key-stream", "machines", text),)
 
     def add_noise(
-        self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Any
+        self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
         """Returns the sum with Gaussian noise, in ``float32``; there is no state."""
         shapes = [tf.shape(part) for part in clipped_sum]
@@ -221,7 +221,7 @@ class GaussianNoise(NoiseMechanism):
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> GaussianNoise:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> GaussianNoise:
         """Returns the noise that ``get_config`` described, also of version 0.1."""
         return cls(**renamed_seed(config))
 

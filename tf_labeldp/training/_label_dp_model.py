@@ -11,14 +11,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp._optimizers import account_for
-from tf_labeldp.accounting import Charge, PrivacyGuarantee
-from tf_labeldp.accounting._receipts import (
-    LabelSet,
+from tf_labeldp.accounting import (
+    Charge,
+    PrivacyGuarantee,
+    Private,
+    Public,
     Receipt,
-    receipts_from_bytes,
-    receipts_to_bytes,
+    Setting,
+    public_input,
 )
+from tf_labeldp.accounting._public_input import history_of, layers_of
+from tf_labeldp.accounting._receipts import LabelSet, receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
 from tf_labeldp.gradients._label_distance import check_candidates, check_labels
@@ -31,19 +34,19 @@ from tf_labeldp.gradients._model_checks import (
     takes_rows,
 )
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
+from tf_labeldp.training._label_checks import check_codes
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
-from tf_labeldp.training._native_log import check_codes, withheld_log
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
 from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
-from tf_labeldp.vault._carried import carry, carry_from_file, noted_layers, receipts_of
+from tf_labeldp.vault._model_history import attach, attach_from_file, cover_steps
 
 _HISTORY_OF_0_1 = "label_dp_history"
 _FROM_0_1 = (
-    "nothing is promised: the weights come from a file of tf-labeldp 0.1, which has no receipts. "
-    "Train anew, or declare what its statement said: model.declare(because=..., epsilon=..., "
-    "delta=...)"
+    "Nothing is promised: the weights come from a file of tf-labeldp 0.1, which has no receipts. "
+    "Train again, or declare what its statement promised: model.declare(because=..., epsilon=..., "
+    "delta=...)."
 )
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,
@@ -124,7 +127,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     _batch_spec: Any = None
 
     @classmethod
-    def from_model(cls, model: keras.Model, inputs: Any = None) -> LabelDPModel:
+    def from_model(cls, model: Public[keras.Model], inputs: Public[Any] = None) -> LabelDPModel:
         """Returns a private model that shares the layers and weights of ``model``.
 
         What ``fit`` learns is in ``model`` too. ``keras.Model(private.inputs, private.outputs)``
@@ -138,6 +141,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             TypeError: not a Keras model.
             ValueError: a model whose inputs are not known.
         """
+        public = public_input(model, inputs)
+        model, inputs = public.value
         if not isinstance(model, keras.Model):
             raise TypeError(f"model must be a keras.Model, got {type(model).__name__}.")
         try:
@@ -155,30 +160,34 @@ class LabelDPModel(CarriesReceipts, keras.Model):
                 "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
             ) from error
         private = cls(inputs, outputs, name=model.name)
-        carry(private, receipts_of(model))
+        attach(private, public.receipts)
+        # The steps that came with a file are known, too.
+        if all(one.kind != "unknown" for one in public.receipts):
+            cover_steps(getattr(model, "optimizer", None))
         return private
 
     # By the names args and kwargs Keras knows that a model is functional.
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Public[Any], **kwargs: Public[Any]) -> None:
         _validate.keras_on_tensorflow("LabelDPModel")
         super().__init__(*args, **kwargs)
 
     def written_receipts(self) -> bytes:
         """Returns the receipts, as they are written beside the weights, which they go with."""
-        return receipts_to_bytes(receipts_of(self), noted_layers(self))
+        noted = [place for place, one in enumerate(layers_of(self)) if history_of(one)]
+        return receipts_to_bytes(public_input(self).receipts, layers=noted)
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
         """Adds the receipts of a file to those that are known."""
-        carry_from_file(self, *receipts_from_bytes(content))
-        if of_checkpoint and getattr(self, "optimizer", None) is not None:
-            account_for(self.optimizer, np.inf)
+        del of_checkpoint
+        receipts, data = receipts_from_bytes(content)
+        attach_from_file(self, receipts, data.get("layers"))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the receipts; weights of version 0.1 have none."""
         values = {name: store[name] for name in store.keys()}
         if values.pop(_HISTORY_OF_0_1, None) is not None:
             unknown = Charge.unknown(_FROM_0_1)
-            carry(self, [Receipt(LabelSet.new(0), unknown, "training by 0.1", "unknown")])
+            attach(self, [Receipt(LabelSet.new(0), unknown, "training by 0.1", "unknown")])
         super().load_own_variables(values)
 
     def declare(
@@ -187,7 +196,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         *,
         epsilon: float = 0.0,
         delta: float = 0.0,
-        made_of: Iterable[Any] = (),
+        made_of: Public[Iterable[Any]] = (),
     ) -> PrivacyGuarantee:
         """Declares what is known of the history of the weights; see ``tf_labeldp.declare``.
 
@@ -255,7 +264,12 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             self.optimizer.build(self.trainable_variables)
 
     def fit(
-        self, x: Any = None, y: Any = None, *, allow_unaccounted: bool = False, **settings: Any
+        self,
+        x: Public[Any] = None,
+        y: Private[Any] = None,
+        *,
+        allow_unaccounted: bool = False,
+        **settings: Public[Any],
     ) -> Any:
         """Trains privately; see ``keras.Model.fit``.
 
@@ -304,8 +318,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._initial_epoch = None  # what BackupAndRestore found for an earlier fit
         self._begin(plan)
         try:
-            with withheld_log():
-                return super().fit(x, y, **settings)
+            return super().fit(x, y, **settings)
         except tf.errors.OpError as error:
             if self._guard.error is None and isinstance(error, _HARMLESS):
                 raise
@@ -400,7 +413,9 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             "fit on tf_labeldp.data.poisson_batches."
         )
 
-    def evaluate(self, *args: Any, **settings: Any) -> Any:
+    def evaluate(
+        self, *args: Public[Any], **settings: Public[Any]
+    ) -> float | list[float] | dict[str, float]:
         """Returns loss and metrics on data whose labels may be seen; see ``keras.Model``."""
         withholding, self._withholding = getattr(self, "_withholding", False), False
         try:
@@ -607,6 +622,6 @@ class PrivacySpent(keras.callbacks.Callback):
         return {name: getattr(self, name) for name in ("delta", "target_epsilon", "verbose")}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PrivacySpent:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> PrivacySpent:
         """Returns the callback that ``get_config`` described."""
         return cls(**config)

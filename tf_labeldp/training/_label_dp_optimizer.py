@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn, cast
 
 import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 from tf_labeldp.accounting._events import CLIPPINGS
 from tf_labeldp.gradients._clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
@@ -91,7 +93,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner_optimizer: keras.optimizers.Optimizer | str,
+        inner_optimizer: Setting[keras.optimizers.Optimizer | str],
         l2_norm_clip: float,
         noise_multiplier: float | None = None,
         denoiser: Denoiser | None = None,
@@ -104,7 +106,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         method: str = "auto",
         max_bytes: int = 2**30,
         name: str | None = None,
-        **unused: Any,
+        **unused: Setting[Any],
     ) -> None:
         _validate.keras_on_tensorflow("LabelDPOptimizer")
         inner = _checked_inner(inner_optimizer)
@@ -206,7 +208,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         return noisy
 
     def denoise(
-        self, gradients: list[tf.Tensor], vertices: Any
+        self, gradients: list[tf.Tensor], vertices: Setting[Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the denoised gradients and what there is to report of it."""
         state = _values(self._denoiser_state)
@@ -219,7 +221,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         """Number of public examples beside the batch that each step needs."""
         return (self.preconditioner or self.denoiser).num_examples
 
-    def coordinates(self, vertices: Any) -> list[Coordinates]:
+    def coordinates(self, vertices: Setting[Any]) -> list[Coordinates]:
         """Returns those of this step's clipping and noise; raises without a preconditioner."""
         if self.preconditioner is None:
             raise ValueError("there is no preconditioner; give preconditioner='gauss_newton'.")
@@ -235,13 +237,16 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             self.build(trainable_variables)
         self.inner_optimizer.apply(list(grads), trainable_variables)
 
-    def _refuse(self, *unused: Any, **also_unused: Any) -> NoReturn:
+    def _refuse(self, *unused: Setting[Any], **also_unused: Setting[Any]) -> NoReturn:
         """Raises: gradients come from ``LabelDPModel`` alone."""
         raise RuntimeError(
             "LabelDPOptimizer got gradients that are not clipped and noised; training with them "
             "would not be private. Use it in a tf_labeldp.LabelDPModel: "
             "LabelDPModel.from_model(model), or LabelDPModel(inputs, outputs), and call its fit."
         )
+
+    # Steps that have receipts: it applies noisy gradients alone, whose receipts the model has.
+    label_dp_covered = math.inf
 
     # Only a model that trains in the clear asks for these.
     apply_gradients = update_step = stateless_apply = scale_loss = _refuse

@@ -8,7 +8,13 @@ from typing import Any
 import keras
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_charge
+from tf_labeldp.accounting import (
+    Private,
+    Public,
+    calibrate_noise_multiplier,
+    dp_sgd_charge,
+    public_input,
+)
 from tf_labeldp.data import poisson_batches
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._model_checks import loss_object, takes_rows
@@ -27,11 +33,11 @@ _GROUP = 8
 
 
 def make_private(
-    model: keras.Model,
+    model: Public[keras.Model],
     *,
     epsilon: float,
-    x: Any,
-    labels: PrivateLabels,
+    x: Public[Any],
+    labels: Private[PrivateLabels],
     epochs: int,
     batch_size: int,
     delta: float | None = None,
@@ -105,8 +111,11 @@ def make_private(
             "DP-SGD needs a delta above zero, and the budget has none. Make the vault with "
             "PrivacyBudget(epsilon, delta=...), below 1/n for n labels."
         )
+    public = public_input(model)
+    model = public.value
     loss = _loss_for(model, labels)
-    private = LabelDPModel.from_model(_without_batch_normalization(model))
+    made_of: Any = public.with_value(_without_batch_normalization(model))
+    private = LabelDPModel.from_model(made_of)
     share, steps = batch_size / len(labels), math.ceil(len(labels) / batch_size)
     noise = calibrate_noise_multiplier(
         epsilon, delta, sampling_probability=share, steps=epochs * steps

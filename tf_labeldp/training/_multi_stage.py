@@ -17,9 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp._optimizers import account_for, weight_digests
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipt, merge_receipts
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Private,
+    Public,
+    Receipt,
+    public_input,
+)
+from tf_labeldp.accounting._public_input import array_digest
+from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
 from tf_labeldp.mechanisms import (
     ClassificationMechanism,
@@ -36,8 +42,14 @@ from tf_labeldp.training._stage_data import (
     TrainingSet,
 )
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
-from tf_labeldp.vault._carried import carry, receipts_of, remember_weights
-from tf_labeldp.vault._store import array_digest, publish
+from tf_labeldp.vault._model_history import (
+    attach,
+    begin_training,
+    cover_steps,
+    end_training,
+    note_epoch,
+)
+from tf_labeldp.vault._records import publish
 
 _SHUFFLE_STREAM = 1
 _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
@@ -141,8 +153,8 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def __init__(
         self,
-        features: Any,
-        labels: PrivateLabels,
+        features: Public[Any],
+        labels: Private[PrivateLabels],
         *,
         epsilon: float,
         fractions: Sequence[float],
@@ -153,7 +165,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         warm_start: bool = True,
         reuse_labels: bool = True,
         filter_labels: bool = False,
-        priors: Any = None,
+        priors: Public[Any] = None,
         key: str = "lp-mst",
         from_logits: bool | None = None,
         sigmoid: bool = False,
@@ -176,7 +188,9 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._epsilon = _validate.positive_finite("epsilon", epsilon)
         self._columns = 1 if sigmoid else labels.num_classes
         self._labels = labels
-        self._features = Features(features)
+        public = public_input(features)
+        self._public = public.with_value(None)
+        self._features = Features(public.value)
         if self._features.num_examples != len(labels):
             raise ValueError(
                 f"features have {self._features.num_examples} rows, labels have {len(labels)}."
@@ -205,10 +219,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         made_with = [f"-temperature-{one:g}" for one in self._plan.temperatures]
         made_with[0] = ""
         if priors is not None:
-            rows = _validate.prior_rows("priors", priors, len(labels), labels.num_classes)
+            given = Priors.of(priors)
+            rows = _validate.prior_rows("priors", given, len(labels), labels.num_classes)
             made_with[0] = f"-priors-{array_digest(rows)[:12]}"
             rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
-            self._first_priors = Priors(rows, receipts=Priors.of(priors).receipts)
+            self._first_priors = Priors(rows, receipts=given.receipts)
         if not re.fullmatch(r"[\w.-]+", key):
             raise ValueError(
                 f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
@@ -342,10 +357,9 @@ class MultiStageTraining(keras.callbacks.Callback):
                 optimizer.build(model.trainable_variables)
         self._start_weights = _snapshot(model.variables)
         self._start_optimizer = _snapshot(optimizer.variables)
-        carried = receipts_of(model)
-        self._labels.adopt(carried)
-        carry(model, carried)
-        self._start_digests = weight_digests(model.weights)
+        known = public_input(model, self._public).receipts
+        self._labels.adopt(known)
+        self._start_digests = begin_training(model, known)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
@@ -407,23 +421,21 @@ class MultiStageTraining(keras.callbacks.Callback):
         if self._training_set is None or begins or self._first_epoch:
             self._training_set = self._make_training_set(stage)
         self._first_epoch = False
-        carry(self.model, self._receipts())
+        attach(self.model, self._receipts())
         self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
         self._epoch_began = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Records the receipts of the current weights, to recognise the weights anywhere."""
-        account_for(self.model.optimizer)
-        known = receipts_of(self.model, evidence=False)
-        remember_weights(self.model.weights, known, unless=self._start_digests)
+        """Notes the weights, which another callback may write into a file."""
+        note_epoch(self.model, self._start_digests)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Records them again: an optimizer with ``use_ema`` sets averages at the end.
+        """Records the receipts of the final weights, to recognise the weights anywhere.
 
         Warns:
             UserWarning: training ended before the last stage.
         """
-        self.on_epoch_end(self.epochs)
+        end_training(self.model, self._start_digests)
         parts, begun = self._plan.parts, len(self._reports)
         if begun < len(parts):
             unused = sum(part.size for part in parts[begun:])
@@ -439,7 +451,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         """Accounts for the steps to come, which are on noisy labels."""
         # Counted, not read: on JAX the optimizer does not have its state within an epoch.
         done = min(batch + self.model.steps_per_execution, self.steps_per_epoch)
-        account_for(self.model.optimizer, self._epoch_began + done)
+        cover_steps(self.model.optimizer, self._epoch_began + done)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops a run that does not read this dataset, after its first step."""
@@ -461,7 +473,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         if stage > 0:
             self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
             found = self._predict(part, self._plan.temperatures[stage])
-            priors = Priors(found, receipts=receipts_of(self.model, evidence=False))
+            priors = Priors(found, receipts=public_input(self.model).receipts)
         self._draw(stage, priors)
         num_classes = self._labels.num_classes
         mean_k = float(num_classes)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients._clip import Coordinates, transposed
 from tf_labeldp.training._vertex_losses import VertexLosses
 
@@ -64,7 +65,9 @@ class GaussNewton:
         """Returns the averages so far: zeros (coordinates do not depend on their size)."""
         return [[tf.zeros(side) for side in _sides(shape)] for shape in shapes]
 
-    def coordinates(self, vertices: VertexLosses, state: Any) -> tuple[list[Coordinates], Any]:
+    def coordinates(
+        self, vertices: VertexLosses, state: Setting[Any]
+    ) -> tuple[list[Coordinates], Any]:
         """Returns those of each weight, and the next state.
 
         On the way back from them, noise has the same variance in all as it would have without.
@@ -137,7 +140,7 @@ class GaussNewton:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> GaussNewton:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> GaussNewton:
         """Returns the preconditioner that ``get_config`` described."""
         return cls(**config)
 

@@ -10,36 +10,41 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp._optimizers import account_for, weight_digests
-from tf_labeldp.accounting import Charge, PrivacyGuarantee
+from tf_labeldp.accounting import Assumption, Charge, PrivacyGuarantee, Receipt, public_input
 from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting._receipts import LabelSet, Receipt, compose_receipts
+from tf_labeldp.accounting._public_input import WEIGHTS_ASSUMED
+from tf_labeldp.accounting._receipts import LabelSet, compose_receipts, merge_receipts
 from tf_labeldp.mechanisms._base import is_of_this_library
 from tf_labeldp.training._private_step import StepGuard
 from tf_labeldp.training._training_plan import TrainingPlan
-from tf_labeldp.vault._carried import (
-    WEIGHTS_ASSUMED,
-    carry,
-    receipts_of,
-    remember_weights,
+from tf_labeldp.vault._model_history import (
+    attach,
+    begin_training,
+    end_training,
+    known_of_weights,
+    note_epoch,
 )
 
 _UNKNOWN = (
-    "nothing is promised: it is not known how often these data used a label; fit on "
-    "data.poisson_batches or on arrays"
+    "Nothing is promised: how often these data used a label is not known. Fit on "
+    "data.poisson_batches or on arrays."
 )
-_NO_EVENT = (
-    "nothing is promised: {name} says nothing of what its steps cost one by one (its dp_event is "
-    "None)"
-)
+_NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
 _CLAIMED = (
-    "its author's claim, not this library's: {name} adds noise of the event that its dp_event names"
+    "{name} adds noise of the event that its dp_event names: its author's claim, not this "
+    "library's."
 )
-_NO_VAULT = "no vault keeps account of these labels: all their uses are steps of this model"
-_ROUNDED = (
-    "clipped norms are what they seem: on a GPU, TensorFloat-32 rounds the products that they are "
-    "made of to about three digits (tf.config.experimental.enable_tensor_float_32_execution(False) "
-    "turns it off)"
+_NO_VAULT = Assumption(
+    "no-vault",
+    "trainer",
+    "No vault keeps account of these labels: all their uses are steps of this model.",
+)
+_ROUNDED = Assumption(
+    "tensor-float-32",
+    "machines",
+    "TensorFloat-32 rounds the products that clipped norms are made of to about three digits on a "
+    "GPU, and does not change the norms by more than that. "
+    "tf.config.experimental.enable_tensor_float_32_execution(False) turns it off.",
 )
 
 
@@ -86,23 +91,21 @@ class Spending:
         What the weights were made of counts against the vault's budget, and stays known from here
         on, evidence of training in the clear included.
         """
-        carried = receipts_of(self._model)
+        known = merge_receipts(public_input(self._model).receipts, plan.receipts)
         if plan.vault is not None:
-            plan.vault.adopt(carried)
-        carry(self._model, carried)
-        account_for(self.optimizer, np.inf)  # by the guard, from here to the end
+            plan.vault.adopt(known)
+        before = begin_training(self._model, known)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
         new = LabelSet.new(plan.num_units or 0)
         labels = new if plan.vault is None else plan.vault.label_set
-        self._run = Run(plan, labels, reported, weight_digests(self._model.weights))
+        self._run = Run(plan, labels, reported, before)
 
     def end(self) -> None:
         """Ends a ``fit``: from now on no step is let through."""
         run, self._run = self._under_way(), None
         self._guard.admit(0)
-        account_for(self.optimizer)
-        self._remember(run)
+        end_training(self._model, run.before)
 
     def with_charges(self, callbacks: Any, epochs: int, initial_epoch: int) -> list[Any]:
         """Returns the callbacks of a ``fit``, and last the one that charges each epoch."""
@@ -133,12 +136,11 @@ class Spending:
             free = self._receipt(run, Charge(0.0, 0.0, dp_accounting.NoOpDpEvent()))
             what = "the noise of the steps before can be repeated"
             self._spend(run, dataclasses.replace(free, what=what))
-        self._remember(run)
+        note_epoch(self._model, run.before)
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
         """Returns the statement of all the model was made of, with another epoch if asked."""
-        # While fit is under way, it alone trains.
-        known = receipts_of(self._model, evidence=self._run is None)
+        known = public_input(self._model).receipts
         if next_epoch:
             run = self._under_way()
             known = (*known, self._receipt(run, self._charge(run.plan, 1)))
@@ -152,15 +154,11 @@ class Spending:
 
     def _adopted(self) -> Run:
         """Counts what callbacks have loaded into the model against the vault's budget."""
-        run = self._under_way()
+        run, loaded = self._under_way(), known_of_weights(self._model)
+        attach(self._model, loaded)
         if run.plan.vault is not None:
-            run.plan.vault.adopt(receipts_of(self._model, evidence=False))
+            run.plan.vault.adopt(public_input(self._model).receipts)
         return run
-
-    def _remember(self, run: Run) -> None:
-        """Notes the weights as they are now, so that they are known wherever they turn up."""
-        known = receipts_of(self._model, evidence=False)
-        remember_weights(self._model.weights, known, unless=run.before)
 
     def _spend(self, run: Run, receipt: Receipt) -> None:
         """Charges the vault, if there is one, and notes the receipt on the model's layers."""
@@ -175,7 +173,7 @@ class Spending:
                 sample_weights=receipt.sample_weights,
             )
         run.last = receipt
-        carry(self._model, [receipt])
+        attach(self._model, [receipt])
 
     def _is_seeded(self, plan: TrainingPlan) -> bool:
         return bool(self.optimizer.noise.seeded or plan.seeded)
@@ -200,7 +198,7 @@ class Spending:
         sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit, clipping)
         notes = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
         if not is_of_this_library(noise):
-            notes.insert(0, _CLAIMED.format(name=name))
+            notes.insert(0, Assumption("claimed-noise", "authors", _CLAIMED.format(name=name)))
         if plan.vault is None:
             notes.append(_NO_VAULT)
         tensor_float = tf.config.experimental.tensor_float_32_execution_enabled()
@@ -249,7 +247,7 @@ class _EndEpochs(keras.callbacks.Callback):
         self._spending = spending
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes the weights, and makes numbers of logs that Keras may leave as tensors."""
+        """Notes seeded noise, and makes numbers of logs that Keras may leave as tensors."""
         self._spending.end_epoch()
         for name, value in (logs or {}).items():
             if np.ndim(value) == 0:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_labeldp.accounting import public_input
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.vault import PrivateLabels
 
@@ -35,6 +37,7 @@ class TrainingPlan:
         is_weighted: whether sample weights were given.
         seeded: whether the batches can be repeated.
         vault: the vault of the labels, or None.
+        receipts: of what all that is public was made of.
     """
 
     num_microbatches: int | None
@@ -47,6 +50,7 @@ class TrainingPlan:
     is_weighted: bool = False
     seeded: bool = False
     vault: PrivateLabels | None = None
+    receipts: Receipts = ()
 
     @staticmethod
     def of(x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> TrainingPlan:
@@ -143,6 +147,7 @@ class PoissonPlan(TrainingPlan):
             unit=batches.privacy_unit,
             seeded=batches.seeded,
             vault=batches.labels,
+            receipts=batches.receipts,
         )
 
     def known_labels(self) -> np.ndarray | None:
@@ -218,7 +223,8 @@ class ArrayPlan(TrainingPlan):
                 "labels in a PrivateLabels vault come with batches: fit(tf_labeldp.data."
                 "poisson_batches(x, labels, sampling_probability=..., steps=...))."
             )
-        weights = settings.pop("sample_weight", None)
+        public = public_input(x, settings.pop("sample_weight", None))
+        x, weights = public.value
         is_weighted = weights is not None
         y = np.asarray(y) if isinstance(y, list) else y
         x, y = tf.nest.map_structure(np.asarray, (x, y))
@@ -252,6 +258,7 @@ class ArrayPlan(TrainingPlan):
             num_units=n,
             num_microbatches=microbatches,
             is_weighted=is_weighted,
+            receipts=public.receipts,
             shuffle=bool(settings.pop("shuffle", True)),
         )
 

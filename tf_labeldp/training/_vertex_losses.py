@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients._model_checks import loss_object, parts_of
 from tf_labeldp.gradients._vectorized_clipping import Trace, row_seeds
 
@@ -53,11 +54,11 @@ class VertexLosses:
         TensorShape([2, 3])
     """
 
-    losses: Callable[[], tf.Tensor]
-    predictions: Callable[[], tf.Tensor]
-    variables: list[Any]
+    losses: Setting[Callable[[], tf.Tensor]]
+    predictions: Setting[Callable[[], tf.Tensor]]
+    variables: Setting[list[Any]]
     mask: tf.Tensor | None = None
-    noise_stddev: Any = None
+    noise_stddev: Setting[Any] = None
     cross_entropy: bool = False
 
 

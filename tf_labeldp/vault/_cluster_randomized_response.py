@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, PublicInput, Setting
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import Mechanism
@@ -20,7 +21,6 @@ from tf_labeldp.mechanisms._clusters import (
     checked_threshold,
     cluster_distributions,
 )
-from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
 
@@ -257,11 +257,11 @@ class ClusterRandomizedResponse(Randomizer):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ClusterRandomizedResponse:
+    def from_config(cls, config: Setting[dict[str, Any]]) -> ClusterRandomizedResponse:
         """Returns the mechanism that ``get_config`` described."""
         return cls(**config)
 
-    def transition_matrix(self, distribution: Any) -> np.ndarray:
+    def transition_matrix(self, distribution: Public[Any]) -> np.ndarray:
         """Returns ``P[noisy label | label]``, (K, K), in a cluster of this released distribution.
 
         Raises:
@@ -269,11 +269,13 @@ class ClusterRandomizedResponse(Randomizer):
         """
         return (self.draw or self._sampler).transition_matrix(distribution)
 
-    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+    def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
         """Returns the mechanisms of the counts and of the draw, at its highest price."""
         return [part for part in (self.histogram, self.draw) if part is not None]
 
-    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+    def draw_from(
+        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
+    ) -> NoisyLabels:
         """Releases the distributions as ``key/distributions``, and draws as ``key``.
 
         The key is ``"cluster-rr"`` by default; ``priors`` of the noisy labels has the released
@@ -285,16 +287,17 @@ class ClusterRandomizedResponse(Randomizer):
                 f"{labels.num_classes}. Make the mechanism with the labels' number of classes."
             )
         key = "cluster-rr" if key is None else key
-        came_along = receipts_of(public["clusters"])
-        clusters = _checked_clusters(public["clusters"], len(labels), self.num_classes)
+        clusters = _checked_clusters(public.value, len(labels), self.num_classes)
         named = ((f"{key}/distributions", self.histogram), (key, self.draw))
-        self._reserve(labels, {name: one for name, one in named if one is not None}, came_along)
-        sizes, receipts = np.bincount(clusters), came_along
+        draws: dict[str, Mechanism] = {name: one for name, one in named if one is not None}
+        self._reserve(labels, draws, public.receipts)
+        sizes, receipts = np.bincount(clusters), public.receipts
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
         if self.histogram is not None:
-            counts = labels.release(self.histogram, public_input=clusters, key=named[0][0])
+            grouped = public.with_value(clusters)
+            counts = labels.release(self.histogram, public_input=grouped, key=named[0][0])
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
-            receipts = merge_receipts(came_along, counts.receipts)
+            receipts = merge_receipts(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:
             # A generator that depends on what was released alone, so that runs repeat.

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting import Assumption, Charge, PublicInput
+from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
@@ -31,12 +32,13 @@ from tf_labeldp.mechanisms._base import (
     has_own_event,
     is_of_this_library,
     serialize,
+    settings,
 )
 from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault._store import PUBLIC_INPUT, DrawSettingsError, Record, array_digest
+from tf_labeldp.vault._records import PUBLIC_INPUT, DrawSettingsError, Record
 
 _CHECKED: dict[tuple[type, str], str] = {}
 """Mechanisms of others that have passed ``check_mechanism`` in this process, with their channel."""
@@ -89,12 +91,12 @@ class Draws:
         self,
         mechanism: Mechanism,
         rows: np.ndarray,
-        public_input: Any,
+        public: PublicInput[Any],
         key: str | None,
-        made_of: Receipts,
     ) -> Record:
         """Returns the record of a draw or a release, a new one or the stored one of this name."""
-        digest = None if _is_read_once(public_input) else _public_digest(public_input)
+        public_input, made_of = public.value, public.receipts
+        digest = None if _is_read_once(public_input) else public.digest
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
@@ -124,12 +126,12 @@ class Draws:
         if self._keyed_for(mechanism) is not None:
             notes += KEYED_ASSUMPTIONS
         if not is_of_this_library(mechanism):
-            event = ", and its uses compose as its dp_event says"
-            notes.append(
-                f"its author's claim, not this library's: {type(mechanism).__name__} has the "
-                f"epsilon of {mechanism.epsilon:g} that it states"
-                + (event if has_own_event(mechanism) else "")
+            event = ", and its uses compose as its dp_event states" * has_own_event(mechanism)
+            text = (
+                f"{type(mechanism).__name__} has the epsilon of {mechanism.epsilon:g} that it "
+                f"states{event}: its author's claim, not this library's."
             )
+            notes.append(Assumption("claimed-mechanism", "authors", text))
         known = isinstance(public_input, Priors) and public_input.receipts
         if public_input is not None and not known:
             notes.append(PUBLIC_INPUT)
@@ -145,7 +147,7 @@ class Draws:
             name: array_digest(value) if isinstance(value, np.ndarray) else value
             for name, value in vars(mechanism).items()
         }
-        this = type(mechanism), repr((serialize(mechanism), state))
+        this = type(mechanism), repr((settings(mechanism), state))
         if this not in _CHECKED or _CHECKED[this] != _channel_digest(mechanism):
             statistic = isinstance(mechanism, AggregateMechanism)
             check_mechanism(mechanism, public_input=public_input if statistic else None)
@@ -188,7 +190,7 @@ class Draws:
             if is_of_this_library(mechanism):  # raises what is wrong whatever the labels are
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
             failed = ledger.receipt(charge, repr(mechanism), "failed", **made)
-            ledger.keep(receipt=failed, indices=rows)
+            ledger.keep(receipt=failed)
             raise RuntimeError(
                 f"{type(mechanism).__name__} failed on these labels, and would not on others; what "
                 "it said is kept back, since it may tell something of them. The draw was charged. "
@@ -208,8 +210,7 @@ class Draws:
             public_digest=public_input.digest() if _is_read_once(public_input) else digest,
             made_of=made_of,
             indices=rows,
-            values=values,
-            **priors,
+            arrays={"values": values, **priors},
         )
 
     def _apply(
@@ -272,7 +273,7 @@ def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_inp
     stored, indices = deserialize(record.mechanism or {}), _arrays(record)[1]
     agrees = {
         # Read back first: a stored draw may lack arguments that were added since.
-        "mechanism": serialize(stored) == serialize(mechanism),
+        "mechanism": settings(stored) == settings(mechanism),
         "indices": np.array_equal(indices, rows),
         "priors or public input": same_input,
     }
@@ -298,15 +299,6 @@ def compact(noisy: np.ndarray) -> np.ndarray:
     if noisy.dtype.kind not in "iu" or not noisy.size:
         return noisy
     return noisy.astype(np.result_type(*map(np.min_scalar_type, (noisy.min(), noisy.max()))))
-
-
-def _public_digest(public_input: Any) -> str | None:
-    """Returns a digest of what a draw uses beside the labels."""
-    if public_input is None:
-        return None
-    if hasattr(public_input, "digest"):  # too large for memory, perhaps
-        return str(public_input.digest())
-    return array_digest(np.asarray(public_input))
 
 
 def _is_read_once(public_input: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipts, compose_receipts
+from tf_labeldp.accounting import PrivacyGuarantee, PublicInput, Setting, public_input
+from tf_labeldp.accounting._receipts import Receipts, compose_receipts, merge_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, MetricMechanism
 from tf_labeldp.mechanisms._metrics import (
     CLASS_METRICS,
@@ -18,7 +18,6 @@ from tf_labeldp.mechanisms._metrics import (
     class_predictions,
     class_values,
 )
-from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._label_kinds import LabelKind
 
 _HISTOGRAMS = ("confusion_matrix", "auc", "calibration")
@@ -48,11 +47,11 @@ class Evaluation:
     """
 
     metric: str
-    value: Any
-    standard_error: Any
+    value: Setting[Any]
+    standard_error: Setting[Any]
     num_examples: int
     receipts: Receipts = ()
-    details: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    details: Setting[dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
         """Returns the ends of a confidence interval, exact for Laplace noise.
@@ -115,12 +114,15 @@ def _by_release(
 ) -> Evaluation:
     kind = labels.kind
     _validate.one_of("metric", metric, (*kind.metrics, *kind.summaries))
+    public = public_input(predictions)
+    predictions = public.value
     check_length(len(labels), len(labels) if predictions is None else np.shape(predictions)[0])
     if metric in _HISTOGRAMS:
-        return _of_histogram(labels, predictions, metric, epsilon, key)
+        return _of_histogram(labels, public, metric, epsilon, key)
     of_mean = "mean" if metric == "total" else metric
     mechanism = MetricMechanism(epsilon, of_mean, **kind.mechanism_arguments())
-    made = labels.release(mechanism, public_input=as_released(predictions, mechanism), key=key)
+    released = public.with_value(as_released(predictions, mechanism))
+    made = labels.release(mechanism, public_input=released, key=key)
     times = len(labels) if metric == "total" else 1
     return Evaluation(
         metric,
@@ -132,7 +134,9 @@ def _by_release(
 
 
 def _by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: Any) -> Evaluation:
-    learnt = {one.id for one in receipts_of([model])} & {one.id for one in noisy.receipts}
+    public = public_input(predictions, model)
+    predictions = public.value[0]
+    learnt = {one.id for one in public.receipts} & {one.id for one in noisy.receipts}
     if learnt:
         raise ValueError(
             "the model has learnt from these noisy labels, by its receipts, and would look better "
@@ -154,9 +158,8 @@ def _by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: Any) -> E
         found = (noisy.debiased() * table).sum(axis=1)
     times = len(noisy) if metric == "total" else 1
     error = float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.inf
-    return Evaluation(
-        metric, float(found.mean()) * times, error * times, len(noisy), noisy.receipts
-    )
+    receipts = merge_receipts(noisy.receipts, public.receipts)
+    return Evaluation(metric, float(found.mean()) * times, error * times, len(noisy), receipts)
 
 
 def as_released(predictions: Any, mechanism: MetricMechanism) -> Any:
@@ -171,9 +174,10 @@ def as_released(predictions: Any, mechanism: MetricMechanism) -> Any:
 
 
 def _of_histogram(
-    labels: _Vault, predictions: Any, metric: str, epsilon: float, key: str | None
+    labels: _Vault, public: PublicInput[Any], metric: str, epsilon: float, key: str | None
 ) -> Evaluation:
     """Returns a metric of the noisy numbers of labels of each class in public groups."""
+    predictions = public.value
     number = labels.kind.as_classes().num_classes
     mechanism = HistogramMechanism(epsilon, number)
     size = len(labels)
@@ -191,7 +195,7 @@ def _of_histogram(
         else:
             bins = np.minimum((sure * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
             groups, num_groups = bins * number + likeliest, _CALIBRATION_BINS * number
-    made = labels.release(mechanism, public_input=groups, key=key)
+    made = labels.release(mechanism, public_input=public.with_value(groups), key=key)
     counts = np.zeros((num_groups, number))
     counts[: len(made.values)] = made.values
     in_group = np.bincount(groups, minlength=num_groups)

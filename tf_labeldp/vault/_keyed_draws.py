@@ -1,4 +1,4 @@
-"""Keyed draws: noisy labels as a function of their rows, and the key file that lists what it costs.
+"""Keyed draws: noisy labels as a function of their rows, and the key with its ledger.
 
 An engine that runs a step again must get the same draw, on any machine. So the random bits of a row
 are a pseudorandom function of a secret key and of all that the draw depends on.
@@ -6,6 +6,7 @@ are a pseudorandom function of a secret key and of all that the draw depends on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import secrets
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import filelock
@@ -21,7 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from tf_labeldp.accounting import Charge, PrivacyGuarantee
+from tf_labeldp.accounting import (
+    Assumption,
+    Charge,
+    PrivacyGuarantee,
+    Private,
+    Public,
+    PublicInput,
+    Setting,
+    public_input,
+)
+from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.accounting._receipts import (
     LabelSet,
     Receipt,
@@ -38,27 +50,64 @@ from tf_labeldp.mechanisms import (
     RRWithPrior,
     _random,
 )
-from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, serialize
-from tf_labeldp.vault._carried import receipts_of
-from tf_labeldp.vault._store import KEY_FILE, PUBLIC_INPUT, publish
+from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, settings
+from tf_labeldp.vault._records import (
+    KEY_FILE,
+    PUBLIC_INPUT,
+    LabelStoreError,
+    Record,
+    may_count,
+    read_key,
+    write_key,
+)
+from tf_labeldp.vault._store import SUMS, LabelStore
+from tf_labeldp.vault._store_of_0_2 import import_key, key_of_0_2, output_of_0_2
 
-_FORMAT = 1
+_LEDGER = ".ledger"
+"""Ends the name of the folder for the ledger of a key without a vault."""
 _KEYED = (RandomizedResponse, RRTopK, RRWithPrior, InformativeRR, RROnBins)
 KEYED_ASSUMPTIONS = (
-    "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
-    "secret",
-    "each id names one row, whose label is the same in all runs of a release",
+    Assumption(
+        "secure-keyed-draws",
+        "machines",
+        "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom, and the key stays "
+        "secret.",
+    ),
+    Assumption(
+        "unique-ids",
+        "holder",
+        "Each id names one row, whose label is the same in all runs of a release.",
+    ),
 )
 
 
+@dataclasses.dataclass
+class _Release:
+    """What the ledger says of a release of an engine."""
+
+    binding: str | None = None  # digest of mechanism and prior; None before it is registered
+    receipts: Receipts = ()  # its own comes last
+    rows: Record | None = None  # that its rows are bound by
+    output: Record | None = None  # that has what was drawn of a statistic
+    place: str | None = None  # where version 0.2 wrote that
+    sums: str | None = None  # where exact sums wait for their noise
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether this is a statistic whose noise was drawn, whatever became of it."""
+        return self.output is not None or self.place is not None
+
+
 class ReleaseKey:
-    """A secret key for draws, in a file that lists its releases and what they cost.
+    """A secret key for draws, and the ledger of its releases and what they cost.
 
     Guarantee:
         All that left under this key is ``guarantee()``-label-DP together: its releases add up. A
         name is bound to one mechanism and one prior, so that the same bits never meet two of them.
-        The file has mode 600 and holds the secret: keep it with the labels, and never beside what
-        is published. Who has it can undo the noise; without it nothing is drawn again.
+        The file has mode 600 and holds the secret alone: keep it with the labels, and never beside
+        what is published. Who has it can undo the noise; without it nothing is drawn again. The
+        releases stand in the ledger of the vault in whose store the file is, or in a folder
+        ``<file>.ledger``, which is kept with the file.
 
     Args:
         path: of a key file; ``ReleaseKey.create`` makes one.
@@ -74,7 +123,11 @@ class ReleaseKey:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()
-        self.secret: bytes = bytes.fromhex(self._read()["secret"])
+        self.secret: bytes = read_key(self.path)
+        self._store = _store_of(self.path)
+        self._is_open = False
+        self._releases: dict[str, _Release] = {}
+        self._ids: set[str] = set()
 
     def __reduce__(self) -> Any:
         """Pickles the path alone: workers read the file."""
@@ -85,9 +138,9 @@ class ReleaseKey:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], *, people: str | None = None, labels: Any = None
+        cls, path: str | os.PathLike[str], *, people: str | None = None, labels: Setting[Any] = None
     ) -> ReleaseKey:
-        """Makes a key from the operating system's random bits, and its file.
+        """Makes a key from the operating system's random bits, its file and its ledger.
 
         Args:
             path: of the new file; its folder must be there.
@@ -95,61 +148,55 @@ class ReleaseKey:
             labels: a vault's ``label_set``, where the key is of the labels of a vault.
 
         Raises:
-            FileExistsError: there is a file. A new key would draw, and charge, everything anew.
+            FileExistsError: there is a file, or the ledger of one that was lost. A new key would
+                draw, and charge, every label once more.
         """
-        path = pathlib.Path(path).expanduser()
-        labels = labels or LabelSet.new(0, people, stored=True)
-        content = {
-            "format": _FORMAT,
-            "secret": secrets.token_hex(32),
-            "labels": dataclasses.asdict(labels),
-            "releases": {},
-        }
-        publish(path, json.dumps(content).encode())
+        path = pathlib.Path(path).expanduser().absolute()
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.parent}. Make it first.")
+        store = _store_of(path)
+        with store.locked():
+            if path.exists() or (store.exists() and store.has_key()):
+                raise FileExistsError(
+                    f"there is a key {path}, or the ledger of one in {store.path}. Restore the "
+                    "file if it was lost, or give another path."
+                )
+            if store.path.name == path.name + _LEDGER:
+                labels = labels or LabelSet.new(0, people, stored=True)
+                (store.path / "header.json").unlink(missing_ok=True)  # of a call that was killed
+                store.create(labels, stored=labels.stored)
+            elif labels is not None and labels.name != store.label_set().name:
+                raise LabelStoreError(
+                    f"{store.path} is the store of other labels than those given. Leave labels out."
+                )
+            store.bind_key(write_key(path))
         return cls(path)
 
-    def check(self, release: str, mechanism: Mechanism, priors: Any = None) -> None:
+    def check(self, release: str, mechanism: Public[Mechanism], priors: Public[Any] = None) -> None:
         """Raises if the name is taken by another mechanism or prior."""
-        if not isinstance(release, str) or not release or "/" in release:
-            raise ValueError(f"release must be a name without '/', got {release!r}.")
-        known = self._read()["releases"].get(release)
-        if known is not None and known["binding"] != _binding(mechanism, priors):
-            raise ValueError(
-                f"release {release!r} was made with another mechanism or prior than "
-                f"{type(mechanism).__name__}; the same bits would reveal labels. Name a new release"
-                ", which is charged on top."
-            )
+        mechanism, priors = public_input(mechanism, priors).value
+        with self._turn():
+            self._known(release, mechanism, priors)
 
     def register(
-        self, release: str, mechanism: Mechanism, priors: Any = None, *, num_rows: int = 0
+        self,
+        release: str,
+        mechanism: Public[Mechanism],
+        priors: Public[Any] = None,
+        *,
+        num_rows: int = 0,
     ) -> None:
         """Lists a release and its charge, before anything of it is drawn; once for each name."""
-        with filelock.FileLock(f"{self.path}.lock"):
-            self.check(release, mechanism, priors)
-            content = self._read()
-            if release in content["releases"]:
-                return
-            charge = Charge.of(mechanism)
-            is_draw = isinstance(mechanism, LabelMechanism)
-            made_of = receipts_of([priors])
-            notes = charge.assumptions + (KEYED_ASSUMPTIONS if is_draw else ())
-            notes += (PUBLIC_INPUT,) if priors is not None and not made_of else ()
-            receipt = Receipt(
-                LabelSet(**{**content["labels"], "size": num_rows}),
-                dataclasses.replace(charge, assumptions=notes),
-                what=f"{type(mechanism).__name__}, {'keyed draws' if is_draw else 'a release'}",
-                kind="draw" if is_draw else "release",
-                key=release,
-                delta=mechanism.delta,
-            )
-            content["releases"][release] = {
-                "binding": _binding(mechanism, priors),
-                "receipts": [one.to_json() for one in (*made_of, receipt)],
-            }
-            self._write(content)
+        public = public_input(mechanism, priors)
+        with self._turn():
+            if self._known(release, *public.value).binding is None:
+                self._keep_release(release, public, num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
         """Ties a release to the rows that it is of, at its first run; raises for other rows later.
+
+        The key, the release and its rows determine the noisy labels, so that this is the record
+        that they were drawn.
 
         Args:
             release: a registered name.
@@ -160,32 +207,87 @@ class ReleaseKey:
             ValueError: a row was added or left out, or has another label: it would be drawn again
                 at no charge.
         """
-        rows = [int(count), f"{int(fingerprint) % 2**64:016x}"]
-        with filelock.FileLock(f"{self.path}.lock"):
-            content = self._read()
-            known = content["releases"][release].setdefault("rows", rows)
-            if known != rows:
+        rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
+        with self._turn():
+            known = self._registered(release).rows
+            if known is None:
+                self._keep(release={"name": release}, arrays={"bound": rows})
+            elif not np.array_equal(known.arrays["bound"], rows):
                 raise ValueError(
-                    f"release {release!r} was drawn for {known[0]} rows, and now there are "
-                    f"{rows[0]}, or some have another label or prior. Give the rows of the first "
-                    "run, or name a new release, which is charged on top."
+                    f"release {release!r} was drawn for {known.arrays['bound'][0]} rows, and now "
+                    f"there are {rows[0]}, or some have another label or prior. Give the rows of "
+                    "the first run, or name a new release, which is charged on top."
                 )
-            self._write(content)
+
+    def is_drawn(self, release: str) -> bool:
+        """Returns whether the ledger says that a statistic was drawn, whatever became of it."""
+        with self._turn():
+            return self._releases.get(release, _Release()).is_drawn
+
+    def unless_drawn(self, release: str, write: Setting[Callable[[], None]]) -> None:
+        """Writes the exact sums of a statistic, unless its noise was drawn already."""
+        with self._turn():
+            if not self._releases.get(release, _Release()).is_drawn:
+                write()
+
+    def draw_once(
+        self,
+        release: str,
+        mechanism: Public[Mechanism],
+        draw: Setting[Callable[[], tuple[int, dict[str, Any]]]],
+    ) -> dict[str, np.ndarray]:
+        """Returns the arrays of a statistic: of the ledger, or drawn and written there with it.
+
+        Args:
+            release: its name.
+            mechanism: what draws.
+            draw: returns the number of rows, and the arrays; one process calls it once.
+
+        Raises:
+            LabelStoreError: it was drawn, and what came out is gone.
+        """
+        public = public_input(mechanism, None)
+        with self._turn():
+            known = self._known(release, *public.value)
+            if known.output is None and known.place is not None:
+                self._keep(release={"name": release}, arrays=output_of_0_2(release, known.place))
+            elif known.output is None:
+                num_rows, arrays = draw()
+                if known.binding is None:
+                    self._keep_release(release, public, num_rows, arrays)
+                else:
+                    self._keep(release={"name": release}, arrays=arrays)
+            return self._releases[release].output.arrays  # type: ignore[union-attr]
+
+    def sums_of(self, release: str, folder: str | None) -> str:
+        """Returns where the exact sums of a release wait, and notes it for ``forget``."""
+        own = self._store.path / SUMS
+        with self._turn():
+            own.mkdir(mode=0o700, exist_ok=True)
+            if folder is None:
+                return os.fspath(own / f"{release}.npz")
+            path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
+            path = path if "://" in path else os.path.abspath(path)
+            if self._releases.get(release, _Release()).sums != path:
+                self._keep(release={"name": release, "sums": path})
+            return path
+
+    def lock_of(self, release: str) -> Any:
+        """Returns the lock that the process which runs the pipeline of a release holds."""
+        path = self._store.path / SUMS / f"{release}.lock"
+        return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
 
     @property
     def label_set(self) -> LabelSet:
         """What receipts call these labels."""
-        return LabelSet(**self._read()["labels"])
+        with self._turn():
+            return self._store.label_set()
 
     def receipts(self, release: str | None = None) -> Receipts:
         """Returns the receipts of a release, or of all."""
-        releases = self._read()["releases"]
-        if release is not None and release not in releases:
-            raise KeyError(f"there is no release {release!r}; there are {sorted(releases)}.")
-        chosen = releases.values() if release is None else [releases[release]]
-        return merge_receipts(
-            [Receipt.from_json(one) for each in chosen for one in each["receipts"]]
-        )
+        with self._turn():
+            several = self._releases.values() if release is None else [self._registered(release)]
+            return merge_receipts(*(one.receipts for one in several))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all releases together."""
@@ -207,29 +309,107 @@ class ReleaseKey:
         }
         return json.dumps(content, indent=1)
 
-    def _write(self, content: dict[str, Any]) -> None:
-        publish(self.path, json.dumps(content).encode(), replace=True)
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Lets one process at a time look at the ledger, and add to it."""
+        store = self._store
+        of_0_2 = None if self._is_open or store.exists() else key_of_0_2(self.path)
+        if not store.exists() and of_0_2 is None:
+            raise LabelStoreError(
+                f"the ledger {store.path} of the key {self.path} is missing: what was released is "
+                "not known. Restore the folder from a backup."
+            )
+        with store.locked():
+            if not store.exists() and of_0_2 is not None:
+                labels = LabelSet(**of_0_2["labels"])
+                store.create(labels, stored=labels.stored)
+            if not self._is_open:
+                import_key(store, self.path)
+                store.bind_key(self.secret)
+                store.label_set()
+                self._is_open = True
+            self._remember(store.new_records())
+            yield
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self.path.read_text())
-            if content["format"] != _FORMAT or len(content["secret"]) != 64:
-                raise ValueError("not of this format")
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"there is no key file {self.path}. Restore it: a new key, ReleaseKey.create(path),"
-                " draws every label anew and is charged again."
-            ) from None
-        except (KeyError, TypeError, ValueError) as error:
+    def _remember(self, records: list[Record]) -> None:
+        for record in records:
+            if record.receipt is not None:
+                self._ids.add(record.receipt.id)
+            said = record.release
+            if said is None:
+                continue
+            found = self._releases.setdefault(said["name"], _Release())
+            if record.receipt is not None:
+                found.binding = said["binding"]
+                found.receipts = merge_receipts(record.made_of, [record.receipt])
+            found.rows = record if "bound" in record.array_names else found.rows
+            found.output = record if "values" in record.array_names else found.output
+            found.place = said.get("output", found.place)
+            found.sums = said.get("sums", found.sums)
+
+    def _known(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
+        """Returns what is known of a release, or raises if it is another one."""
+        if not isinstance(release, str) or not release or "/" in release:
+            raise ValueError(f"release must be a name without '/', got {release!r}.")
+        known = self._releases.get(release, _Release())
+        if known.binding not in (None, _binding(mechanism, priors)):
             raise ValueError(
-                f"{self.path} is no key file, or it is damaged: {type(error).__name__}. Restore a "
-                "copy of it as it was written."
-            ) from None
-        return dict(content)
+                f"release {release!r} was made with another mechanism or prior than "
+                f"{type(mechanism).__name__}; the same bits would reveal labels. Name a new release"
+                ", which is charged on top."
+            )
+        return known
+
+    def _registered(self, release: str) -> _Release:
+        found = {name: one for name, one in self._releases.items() if one.binding is not None}
+        if release not in found:
+            raise KeyError(f"there is no release {release!r}; there are {sorted(found)}.")
+        return found[release]
+
+    def _keep_release(
+        self, release: str, public: PublicInput[Any], num_rows: int, arrays: dict[str, Any]
+    ) -> None:
+        """Writes the charge of a release, with what was drawn where that is a statistic."""
+        (mechanism, priors), made_of = public.value, public.receipts
+        charge = Charge.of(mechanism)
+        is_draw = isinstance(mechanism, LabelMechanism)
+        notes = charge.assumptions + (KEYED_ASSUMPTIONS if is_draw else ())
+        known = bool(getattr(priors, "receipts", ()))
+        notes += (PUBLIC_INPUT,) if priors is not None and not known else ()
+        labels = self._store.label_set()
+        for one in made_of:
+            if one.id not in self._ids and may_count(labels, one):
+                self._keep(receipt=one)
+        receipt = Receipt(
+            dataclasses.replace(labels, size=num_rows),
+            dataclasses.replace(charge, assumptions=notes),
+            what=f"{type(mechanism).__name__}, {'keyed draws' if is_draw else 'a release'}",
+            kind="draw" if is_draw else "release",
+            key=release,
+            delta=mechanism.delta,
+            output_digest=array_digest(arrays["values"]) if arrays else None,
+        )
+        said = {"name": release, "binding": _binding(mechanism, priors)}
+        self._keep(receipt=receipt, made_of=made_of, release=said, arrays=arrays)
+
+    def _keep(self, **content: Any) -> None:
+        self._remember(self._store.append_next(Record.of(0, **content)))
+
+
+def _store_of(path: pathlib.Path) -> LabelStore:
+    """Returns the store of a key: that of the vault whose folder it is in, or one of its own."""
+    if (path.parent / "header.json").exists():
+        return LabelStore(path.parent)
+    return LabelStore(path.with_name(path.name + _LEDGER))
 
 
 def randomize_batch(
-    ids: Any, labels: Any, mechanism: LabelMechanism, key: bytes, release: str, priors: Any = None
+    ids: Public[Any],
+    labels: Private[Any],
+    mechanism: Public[LabelMechanism],
+    key: bytes,
+    release: str,
+    priors: Public[Any] = None,
 ) -> np.ndarray:
     """Returns noisy labels of some rows: the same for a row in whatever batch it comes.
 
@@ -257,6 +437,7 @@ def randomize_batch(
         >>> randomize_batch([2, 5], [2, 0], mechanism, key, "first").tolist()
         [0, 0]
     """
+    ids, mechanism, priors = public_input(ids, mechanism, priors).value
     return KeyedRows(ids, labels, mechanism, key, release, priors).randomize()
 
 
@@ -350,18 +531,18 @@ class KeyedDraws:
                 "noise. Give each row an id of its own."
             )
 
-    def open(self, ledger: Any, store: pathlib.Path | None) -> None:
+    def open(self, ledger: Any, store: LabelStore | None) -> None:
         """Reads the key of a store, or makes one; without a store it is this process's."""
         if store is None:
             self._secret = secrets.token_bytes(32)
             return
+        path = store.path / KEY_FILE
         with ledger.turn():
-            path = store / KEY_FILE
-            if not path.exists() and not ledger.records:  # else a lost key is an error
-                ReleaseKey.create(path, labels=ledger.label_set)
-            key = ReleaseKey(path)
-        ledger.listen_to(key)
-        self._secret = key.secret
+            if path.exists() or store.has_key():  # a lost key is an error
+                self._secret = read_key(path)
+            else:
+                self._secret = write_key(path)
+            store.bind_key(self._secret)
 
     def randomize(
         self, mechanism: Any, labels: np.ndarray, rows: np.ndarray, priors: Any, name: str
@@ -467,7 +648,7 @@ def _binding(mechanism: Mechanism, priors: Any) -> str:
     given: Any = None if priors is None else Priors.of(priors)
     if given is not None:  # priors by row come in with the row, as its label does
         given = "by row" if _is_by_row(given) else given.probabilities.tolist()
-    content = json.dumps([serialize(mechanism), given], sort_keys=True)
+    content = json.dumps([settings(mechanism), given], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Charge
+from tf_labeldp.accounting import Charge, Private, Public, Setting
+from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.mechanisms import AggregateMechanism, ClassificationMechanism, RegressionMechanism
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
 from tf_labeldp.mechanisms._metrics import CLASS_METRICS, NUMBER_METRICS
-from tf_labeldp.vault._store import array_digest
 
 
 class LabelKind(abc.ABC):
@@ -57,10 +57,10 @@ class LabelKind(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def encode(self, labels: Any) -> np.ndarray:
+    def encode(self, labels: Private[Any]) -> np.ndarray:
         """Returns a private copy of the labels as the mechanisms take them, (n,) or (n, L)."""
 
-    def decode(self, codes: Any) -> np.ndarray:
+    def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the labels that ``encode`` makes these codes of."""
         return np.asarray(codes)
 
@@ -73,11 +73,11 @@ class LabelKind(abc.ABC):
         """Returns the arguments by which a mechanism of many labels is made for these."""
 
     @abc.abstractmethod
-    def check(self, mechanism: LabelMechanism) -> None:
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
         """Raises if the mechanism is not for these labels."""
 
     @abc.abstractmethod
-    def check_release(self, mechanism: AggregateMechanism) -> None:
+    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
         """Raises if a mechanism of many labels is not for these."""
 
     @abc.abstractmethod
@@ -88,15 +88,15 @@ class LabelKind(abc.ABC):
     def any_labels(self, size: int) -> np.ndarray:
         """Returns labels that could be in a vault and reveal nothing of those that are, (size,)."""
 
-    def charge(self, mechanism: Mechanism) -> Charge:
+    def charge(self, mechanism: Setting[Mechanism]) -> Charge:
         """Returns what one use of a mechanism on these labels costs each unit."""
         return Charge.of(mechanism)
 
     def randomize(
         self,
-        mechanism: LabelMechanism,
-        labels: np.ndarray,
-        public: Any,
+        mechanism: Public[LabelMechanism],
+        labels: Private[np.ndarray],
+        public: Public[Any],
         rng: np.random.Generator | None,
     ) -> np.ndarray:
         """Returns checked noisy labels (m, ...) of encoded labels."""
@@ -206,7 +206,7 @@ class Numbers(LabelKind):
     def code_variance(self) -> float:
         return 0.25 * (self.high - self.low) ** 2
 
-    def encode(self, labels: Any) -> np.ndarray:
+    def encode(self, labels: Private[Any]) -> np.ndarray:
         array = _as_array(labels)
         if self.clip:
             return np.clip(_validate.real_vector("labels", array), self.low, self.high)
@@ -221,10 +221,10 @@ class Numbers(LabelKind):
     def header(self) -> dict[str, Any]:
         return {"num_classes": None, "classes": None, "range": [self.low, self.high]}
 
-    def check(self, mechanism: LabelMechanism) -> None:
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
         self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
 
-    def check_release(self, mechanism: AggregateMechanism) -> None:
+    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
         if mechanism.num_classes is not None or mechanism.num_labels is not None:
             raise ValueError(
                 "the mechanism is for classes or rows of labels, the labels are "
@@ -296,13 +296,13 @@ class Classes(LabelKind):
     def code_variance(self) -> float:
         return 0.25 if self.num_classes == 2 else 1.0 - 1.0 / self.num_classes
 
-    def encode(self, labels: Any) -> np.ndarray:
+    def encode(self, labels: Private[Any]) -> np.ndarray:
         labels = _as_array(labels)
         if self.names is None:
             return _validate.class_indices("labels", labels, self.num_classes)
         return _codes(labels, self.names)
 
-    def decode(self, codes: Any) -> np.ndarray:
+    def decode(self, codes: Public[Any]) -> np.ndarray:
         return self.class_values[_validate.class_indices("codes", codes, self.num_classes)]
 
     def describe(self) -> str:
@@ -315,12 +315,12 @@ class Classes(LabelKind):
         names = None if self.names is None else array_digest(np.array(repr(self.names)))
         return {"num_classes": self.num_classes, "classes": names}
 
-    def check(self, mechanism: LabelMechanism) -> None:
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
         if getattr(mechanism, "num_classes", None) is None:
             checked_mechanism(mechanism, ClassificationMechanism)
         self.check_release(mechanism)
 
-    def check_release(self, mechanism: Any) -> None:
+    def check_release(self, mechanism: Setting[Any]) -> None:
         found = getattr(mechanism, "num_classes", None)
         if found != self.num_classes:
             raise ValueError(
@@ -375,7 +375,7 @@ class Rows(LabelKind):
     def code_variance(self) -> float:
         return 0.25 * self.num_labels
 
-    def encode(self, labels: Any) -> np.ndarray:
+    def encode(self, labels: Private[Any]) -> np.ndarray:
         rows = np.asarray(_as_array(labels))
         if rows.ndim != 2 or rows.shape[1] != self.num_labels:
             raise ValueError(
@@ -401,7 +401,7 @@ class Rows(LabelKind):
     def header(self) -> dict[str, Any]:
         return {"num_classes": None, "classes": None, "labels_in_row": self.num_labels}
 
-    def check(self, mechanism: LabelMechanism) -> None:
+    def check(self, mechanism: Setting[LabelMechanism]) -> None:
         found = checked_mechanism(mechanism, ClassificationMechanism)
         if found.num_classes != 2 or found.uses_priors:
             raise ValueError(
@@ -410,14 +410,14 @@ class Rows(LabelKind):
                 f"{self.num_labels} times."
             )
 
-    def check_release(self, mechanism: AggregateMechanism) -> None:
+    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
         if mechanism.num_labels != self.num_labels:
             raise ValueError(
                 f"the mechanism has num_labels={mechanism.num_labels}, the rows have "
                 f"{self.num_labels} labels. Make the mechanism for rows of that many labels."
             )
 
-    def charge(self, mechanism: Mechanism) -> Charge:
+    def charge(self, mechanism: Setting[Mechanism]) -> Charge:
         """Returns the charge of a release, or of one draw for each label of the row."""
         once = Charge.of(mechanism)
         if isinstance(mechanism, AggregateMechanism):
@@ -430,9 +430,9 @@ class Rows(LabelKind):
 
     def randomize(
         self,
-        mechanism: LabelMechanism,
-        labels: np.ndarray,
-        public: Any,
+        mechanism: Public[LabelMechanism],
+        labels: Private[np.ndarray],
+        public: Public[Any],
         rng: np.random.Generator | None,
     ) -> np.ndarray:
         """Returns rows in which each label was drawn by itself, ``int64`` (m, L)."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._receipts import merge_receipts
+from tf_labeldp.accounting import Private, Public, PublicInput, Setting, public_input
+from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.estimation import debiased
 from tf_labeldp.estimation._priors import ordered_prior, rounding_grid
 from tf_labeldp.mechanisms import HistogramMechanism, Priors, RROnBins, optimal_bins
@@ -17,7 +18,7 @@ from tf_labeldp.mechanisms._base import Mechanism
 from tf_labeldp.mechanisms._losses import check_domain, checked_loss, segment_costs
 from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._private_labels import PrivateLabels, Randomizer
-from tf_labeldp.vault._store import DrawSettingsError
+from tf_labeldp.vault._records import DrawSettingsError
 
 _TIMES_THEOREM_7 = 4.0
 """Theorem 7 bounds the error of single labels; their mean needs a better prior than these do."""
@@ -65,16 +66,23 @@ class LabelRandomizer(Randomizer):
     """
 
     epsilon: float
-    loss: Any = "squared_error"
+    loss: Setting[Any] = "squared_error"
     prior_epsilon: float | None = None
     max_values: int = 64
     whole_numbers: bool = False
-    values: tuple[float, ...] | None = None
-    prior: tuple[float, ...] | None = None
+    values: Public[tuple[float, ...] | None] = None
+    prior: Public[tuple[float, ...] | None] = None
     noise: str = "discrete_laplace"
+    receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
+        public = public_input(self.values, self.prior)
+        receipts = merge_receipts(self.receipts, public.receipts)
+        for name, value in zip(
+            ("values", "prior", "receipts"), (*public.value, receipts), strict=True
+        ):
+            object.__setattr__(self, name, value)
         _validate.positive_finite("epsilon", self.epsilon)
         checked_loss(self.loss)
         HistogramMechanism(self.epsilon, num_classes=2, noise=self.noise)  # checks the noise
@@ -125,7 +133,7 @@ class LabelRandomizer(Randomizer):
         rule = _TIMES_THEOREM_7 * math.sqrt(values.size / num_labels)
         return values, min(rule, self.epsilon / 4.0)
 
-    def total(self, noisy: NoisyLabels, seed: int = 0) -> tuple[float, float]:
+    def total(self, noisy: Public[NoisyLabels], seed: int = 0) -> tuple[float, float]:
         """Returns an estimate of the sum of the true labels, and its standard error.
 
         The estimate is the sum of ``noisy.debiased()``. The error is that of the whole, from the
@@ -152,7 +160,7 @@ class LabelRandomizer(Randomizer):
             True
         """
         mechanism, prior = noisy.mechanism, noisy.priors
-        spent = math.fsum(one.charge.epsilon for one in prior.receipts) if prior else 0.0
+        spent = prior.receipts[-1].charge.epsilon if prior and self.prior is None else 0.0
         if (
             not isinstance(mechanism, RROnBins)
             or prior is None
@@ -180,14 +188,16 @@ class LabelRandomizer(Randomizer):
             errors.append(outputs @ worth - counts @ values)
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
-    def parts(self, labels: PrivateLabels) -> list[Mechanism]:
+    def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
         """Returns the mechanism of the prior, and one of the price of the draw."""
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         ends = (values[0], values[-1])
         draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))  # its bins cost nothing
         return [draw] if self.prior is not None else [self._histogram(values, prior_epsilon), draw]
 
-    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+    def draw_from(
+        self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
+    ) -> NoisyLabels:
         """Releases the prior as ``key/prior``, finds the bins, and draws as ``key``.
 
         The key is ``"label-randomizer"`` by default.
@@ -201,12 +211,12 @@ class LabelRandomizer(Randomizer):
             segment_costs(self.loss, values, np.full(values.size, 1.0 / values.size), rest)
         stored = _stored_bins(labels, key, values, rest)
         names = [key] if self.prior is not None else [f"{key}/prior", key]
-        self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)))
+        self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)), public.receipts)
         if self.prior is not None:
-            prior = Priors(np.asarray(self.prior), values=values)
+            prior = Priors(np.asarray(self.prior), values=values, receipts=public.receipts)
         else:
             prior = labels.release(self._histogram(values, prior_epsilon), key=names[0]).priors()
-        mechanism = optimal_bins(values, prior.probabilities, rest, self.loss)
+        mechanism = optimal_bins(values, prior, rest, self.loss)
         if stored is not None:
             # Another machine may round another way and choose other bins among equally good ones.
             bins = (stored, mechanism)
@@ -216,11 +226,12 @@ class LabelRandomizer(Randomizer):
                 raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
             mechanism = stored
         noisy = labels.randomize(mechanism, key=key)
-        receipts = merge_receipts(prior.receipts, noisy.receipts)
+        receipts = merge_receipts(public.receipts, prior.receipts, noisy.receipts)
         return dataclasses.replace(noisy, priors=prior, receipts=receipts)
 
     def _histogram(self, values: np.ndarray, epsilon: float) -> HistogramMechanism:
-        return HistogramMechanism(epsilon, values=tuple(values.tolist()), noise=self.noise)
+        cells = tuple(values.tolist())
+        return HistogramMechanism(epsilon, values=cells, noise=self.noise, receipts=self.receipts)
 
 
 def _checked_range(labels: PrivateLabels) -> tuple[float, float]:

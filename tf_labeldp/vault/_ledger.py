@@ -8,8 +8,9 @@ import itertools
 import os
 import pathlib
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,28 +19,21 @@ from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, Pr
 from tf_labeldp.accounting._budget import CountedCharges, compose_counted
 from tf_labeldp.accounting._events import pure_dp_event
 from tf_labeldp.accounting._guarantee import warn_of_delta
+from tf_labeldp.accounting._public_input import note_digests
 from tf_labeldp.accounting._receipts import (
-    Histories,
+    Composition,
     LabelSet,
     Receipt,
     Receipts,
     actor_name,
-    compose_receipts,
-    histories_with,
     merge_receipts,
     timestamp,
 )
-from tf_labeldp.vault._carried import LEDGERS, note_digests
-from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, ReleaseKey
 from tf_labeldp.vault._label_kinds import LabelKind
+from tf_labeldp.vault._model_history import LEDGERS
 from tf_labeldp.vault._project import Project
-from tf_labeldp.vault._store import (
-    KEY_FILE,
-    DrawSettingsError,
-    LabelStore,
-    LabelStoreError,
-    Record,
-)
+from tf_labeldp.vault._records import DrawSettingsError, Record, may_count
+from tf_labeldp.vault._store import LabelStore
 
 UNNAMED = "unnamed-"
 """Begins the names of draws without a key."""
@@ -98,7 +92,7 @@ class History(tuple[Use, ...]):
 
 
 class Ledger:
-    """The records of one vault, in memory or in a store, held against its budget.
+    """The records of one vault, in memory or in a store, and its budget.
 
     A new store writes a salted digest of the labels; ``budget=None`` takes that of the store, or of
     its project. ``Ledger.of_store`` reads that of a store without its labels.
@@ -106,7 +100,6 @@ class Ledger:
 
     budget: PrivacyBudget
     label_set: LabelSet
-    _made_elsewhere: Callable[[], Receipts]  # of these labels, by engines
     _project: Project | None
 
     def __init__(
@@ -134,55 +127,39 @@ class Ledger:
                 self._read_new_records()
                 self._take_over()
                 self._check_kept_budget(budget)
-                store.keep()
-                for digests, receipts in store.weights({one.id: one for one in self._receipts()}):
+                for digests, receipts in self.weights():
                     note_digests(digests, receipts)
-            LEDGERS[self.label_set.name] = self
+            LEDGERS[self.label_set.name] = _Weights(self, store.path)
 
     @classmethod
-    def of_store(cls, path: str | os.PathLike[str], *, alone: bool = False) -> Ledger:
-        """Returns the ledger of a store, to be read: it needs no labels, and writes nothing.
+    def of_store(
+        cls, path: str | os.PathLike[str], *, alone: bool = False, read_only: bool = True
+    ) -> Ledger:
+        """Returns the ledger of a store without its labels: to be read, unless it is said.
 
-        It counts what engines have drawn, and the other stores of a project unless ``alone``.
+        It counts the other stores of a project unless ``alone``.
 
         Raises:
             LabelStoreError: no store, a damaged one, or one that lacks what was spent elsewhere.
         """
-        store, ledger = LabelStore(path, read_only=True), object.__new__(cls)
+        store, ledger = LabelStore(path, read_only=read_only), object.__new__(cls)
         label_set, budget = store.look()
         ledger._begin(store, label_set.size, "label", None)
         ledger.label_set, ledger.budget = label_set, budget
         if store.in_project and not alone:
             ledger._project = Project(store.path, is_new=False)
-        if (key := store.path / KEY_FILE).exists():
-            ledger.listen_to(ReleaseKey(key))
         with ledger.turn():
-            own = [one for one in ledger._receipts() if one.labels.name == label_set.name]
-            keyed = any(KEYED_ASSUMPTIONS[0] in one.charge.assumptions for one in own)
-        if keyed and not key.exists() and store.forgotten() is None:
-            raise LabelStoreError(
-                f"{key} is missing: it lists what engines have drawn of these labels, so what was "
-                "spent is not known. Restore the file from a backup."
-            )
-        return ledger
-
-    def listen_to(self, key: ReleaseKey) -> None:
-        """Counts from here on what engines draw of these labels with their key."""
-        if key.label_set.name != self.label_set.name:
-            raise LabelStoreError(
-                f"{key.path} is the key of other labels than those of the store. Restore the file "
-                "that was there; a draw by another key would be a second one."
-            )
-        self._made_elsewhere = key.receipts
+            return ledger
 
     def _begin(self, store: LabelStore | None, size: int, unit: str, actor: str | None) -> None:
         self.records: list[Record] = []
         self.draws: dict[str, Record] = {}
         self._unit, self._store, self._actor = unit, store, actor or actor_name()
-        self._histories = Histories(size)
-        self._others: list[Receipt] = []
-        self._made_elsewhere, self._project = tuple, None
+        self._composition = Composition()
+        self._counted: dict[str, Receipt] = {}  # all receipts by their ids, in order
+        self._project = None
         self._beside: dict[pathlib.Path, Ledger] = {}  # of the other stores of a project
+        self._taken = 0  # records that the ledger of another store of the project has counted
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def _first_budget(self, given: PrivacyBudget | None) -> PrivacyBudget:
@@ -211,23 +188,27 @@ class Ledger:
         if self._project is None:
             return []
         for path in self._project.stores():
-            if path not in self._beside:
+            if path not in self._beside or self._beside[path]._is_of_0_2():
                 self._beside[path] = Ledger.of_store(path, alone=True)
         return list(self._beside.values())
 
+    def _is_of_0_2(self) -> bool:
+        """Returns whether this is of a store of version 0.2, of which no new records are read."""
+        return self._store is not None and self._store.is_of_0_2
+
     def _take_over(self) -> None:
-        """Counts what engines drew of these labels, and what the rest of the project has spent."""
-        forgotten = self._store is not None and self._store.read_only and self._store.forgotten()
-        found = [] if forgotten else self.not_adopted(self._made_elsewhere())
+        """Counts what the rest of the project has spent since the last turn."""
         own = dataclasses.replace(self.label_set, stored=False)  # may be of the same people
         for beside in self._ledgers_beside():
-            found += self.not_adopted(beside.receipts(), own)
-            raised = [one for one in beside.records if one.budget is not None]
+            with beside.turn():
+                new = beside.records[beside._taken :]
+            for receipt in self.not_adopted([one.receipt for one in new if one.receipt], own):
+                self.keep(receipt=receipt)
+            raised = [one for one in new if one.budget is not None]
             if raised and beside.budget != self.budget and _covers(beside.budget, self.budget):
                 one = raised[-1]
                 self.keep(budget=one.budget, reason=one.reason, time=one.time, actor=one.actor)
-        for receipt in merge_receipts(found):
-            self.keep(receipt=receipt)
+            beside._taken += len(new)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -250,8 +231,8 @@ class Ledger:
             yield
 
     def keep(self, **content: Any) -> Record:
-        """Makes a record of this content, writes it to the store and returns it."""
-        record = Record(len(self.records), **content)
+        """Makes a record (``Record.of``) of this content, writes it to the store and returns it."""
+        record = Record.of(len(self.records), **content)
         if self._store is None or self._store.read_only:
             self._remember(record)
         else:  # and is read back: what is interrupted here is read by the next call
@@ -315,29 +296,39 @@ class Ledger:
     def receipts(self) -> Receipts:
         """Returns the receipts of all records."""
         with self.turn():
-            return self._receipts()
+            return tuple(self._counted.values())
+
+    def guarantee(self, planned: Sequence[Receipt], delta: float | None) -> PrivacyGuarantee:
+        """Returns the statement of all receipts, and of those that are planned."""
+        with self.turn():
+            composition = self._composition
+            if planned:
+                composition = composition.with_receipts(planned)
+            return composition.guarantee(self.budget.delta if delta is None else delta)
 
     def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
         """Writes to the store which weights were made of these receipts."""
         if self._store is not None:
             with self.turn():
-                known = {one.id for one in self._receipts()}
-                self._store.keep_weights(digests, receipts, known)
+                self.keep(weights=tuple(one.hex() for one in digests), made_of=tuple(receipts))
+
+    def weights(self) -> list[tuple[list[bytes], Receipts]]:
+        """Returns digests of weights of models, and the receipts that they were made of."""
+        return [
+            ([bytes.fromhex(digest) for digest in one.weights], one.made_of)
+            for one in self.records
+            if one.weights
+        ]
 
     def not_adopted(
         self, receipts: Iterable[Receipt], label_set: LabelSet | None = None
     ) -> list[Receipt]:
         """Returns the receipts that may be of these labels, and that are not counted here yet."""
-        found = merge_receipts(receipts)
-        known = {one.id for one in self._receipts()} if found else set()
-        label_set = label_set or self.label_set
+        labels = label_set or self.label_set
         return [
             one
-            for one in found
-            if one.id not in known
-            and one.kind != "unknown"
-            and type(one.charge.event).__name__ != "NoOpDpEvent"
-            and label_set.may_be(one.labels)
+            for one in merge_receipts(receipts)
+            if one.id not in self._counted and may_count(labels, one)
         ]
 
     def raise_budget(self, budget: PrivacyBudget, reason: str) -> None:
@@ -358,12 +349,15 @@ class Ledger:
         came_along: Sequence[Receipt] = (),
     ) -> None:
         """Raises if the budget does not allow what is planned, and what comes along with it."""
-        own = self._histories.distinct(rows)
         charges = [charge for _, charge in planned]
-        for history in histories_with(own, [*self._others, *came_along]):
+        some = None if rows.size == self.label_set.size else rows
+        composition = self._composition
+        if came_along:
+            composition = composition.with_receipts(came_along)
+        for history in composition.histories(self.label_set, some):
             after = self._composed(history, charges)
             if not self.budget.allows(after):
-                before = histories_with(own, self._others)
+                before = self._composition.histories(self.label_set, some)
                 spent = max(self._composed(one).epsilon for one in before)
                 raise self._exceeded(planned, came_along, spent, after)
 
@@ -395,7 +389,7 @@ class Ledger:
     def remaining(self) -> float:
         """Returns the largest epsilon of one more pure use of all labels."""
         with self.turn():
-            histories = histories_with(self._histories.distinct(), self._others)
+            histories = self._composition.histories(self.label_set)
         budget = self.budget
 
         def fits(epsilon: float) -> bool:
@@ -416,31 +410,31 @@ class Ledger:
     def spread(self) -> list[tuple[float, int]]:
         """Returns what examples have spent, rising, and how many of them each."""
         with self.turn():
-            spread = self._histories.spread()
+            spread = list(self._composition.spread(self.label_set))
         found: Counter[float] = Counter()
-        for history, count in spread:
-            both = histories_with([history], self._others)
-            found[max(self._composed(one).epsilon for one in both)] += count
+        for histories, count in spread:
+            found[max(self._composed(one).epsilon for one in histories)] += count
         return sorted(found.items())
 
     def history(self) -> History:
         """Returns the uses in order; like uses that follow each other are one line."""
         with self.turn():
-            records = list(self.records)
+            records = [one for one in self.records if one.receipt or one.budget]
         uses: list[Use] = []
-        so_far: list[Receipt] = []
+        so_far = Composition()
         delta = self.budget.delta
         for _, like in itertools.groupby(records, _line_of):
             first, *more = like
             receipts = [one.receipt for one in (first, *more) if one.receipt is not None]
-            so_far += receipts
-            spent = compose_receipts(so_far, delta).epsilon
+            for receipt in receipts:
+                so_far.add(receipt)
+            spent = so_far.guarantee(delta).epsilon
             one = first.receipt
             if one is None:
                 what = f"budget raised to {first.budget}: {first.reason}"
                 uses.append(Use(first.time, what, 0, 0.0, spent, first.actor, ""))
                 continue
-            alone = compose_receipts(receipts, delta).epsilon
+            alone = Composition(receipts).guarantee(delta).epsilon
             what = one.what + (", which failed" if one.kind == "failed" else "")
             what += f", {len(receipts)} times" if more else ""
             what += ", which came along" if one.labels != self.label_set else ""
@@ -448,17 +442,14 @@ class Ledger:
             uses.append(Use(one.time, what, one.num_examples, alone, spent, one.actor, key))
         return History(uses)
 
-    def _receipts(self) -> Receipts:
-        return tuple(one.receipt for one in self.records if one.receipt is not None)
-
     def _remember(self, record: Record) -> None:
-        # The charge first: a draw that is interrupted here is paid for and not handed out.
+        # The charge first: a draw that is interrupted here is paid for and not returned.
         receipt = record.receipt
-        if receipt is not None:
-            if receipt.labels.name == self.label_set.name:
-                self._histories.add(receipt.charge, receipt.examples)
-            else:
-                self._others.append(receipt)
+        if receipt is not None and receipt.id in self._counted:  # it came by two ways
+            record = dataclasses.replace(record, receipt=None)
+        elif receipt is not None:
+            self._counted[receipt.id] = receipt
+            self._composition.add(receipt)
         if record.budget is not None:
             self.budget = record.budget
         self.records.append(record)
@@ -467,7 +458,7 @@ class Ledger:
 
     def _read_new_records(self) -> None:
         if self._store is not None:
-            for record in self._store.new_records(self.label_set, self.budget):
+            for record in self._store.new_records():
                 self._remember(record)
 
     def _check_kept_budget(self, given: PrivacyBudget | None) -> None:
@@ -480,7 +471,7 @@ class Ledger:
             )
         if given is None:  # what engines have released may have passed it, and is in the statement
             return
-        for history in histories_with(self._histories.distinct(), self._others):
+        for history in self._composition.histories(self.label_set):
             spent = self._composed(history)
             if not self.budget.allows(spent):
                 raise BudgetExceededError(
@@ -523,11 +514,28 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
         >>> forget(path)
         []
         >>> sorted(name for name in os.listdir(path) if name != ".lock")
-        ['header.json', 'ledger.json']
+        ['header.json', 'last-record', 'records']
     """
-    ledger, store = Ledger.of_store(path), LabelStore(path)
-    with store.locked(), ledger.turn():
-        return store.forget(ledger.records, timestamp(), actor or actor_name())
+    Ledger.of_store(path)  # raises for what is no store, or not whole
+    store = LabelStore(path)
+    with store.locked():
+        ledger = Ledger.of_store(path)
+        releases = [one.release for one in ledger.records if one.release is not None]
+        sums = [one["sums"] for one in releases if "sums" in one]
+        return store.forget(sums, timestamp(), actor or actor_name())
+
+
+class _Weights:
+    """Keeps weights in the store of a vault, also when the vault is gone: an export comes later."""
+
+    def __init__(self, ledger: Ledger, path: pathlib.Path) -> None:
+        self._ledger, self._path, self._name = weakref.ref(ledger), path, ledger.label_set.name
+
+    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
+        """Writes to the store which weights were made of these receipts."""
+        ledger = self._ledger() or Ledger.of_store(self._path, read_only=False)
+        if ledger.label_set.name == self._name:
+            ledger.keep_weights(digests, receipts)
 
 
 def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:

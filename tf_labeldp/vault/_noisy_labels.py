@@ -7,21 +7,25 @@ import json
 import os
 import pathlib
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.accounting._receipts import Receipt, ReceiptError, compose_receipts
+from tf_labeldp.accounting import Assumption, PrivacyGuarantee, Public, public_input
+from tf_labeldp.accounting._public_input import bare
+from tf_labeldp.accounting._receipts import Receipt, ReceiptError, compose_receipts, merge_receipts
 from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault._evaluation import Evaluation, evaluate
 from tf_labeldp.vault._label_kinds import class_array
-from tf_labeldp.vault._store import content_digest, npz, publish
+from tf_labeldp.vault._records import content_digest, npz, publish
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
@@ -39,9 +43,11 @@ _PRIOR_ARRAYS = {
     "prior_values": "values",
 }
 """Names of the parts of ``Priors`` in files."""
-_NO_RECEIPT = (
-    "nothing is promised: these noisy labels carry no receipt. PrivateLabels.randomize draws noisy "
-    "labels that do"
+_NO_RECEIPT = Assumption(
+    "not-promised",
+    "nobody",
+    "Nothing is promised: these noisy labels carry no receipt. PrivateLabels.randomize draws noisy "
+    "labels that do.",
 )
 
 
@@ -130,18 +136,25 @@ class NoisyLabels:
         ((4, 3), (4, 3), 1.0)
     """
 
-    values: np.ndarray
-    indices: np.ndarray
-    mechanism: LabelMechanism
-    priors: Priors | None = None
+    values: Public[np.ndarray]
+    indices: Public[np.ndarray]
+    mechanism: Public[LabelMechanism]
+    priors: Public[Priors | None] = None
     receipts: tuple[Receipt, ...] = ()
     bias_correction: float | None = None
     remarks: tuple[str, ...] = ()
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
     classes: tuple[Hashable, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Keeps copies that can't be written to."""
+        """Keeps copies that can't be written to, and the receipts of what they were made of."""
+        public = public_input(self.values, self.indices, self.mechanism, self.priors)
+        names = ("values", "indices", "mechanism", "priors")
+        for name, value in zip(names, public.value, strict=True):
+            object.__setattr__(self, name, value)
+        # Without a receipt of the draw itself nothing is promised, whatever the parts carry.
+        if self.receipts:
+            object.__setattr__(self, "receipts", merge_receipts(public.receipts, self.receipts))
         for name in ("values", "indices"):
             array = np.array(getattr(self, name))
             array.flags.writeable = False
@@ -160,7 +173,19 @@ class NoisyLabels:
         """Returns the values."""
         return np.array(self.values, dtype=dtype)
 
-    def posterior(self, priors: Any = None) -> np.ndarray:
+    @property
+    def shape(self) -> NoReturn:
+        """Raises: Keras asks for it first, and would train without the receipts.
+
+        For everything else these are an object without a shape that ``numpy.asarray`` takes.
+        """
+        raise AttributeError(
+            "expected targets as an array, got NoisyLabels, whose receipts Keras would lose. Call "
+            "tf_labeldp.fit(model, x, noisy), or model.fit(x, noisy.posterior(), "
+            "callbacks=[tf_labeldp.RecordReceipts(noisy)])."
+        )
+
+    def posterior(self, priors: Public[Any] = None) -> np.ndarray:
         """Returns what each noisy label says of its true label, by Bayes' rule.
 
         For classes soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
@@ -176,8 +201,7 @@ class NoisyLabels:
             TypeError: a mechanism whose posterior is not known.
             ValueError: numbers without priors, or priors of a wrong shape.
         """
-        if priors is None:
-            priors = self.priors
+        priors = self.priors if priors is None else bare(priors)
         if not self._is_rows_of_labels:
             return posterior(self.mechanism, self.values, priors)
         if priors is not None:
@@ -207,7 +231,7 @@ class NoisyLabels:
         both = debiased(self.mechanism, self.values.reshape(-1))
         return both[:, 1].reshape(self.values.shape)
 
-    def evaluate(self, predictions: Any, metric: str, *, model: Any) -> Evaluation:
+    def evaluate(self, predictions: Public[Any], metric: str, *, model: Public[Any]) -> Evaluation:
         """Returns an unbiased estimate of how good predictions are, at no further cost.
 
         Its standard error is that of ``debiased`` noisy labels: some 1 / (epsilon sqrt(m)) for two
@@ -262,7 +286,7 @@ class NoisyLabels:
             )
         return class_array(self.classes)[self.values]
 
-    def to_dataset(self, features: Any, targets: str = "values") -> Any:
+    def to_dataset(self, features: Public[Any], targets: str = "values") -> tf.data.Dataset:
         """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
 
         The data set never draws again: shuffle, batch and repeat it as wanted.
@@ -286,6 +310,7 @@ class NoisyLabels:
         import tensorflow as tf
 
         _validate.one_of("targets", targets, _TARGETS)
+        features = bare(features)
         rows = {np.shape(leaf)[:1] for leaf in tf.nest.flatten(features)}
         needed = int(self.indices.max(initial=-1)) + 1
         if len(rows) != 1 or () in rows or next(iter(rows))[0] < needed:
@@ -339,7 +364,7 @@ class NoisyLabels:
             "mechanism": serialize(self.mechanism),
             "bias_correction": self.bias_correction,
             "remarks": list(self.remarks),
-            "assumptions": list(self.assumptions),
+            "assumptions": [Assumption.of(one).to_json() for one in self.assumptions],
             "receipts": [one.to_json() for one in self.receipts],
             "prior_receipts": [one.id for one in (self.priors.receipts if self.priors else ())],
         }
@@ -414,7 +439,7 @@ class NoisyLabels:
             receipts,
             fields["bias_correction"],
             tuple(fields["remarks"]),
-            tuple(fields["assumptions"]),
+            tuple(map(Assumption.of, fields["assumptions"])),
             None if classes is None else tuple(classes),
         )
 

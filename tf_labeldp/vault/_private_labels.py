@@ -15,18 +15,27 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee
-from tf_labeldp.accounting._receipts import UNITS, LabelSet, Receipt, Receipts, compose_receipts
+from tf_labeldp.accounting import (
+    Charge,
+    PrivacyBudget,
+    PrivacyGuarantee,
+    Private,
+    Public,
+    PublicInput,
+    Receipt,
+    public_input,
+)
+from tf_labeldp.accounting._public_input import bare
+from tf_labeldp.accounting._receipts import UNITS, LabelSet, Receipts, merge_receipts
 from tf_labeldp.mechanisms import AggregateMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism, deserialize
-from tf_labeldp.vault._carried import receipts_of
 from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
 from tf_labeldp.vault._evaluation import Evaluation, evaluate
-from tf_labeldp.vault._keyed_draws import KeyedDraws, ReleaseKey
+from tf_labeldp.vault._keyed_draws import KeyedDraws
 from tf_labeldp.vault._label_kinds import LabelKind, label_kind
 from tf_labeldp.vault._ledger import History, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
-from tf_labeldp.vault._store import KEY_FILE, LabelStore
+from tf_labeldp.vault._store import LabelStore
 
 
 class Randomizer(abc.ABC):
@@ -44,11 +53,15 @@ class Randomizer(abc.ABC):
     """Of all releases together, promised before the first one."""
 
     @abc.abstractmethod
-    def draw_from(self, labels: PrivateLabels, key: str | None, **public: Any) -> NoisyLabels:
+    def draw_from(
+        self, labels: PrivateLabels, key: str | None, public: PublicInput[Any]
+    ) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        Without a ``key`` the name of the draws is always the same; ``public`` has what
-        ``public_input`` names.
+        Args:
+            labels: the vault.
+            key: the name of the draws; None for a name that is always the same.
+            public: what ``public_input`` names, and what the randomizer itself was made of.
         """
 
     @abc.abstractmethod
@@ -139,11 +152,20 @@ class PrivateLabels:
         dtype('float64')
     """
 
-    __slots__ = ("__weakref__", "_among", "_draws", "_kind", "_ledger", "_sealed", "_store")
+    __slots__ = (
+        "__weakref__",
+        "_among",
+        "_chosen_by",
+        "_draws",
+        "_kind",
+        "_ledger",
+        "_sealed",
+        "_store",
+    )
 
     def __init__(
         self,
-        labels: Any,
+        labels: Private[Any],
         num_classes: int | None = None,
         *,
         budget: PrivacyBudget | None = None,
@@ -156,7 +178,7 @@ class PrivateLabels:
         store: str | os.PathLike[str] | None = None,
         project: bool | None = None,
         draws: str = "stored",
-        ids: Any = None,
+        ids: Public[Any] = None,
         actor: str | None = None,
         insecure_seed: int | None = None,
     ) -> None:
@@ -182,14 +204,15 @@ class PrivateLabels:
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
         self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store, in_project=project)
-        keyed = KeyedDraws(ids, len(self._sealed)) if draws == "keyed" else None
+        names = public_input(ids)
+        keyed = KeyedDraws(names.value, len(self._sealed)) if draws == "keyed" else None
         self._ledger = Ledger(self._sealed.open(), self._kind, people, budget, self._store, actor)
         if keyed is not None:
-            keyed.open(self._ledger, self.store_path)
-        elif self.store_path is not None and (path := self.store_path / KEY_FILE).exists():
-            self._ledger.listen_to(ReleaseKey(path))  # counts, whoever draws here
+            keyed.open(self._ledger, self._store)
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
+        self._chosen_by: PublicInput[Any] = PublicInput(None)  # of a part
         self._among: np.ndarray | None = None  # of a part: its examples, int64 (m,) rising
+        self.adopt(names.receipts)
 
     @property
     def kind(self) -> LabelKind:
@@ -251,7 +274,7 @@ class PrivateLabels:
         """Returns the number of labels n."""
         return len(self._sealed) if self._among is None else self._among.size
 
-    def split(self, held_out: Any, *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
+    def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
         """Returns two parts, such as for training and for evaluation: vaults of disjoint examples.
 
         Both belong to this vault: what leaves a part is charged here to its examples alone, so that
@@ -277,6 +300,8 @@ class PrivateLabels:
             (80, 20, (20,))
         """
         n = len(self)
+        public = public_input(held_out)
+        held_out = public.value
         if np.ndim(held_out) == 0:
             share = _validate.number_in("held_out", held_out, "(0, 1)")
             order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
@@ -288,28 +313,30 @@ class PrivateLabels:
                 f"both parts need examples; of {n} labels {second.sum()} are held out. Hold out "
                 "more, or fewer."
             )
-        return self._part(~second), self._part(second)
+        self.adopt(public.receipts)
+        chosen = public_input(self._chosen_by, public).with_value(None)
+        return self._part(~second, chosen), self._part(second, chosen)
 
-    def _part(self, mask: np.ndarray) -> PrivateLabels:
-        """Returns a vault of some examples, that shares all else."""
+    def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
+        """Returns a vault of some examples, with the receipts of what chose them."""
         part = object.__new__(PrivateLabels)
         for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
             setattr(part, name, getattr(self, name))
-        part._among = self._rows(mask)
+        part._among, part._chosen_by = self._rows(mask), chosen_by
         return part
 
     def _rows(self, indices: Any) -> np.ndarray:
         """Returns examples of the whole vault for indices of this one, or raises."""
-        return self._ledger.rows(indices, self._among)
+        return self._ledger.rows(public_input(indices).value, self._among)
 
     def randomize(
         self,
-        mechanism: LabelMechanism | Randomizer,
-        indices: Any = None,
-        priors: Any = None,
+        mechanism: Public[LabelMechanism | Randomizer],
+        indices: Public[Any] = None,
+        priors: Public[Any] = None,
         *,
-        clusters: Any = None,
-        features: Any = None,
+        clusters: Public[Any] = None,
+        features: Public[Any] = None,
         key: str | None = None,
     ) -> NoisyLabels:
         """Draws noisy labels, charges them, and stores them before handing them out.
@@ -346,8 +373,10 @@ class PrivateLabels:
                 mechanism of another library that does not keep to what it says; nothing was
                 charged.
         """
-        public = {"priors": priors, "clusters": clusters, "features": features}
-        given = {name: value for name, value in public.items() if value is not None}
+        several = {"priors": priors, "clusters": clusters, "features": features}
+        given = {name: value for name, value in several.items() if value is not None}
+        made_by = public_input(mechanism)
+        mechanism = made_by.value
         if not isinstance(mechanism, Randomizer):
             self._kind.check(checked_mechanism(mechanism, LabelMechanism))
         name, wanted = type(mechanism).__name__, mechanism.public_input
@@ -366,26 +395,22 @@ class PrivateLabels:
         if isinstance(mechanism, Randomizer):
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
-            return mechanism.draw_from(self, key, **given)
-        value = given.get(wanted or "")
-        made_of = receipts_of([mechanism, value])
-        if wanted == "priors" and value is not None:
-            value = Priors.of(value)
-        if wanted == "clusters" and value is not None:
-            value = np.asarray(getattr(value, "assignments", value))
-        record = self._draws.record(mechanism, self._rows(indices), value, key, made_of)
-        if record.priors is None and isinstance(value, Priors):
-            if value.digest() == record.public_digest:  # of version 0.1, which kept the digest
-                record = dataclasses.replace(
-                    record, priors=value.probabilities, groups=value.groups, made_of=made_of
-                )
+            public = _together(given.get(wanted or ""), made_by, self._chosen_by)
+            return mechanism.draw_from(self, key, public)
+        public = _together(given.get(wanted or ""), made_by, indices, self._chosen_by)
+        if wanted == "priors" and public.value is not None:
+            public = public.with_value(Priors.of(public.value))
+        if wanted == "clusters" and public.value is not None:
+            found = getattr(public.value, "assignments", public.value)
+            public = public.with_value(np.asarray(found))
+        record = self._draws.record(mechanism, self._rows(indices), public, key)
         return noisy_labels(record, mechanism, self._kind.names, self._among)
 
     def release(
         self,
-        mechanism: AggregateMechanism,
-        indices: Any = None,
-        public_input: Any = None,
+        mechanism: Public[AggregateMechanism],
+        indices: Public[Any] = None,
+        public_input: Public[Any] = None,
         *,
         key: str | None = None,
     ) -> NoisyStatistic:
@@ -420,17 +445,15 @@ class PrivateLabels:
             >>> labels.guarantee().epsilon
             0.5
         """
+        public = _together(public_input, mechanism, indices, self._chosen_by)
+        mechanism = bare(mechanism)
         self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
-        # Heads, which have a digest of their rows, have adopted what these were made of.
-        given = None if hasattr(public_input, "matches") else public_input
-        made_of = receipts_of([mechanism, given])
-        public_input = getattr(public_input, "assignments", public_input)
-        rows = self._rows(indices)
-        record = self._draws.record(mechanism, rows, public_input, key, made_of)
-        return noisy_statistic(record, mechanism, public_input)
+        public = public.with_value(getattr(public.value, "assignments", public.value))
+        record = self._draws.record(mechanism, self._rows(indices), public, key)
+        return noisy_statistic(record, mechanism, public.value)
 
     def evaluate(
-        self, predictions: Any, metric: str, epsilon: float, *, key: str | None = None
+        self, predictions: Public[Any], metric: str, epsilon: float, *, key: str | None = None
     ) -> Evaluation:
         """Returns how good predictions are on these labels, by one release of its own.
 
@@ -479,7 +502,8 @@ class PrivateLabels:
         *,
         what: str,
         key: str = "",
-        indices: Any = None,
+        indices: Public[Any] = None,
+        made_of: Public[Any] = None,
         unit: str | None = None,
         num_units: int | None = None,
         seeded: bool = False,
@@ -496,6 +520,8 @@ class PrivateLabels:
             what: the use in words, for the history.
             key: a name for the history.
             indices: the examples, as for ``randomize``.
+            made_of: what else the use is made of, such as the model and its features, whose
+                receipts count in the budget too.
             unit: what is protected, ``"label"``, ``"row"`` or ``"user"``; None for what the labels
                 are.
             num_units: how many of these there are, for users.
@@ -504,7 +530,8 @@ class PrivateLabels:
             sample_weights: whether examples are weighted.
 
         Returns:
-            The receipt, which belongs to whatever is made of this use.
+            The receipt, which belongs to whatever is made of this use, next to those of
+            ``made_of``.
 
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was charged.
@@ -527,8 +554,12 @@ class PrivateLabels:
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
         rows = self._rows(indices)
+        came_along = public_input(made_of, indices, self._chosen_by).receipts
         with self._ledger.turn():
-            self._ledger.check(rows, [(what, charge)])
+            new = self._ledger.not_adopted(came_along)
+            self._ledger.check(rows, [(what, charge)], new)
+            for one in new:
+                self._ledger.keep(receipt=one)
             receipt = self._ledger.receipt(
                 charge,
                 what,
@@ -541,7 +572,7 @@ class PrivateLabels:
                 metrics_reported=metrics_reported,
                 sample_weights=sample_weights,
             )
-            self._ledger.keep(receipt=receipt, indices=rows)
+            self._ledger.keep(receipt=receipt)
         return receipt
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
@@ -567,8 +598,10 @@ class PrivateLabels:
 
     def check_budget(
         self,
-        mechanism: Mechanism | Randomizer | Charge | Sequence[Mechanism | Randomizer | Charge],
-        indices: Any = None,
+        mechanism: Public[
+            Mechanism | Randomizer | Charge | Sequence[Mechanism | Randomizer | Charge]
+        ],
+        indices: Public[Any] = None,
         receipts: Iterable[Receipt] = (),
     ) -> None:
         """Raises if a use, or several one after another, would pass the budget; draws nothing.
@@ -581,9 +614,11 @@ class PrivateLabels:
         Raises:
             BudgetExceededError: as ``randomize`` would.
         """
-        planned, rows = self._planned(mechanism), self._rows(indices)
+        public = public_input(mechanism, indices)
+        planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
         with self._ledger.turn():
-            self._ledger.check(rows, planned, self._ledger.not_adopted(receipts))
+            made_of = self._ledger.not_adopted(merge_receipts(receipts, public.receipts))
+            self._ledger.check(rows, planned, made_of)
 
     def has_draw(self, key: str | None) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for).
@@ -599,11 +634,11 @@ class PrivateLabels:
             raise KeyError(f"there is no draw {key!r}; there are {sorted(self._ledger.draws)}.")
         return deserialize(self._ledger.draws[key].mechanism or {})
 
-    def decode(self, codes: Any) -> np.ndarray:
+    def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
-        return self._kind.as_classes().decode(codes)
+        return self._kind.as_classes().decode(bare(codes))
 
-    def guarantee(self, *, after: Any = (), delta: float | None = None) -> PrivacyGuarantee:
+    def guarantee(self, *, after: Public[Any] = (), delta: float | None = None) -> PrivacyGuarantee:
         """Returns what has been spent so far on the most charged example.
 
         It covers all that has left the vault, whether or not it was kept. The statement of one
@@ -613,10 +648,12 @@ class PrivateLabels:
             after: mechanisms to count one use of as well, on all examples; nothing is charged.
             delta: of the statement; None for the budget's.
         """
-        receipts = list(self.receipts)
-        for what, charge in self._planned(after):
-            receipts.append(Receipt(self.label_set, charge, what, unit=self.unit))
-        stated = compose_receipts(receipts, self._ledger.budget.delta if delta is None else delta)
+        public = public_input(after)
+        planned = [
+            Receipt(self.label_set, charge, what, unit=self.unit)
+            for what, charge in self._planned(public.value)
+        ]
+        stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
         if stated.num_units is None:  # nothing has left the vault
             stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
         return stated
@@ -704,6 +741,11 @@ class PrivateLabels:
 
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
     shape = property(_refuse)  # what Keras asks for first
+
+
+def _together(value: Any, *made_with: Any) -> PublicInput[Any]:
+    """Returns a public input that was also made of what comes with it."""
+    return PublicInput(public_input(value).value, public_input(value, *made_with).receipts)
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:

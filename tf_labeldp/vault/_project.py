@@ -10,14 +10,14 @@ import pathlib
 import secrets
 from typing import Any
 
-from tf_labeldp.vault._store import (
-    PROJECT_FILE,
+from tf_labeldp.vault._records import (
     LabelStoreError,
-    _as_json,
-    _json_digest,
-    _read_json,
+    json_digest,
     publish,
+    read_json,
+    sealed_json,
 )
+from tf_labeldp.vault._store import PROJECT_FILE
 
 
 class Project:
@@ -40,7 +40,7 @@ class Project:
                 "project's folder, or restore the file from a backup."
             )
         self.name: str = self._read()["name"]
-        kept = _read_json(store / "header.json") if (store / "header.json").exists() else {}
+        kept = read_json(store / "header.json") if (store / "header.json").exists() else {}
         if kept.get("project", self.name) != self.name:
             raise LabelStoreError(
                 f"The store {store} belongs to another project than that of {self._path}. Put it "
@@ -52,7 +52,7 @@ class Project:
         found = []
         for folder, label_set in self._read()["stores"].items():
             path = self._store.parent / folder
-            header = _read_json(path / "header.json") if (path / "header.json").exists() else {}
+            header = read_json(path / "header.json") if (path / "header.json").exists() else {}
             if header.get("label_set") != label_set:
                 raise LabelStoreError(
                     f"The project {self._path.parent} lacks its store {folder!r}: what it has "
@@ -71,8 +71,8 @@ class Project:
             self._write(content)
 
     def _read(self) -> dict[str, Any]:
-        content = _read_json(self._path)
-        if content.get("digest") != _json_digest(content):
+        content = read_json(self._path)
+        if content.get("digest") != json_digest(content):
             raise LabelStoreError(
                 f"{self._path} was edited or is damaged: it lists the stores whose spending adds "
                 "up. Restore it from a backup."
@@ -80,8 +80,8 @@ class Project:
         return content
 
     def _write(self, content: dict[str, Any]) -> None:
-        publish(self._path, _as_json({**content, "digest": _json_digest(content)}), replace=True)
+        publish(self._path, sealed_json(content), replace=True)
 
 
 def _in_project(header: pathlib.Path) -> bool:
-    return _read_json(header).get("project") is not None
+    return read_json(header).get("project") is not None

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.mechanisms import SelectionMechanism
 from tf_labeldp.mechanisms._metrics import check_length
 from tf_labeldp.vault._evaluation import as_released
@@ -16,8 +18,8 @@ from tf_labeldp.vault._private_labels import PrivateLabels
 
 
 def select(
-    predictions: Sequence[Any],
-    labels: PrivateLabels,
+    predictions: Public[Sequence[Any]],
+    labels: Private[PrivateLabels],
     epsilon: float,
     metric: str | None = None,
     *,
@@ -58,7 +60,7 @@ def select(
 
 
 def release_choice(
-    predictions: Sequence[Any],
+    predictions: Public[Any],
     labels: PrivateLabels,
     epsilon: float,
     metric: str | None,
@@ -66,12 +68,14 @@ def release_choice(
 ) -> NoisyStatistic:
     """Returns the choice of ``select``, with its receipt."""
     mechanism = selection_mechanism(labels, epsilon, metric)
+    made_of = public_input(predictions)
+    predictions = [bare(of_model) for of_model in made_of.value]
     if not len(predictions):
         raise ValueError("there are no models to choose from; give the predictions of each.")
     for of_model in predictions:
         check_length(len(labels), np.shape(of_model)[0])
     public = np.stack([as_released(of_model, mechanism) for of_model in predictions])
-    return labels.release(mechanism, public_input=public, key=key)
+    return labels.release(mechanism, public_input=made_of.with_value(public), key=key)
 
 
 def selection_mechanism(

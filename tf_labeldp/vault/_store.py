@@ -1,19 +1,22 @@
-"""The folder in which a vault keeps its records: written whole or not at all, checked when read.
+"""The folder of a ledger: records are written whole or not at all, and checked when read.
 
 Layout of a store::
 
     header.json            format, label set, people, budget, number of labels, classes or range
     PRIVATE-fingerprint    salted digest of the true labels; for the label holder's eyes only
-    draws/000000.npz       one file a record: its receipt, what was handed out, which examples
-    charges/000000         digest of that record, written after it and before it is handed out
-    weights                digests of weights of models, and the receipts that they were made of
-    ledger.json            of a store that was forgotten: its receipts, and nothing else is left
+    records/000000         one file per record: its digest, what it says, and its arrays
+    last-record            the number of records, and the digest of the last one
+    labels.key             the secret of keyed draws, and nothing else
+    private-sums/          exact sums that wait for their noise
+    networks/, stages/     what learners keep for a run that resumes
 
-A record, published by one atomic link, holds its receipt and what was handed out: whoever kills the
-process finds all of it, charged, or nothing. A record that was deleted is missed by its file in
-``charges``. Processes that share a store hold a lock from reading what is new to writing their own
-record. A whole folder set back to an earlier copy cannot be told from that copy: do not restore a
-backup over a newer one. Stores of version 0.1 are read, and get a new header.
+A record is published by one atomic link, before its output leaves: a process that is killed leaves
+all of it, charged, or nothing. The digest of a record covers that of the record before it, and
+``last-record`` covers the last one, so that a record that was removed or replaced is missed.
+Processes that share a store hold a lock from reading new records to writing their own. A whole
+folder that was set back to an earlier copy cannot be distinguished from that copy: do not restore a
+backup over a newer folder. A ``ReleaseKey`` without a vault has a store of its own, without labels,
+fingerprint and budget.
 """
 
 from __future__ import annotations
@@ -21,152 +24,57 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
-import io
 import json
 import os
 import pathlib
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_labeldp._version import __version__
-from tf_labeldp.accounting import Charge, PrivacyBudget, dp_sgd_charge
-from tf_labeldp.accounting._receipts import LabelSet, Receipt, Receipts
-from tf_labeldp.mechanisms import AggregateMechanism
-from tf_labeldp.mechanisms._base import deserialize
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting._receipts import LabelSet, Receipt
+from tf_labeldp.vault._records import (
+    FORMAT,
+    KEY_FILE,
+    OF_0_2,
+    PLAIN_FIELDS,
+    LabelStoreError,
+    Record,
+    as_json,
+    chained,
+    damaged,
+    digest_or_none,
+    fingerprint_of,
+    json_digest,
+    npz,
+    publish,
+    read_arrays,
+    read_json,
+    read_key,
+    sealed_json,
+    unknown_format,
+)
+from tf_labeldp.vault._store_of_0_2 import records_of_0_2, upgrade
 
-FORMAT = 2
 _FINGERPRINT = "PRIVATE-fingerprint"
 _LOCK = ".lock"
-_LEDGER = "ledger.json"
+_RECORDS, _LAST = "records", "last-record"
 PROJECT_FILE = "project.json"
 """In the folder of a project; ``_project.py`` reads it."""
-KEY_FILE = "labels.key"
-"""Of keyed draws."""
-_ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", "draws", "charges", "weights", ".*.tmp")
-"""What a forgotten store has no more; other files in the folder are none of ours."""
+SUMS = "private-sums"
+"""Folder of exact sums that wait for their noise."""
+_ERASED = ("PRIVATE-*", f"{KEY_FILE}*", "ids-digest", SUMS, "networks", "stages", ".*.tmp", *OF_0_2)
+"""Erased by ``forget``, with the arrays of all records; other files in the folder are kept."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """Names of the files that ``publish`` writes first; a killed process may leave one behind."""
 _NO_LOCKS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS)
-_PLAIN = ("number", "reason", "time", "actor", "mechanism", "public_digest")
-_ARRAYS = ("indices", "values", "priors", "groups")
-_NOT_RECORDED = (
-    "in training with version 0.1, which did not record it, neither noise nor batches were seeded, "
-    "no training metrics were shown and no examples weighted"
-)
-PUBLIC_INPUT = (
-    "priors, clusters and features that were given for a use were made without these labels, but "
-    "for the uses counted here: an array does not say how it was made"
-)
-
-
-class LabelStoreError(RuntimeError):
-    """A label store was refused: of other labels or settings, damaged, or of a newer version."""
-
-
-class DrawSettingsError(LabelStoreError):
-    """A draw of this name has been made, with other settings than are asked for now."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Record:
-    """One entry of a store: a receipt with what was handed out, or a change of the budget.
-
-    Attributes:
-        number: place in the sequence of records, from 0.
-        receipt: what was charged; None for a change of the budget.
-        budget: the budget from here on, for a change of it.
-        reason: why it was changed; then ``time`` and ``actor`` say when, and who did it.
-        mechanism: as ``mechanisms.serialize`` describes it, or None.
-        public_digest: digest of the priors, or of the public input, used; or None.
-        made_of: the receipts that came with the priors.
-        indices: ``int64`` (m,), the examples, in the order asked for.
-        values: what came out; None for steps and for what failed.
-        priors: the priors of the draw, (K,), (m, K) or (C, K); or None.
-        groups: which row of the priors is that of each label, (m,); or None.
-    """
-
-    number: int
-    receipt: Receipt | None = None
-    budget: PrivacyBudget | None = None
-    reason: str = ""
-    time: str = ""
-    actor: str = ""
-    mechanism: dict[str, Any] | None = None
-    public_digest: str | None = None
-    made_of: tuple[Receipt, ...] = ()
-    indices: np.ndarray | None = None
-    values: np.ndarray | None = None
-    priors: np.ndarray | None = None
-    groups: np.ndarray | None = None
-
-    @property
-    def key(self) -> str | None:
-        """The name that it was asked for by; None if it can't be asked for again."""
-        return None if self.receipt is None or self.values is None else self.receipt.key
-
-    def meta(self) -> dict[str, Any]:
-        """Returns all but the arrays, as JSON can hold it."""
-        budget = self.budget
-        return {
-            "format": FORMAT,
-            "version": __version__,
-            **{name: getattr(self, name) for name in _PLAIN},
-            "receipt": None if self.receipt is None else self.receipt.to_json(),
-            "budget": None if budget is None else [budget.epsilon, budget.delta],
-            "made_of": [one.to_json() for one in self.made_of],
-        }
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays that there are."""
-        return {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
-
-    @classmethod
-    def of(cls, meta: dict[str, Any], arrays: dict[str, Any]) -> Record:
-        """Returns the record that ``meta`` and ``arrays`` described."""
-        receipt, budget = meta["receipt"], meta["budget"]
-        return cls(
-            receipt=None if receipt is None else Receipt.from_json(receipt),
-            budget=None if budget is None else PrivacyBudget(*budget),
-            made_of=tuple(Receipt.from_json(one) for one in meta["made_of"]),
-            **{name: meta[name] for name in _PLAIN},
-            **arrays,
-        )
-
-
-def array_digest(*arrays: np.ndarray) -> str:
-    """Returns a digest of the dtypes, shapes and contents of public arrays."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        contiguous = np.ascontiguousarray(array)
-        digest.update(f"{contiguous.dtype.str}{contiguous.shape}".encode())
-        digest.update(contiguous.tobytes())
-    return digest.hexdigest()
-
-
-def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns a digest of fields that JSON can hold and of named arrays."""
-    names = sorted(arrays)
-    return _digest([fields, names], [arrays[name] for name in names])
-
-
-def _digest(content: Any, arrays: Sequence[np.ndarray]) -> str:
-    text = json.dumps(content, sort_keys=True).encode()
-    return array_digest(*arrays, np.frombuffer(text, np.uint8))
-
-
-def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Returns arrays as the content of an ``.npz`` file."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
 def budget_for_store(
     path: str | os.PathLike[str] | None, budget: PrivacyBudget
 ) -> PrivacyBudget | None:
@@ -174,12 +82,11 @@ def budget_for_store(
     if path is None:
         return budget
     store = LabelStore(path)
-    kept = store.header()["format"] != 1 if store.exists() else store.in_project
-    return None if kept else budget
+    return None if store.exists() or store.in_project else budget
 
 
 class LabelStore:
-    """Reads and writes one store folder; ``in_project`` names the stores beside it as its like."""
+    """Reads and writes one store folder; ``in_project`` shares a budget with those around it."""
 
     def __init__(
         self,
@@ -191,12 +98,15 @@ class LabelStore:
         """Names the folder; nothing is touched before ``open``."""
         self.path = pathlib.Path(path).expanduser().absolute()
         self.read_only = read_only
+        self._records = os.fspath(self.path / _RECORDS)
         self._asked_in_project = in_project
-        self._read = 0
-        self._new_header: dict[str, Any] | None = None
+        self._digests: list[str] = []  # the name of the label set, then one for each record read
+        self._receipts: list[Receipt | None] = []  # of each record read
+        self._numbers: dict[str, int] = {}  # of the record of each receipt
         self._lock: Any = None
         self._lock_of = -1
         self._label_set: str | None = None
+        self.is_of_0_2 = False  # what was read, by who only reads
 
     def exists(self) -> bool:
         """Returns whether there is a store."""
@@ -212,42 +122,62 @@ class LabelStore:
         """
         kind = {"num_labels": len(labels), **kind}
         if not self.exists():
-            self._create(labels, kind, people, budget)
+            salt = secrets.token_hex(32)
+            fingerprint = {"salt": salt, "digest": fingerprint_of(labels, salt)}
+            publish(self.path / _FINGERPRINT, as_json(fingerprint), replace=True)
+            label_set = LabelSet.new(len(labels), people, stored=True)
+            self.create(label_set, budget=[budget.epsilon, budget.delta], **kind)
         header = self.header()
         self._check_not_forgotten(header)
         self._check_header(header, kind, people)
         self._check_fingerprint(labels)
-        if self._lock.is_locked:  # nobody is writing these now: what is there was left by a kill
-            for pattern in (".header.json.*", f".{_FINGERPRINT}.*", "draws/.*", "charges/.*"):
-                for path in self.path.glob(f"{pattern}.tmp"):
-                    with contextlib.suppress(OSError):
-                        path.unlink()
-        if header["format"] == 1:
-            if budget is None:
-                raise ValueError(
-                    f"{self.path} is a store of version 0.1, which kept no budget. Give it once: "
-                    "budget=PrivacyBudget(epsilon=..., delta=...)."
-                )
-            kept = {name: value for name, value in header.items() if name != "format"}
-            header = self._new_header = _new_header(kept, people, budget)
-        self._label_set = header["label_set"] if self._new_header is None else None
-        return _label_set_and_budget(header)
+        return self.look()
+
+    def create(self, label_set: LabelSet, **settings: Any) -> None:
+        """Makes an empty store of a label set, in a folder that is there."""
+        header = {
+            "format": FORMAT,
+            "label_set": label_set.name,
+            "people": label_set.people,
+            "num_labels": label_set.size,
+            **settings,
+        }
+        self.begin(label_set.name)
+        try:
+            publish(self.path / "header.json", sealed_json(header))
+        except FileExistsError:
+            raise LabelStoreError(
+                f"Another process is making the store {self.path} at this moment. Open it again, "
+                "from one process at a time."
+            ) from None
+
+    def begin(self, label_set: str) -> None:
+        """Makes an empty store except for its header."""
+        (self.path / _RECORDS).mkdir(exist_ok=True)
+        self._write_last(0, "0" * 64)
+        self._digests = [label_set]
 
     def look(self) -> tuple[LabelSet, PrivacyBudget]:
-        """Returns what ``open`` does, for those who have no labels."""
+        """Returns the label set and the first budget, for those who have no labels."""
         if not self.exists():
             raise LabelStoreError(
                 f"There is no label store in {self.path} (no header.json). Give the folder that "
                 "PrivateLabels(..., store=) or --store named."
             )
         header = self.header()
-        if header["format"] == 1:
+        if "budget" not in header:
             raise LabelStoreError(
-                f"{self.path} is a store of version 0.1, which kept no budget. Open it once with "
-                "its labels: PrivateLabels(labels, budget=..., store=...)."
+                f"{self.path} is the ledger of a key without a vault, which has no budget. Ask "
+                "scale.ReleaseKey(path).guarantee() for its statement."
             )
+        return self.label_set(), PrivacyBudget(*header["budget"])
+
+    def label_set(self) -> LabelSet:
+        """Returns what receipts call the labels; from here on no other store may take its place."""
+        header = self.header()
         self._label_set = header["label_set"]
-        return _label_set_and_budget(header)
+        name, size, people = header["label_set"], header["num_labels"], header["people"]
+        return LabelSet(name, size, people, stored=header.get("stored", True))
 
     @property
     def in_project(self) -> bool:
@@ -267,59 +197,61 @@ class LabelStore:
         """Returns when a store was forgotten, and by whom; None if it was not."""
         return self.header().get("forgotten")
 
-    def forget(self, records: Sequence[Record], time: str, actor: str) -> list[str]:
-        """Keeps the receipts and erases all else of a store; to be called within ``locked``.
+    def forget(self, elsewhere: Sequence[str], time: str, actor: str) -> list[str]:
+        """Keeps what records say and erases all else; to be called within ``locked``.
 
-        Returns the names of what else is in the folder.
-
-        Whoever kills the process in between finds the store whole, or forgotten: a second call ends
+        A process that is killed in between leaves the store whole, or forgotten: a second call ends
         what the first one began.
+
+        Args:
+            elsewhere: paths outside of the folder to erase as well.
+            time: now.
+            actor: who asks for it.
+
+        Returns:
+            The names of what else is in the folder, and of what could not be erased.
         """
         if self.forgotten() is None:
-            ledger: dict[str, Any] = {"records": [one.meta() for one in records]}
-            ledger["digest"] = _json_digest(ledger)
-            publish(self.path / _LEDGER, _as_json(ledger), replace=True)
-            header = {**self.header(), "forgotten": {"time": time, "actor": actor}}
-            header["forgotten"]["ledger"] = ledger["digest"]
-            header["digest"] = _json_digest(header)
-            publish(self.path / "header.json", _as_json(header), replace=True)
+            self._replace_header(forgotten={"time": time, "actor": actor})
         for path in (path for pattern in _ERASED for path in self.path.glob(pattern)):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        kept = ("header.json", _LEDGER, _LOCK)
-        return sorted(path.name for path in self.path.iterdir() if path.name not in kept)
+        for path in (self.path / _RECORDS).iterdir():
+            said, _, arrays = path.read_bytes().partition(b"\n")
+            if _TEMPORARY.fullmatch(path.name):
+                path.unlink()
+            elif arrays:
+                publish(path, said + b"\n", replace=True)
+        left = [place for place in elsewhere if "://" in place]
+        for place in set(elsewhere) - set(left):
+            pathlib.Path(place).unlink(missing_ok=True)
+        kept = ("header.json", _RECORDS, _LAST, _LOCK)
+        return left + sorted(path.name for path in self.path.iterdir() if path.name not in kept)
 
-    def _kept_records(self) -> list[Record]:
-        """Returns the records of a store that was forgotten."""
-        path = self.path / _LEDGER
-        ledger, expected = _read_json(path), (self.forgotten() or {}).get("ledger")
-        if not ledger.get("digest") == _json_digest(ledger) == expected:
-            raise _damaged(path)
-        return [Record.of(meta, {}) for meta in ledger["records"]]
-
-    def _check_not_forgotten(self, header: dict[str, Any]) -> None:
-        if (gone := header.get("forgotten")) is not None:
+    def bind_key(self, secret: bytes) -> None:
+        """Makes this the key of the store, for good; raises if it has another one."""
+        digest = hashlib.sha256(b"labeldp-key" + secret).hexdigest()
+        known = self.header().get("key")
+        if known is None:
+            self._replace_header(key=digest)
+        elif known != digest:
             raise LabelStoreError(
-                f"The store {self.path} was forgotten on {gone['time']} by {gone['actor']}: its "
-                "draws and keys are erased, so nothing can be drawn of these labels any more. "
-                "tf-labeldp report says what was spent."
+                f"the key of {self.path} is that of other labels, or a new one. Restore the file "
+                "that was there; a draw by another key would be a second one."
             )
 
-    def keep(self) -> None:
-        """Gives a store of version 0.1 its new header; to be called once its draws were read."""
-        if self._new_header is not None:
-            publish(self.path / "header.json", _as_json(self._new_header), replace=True)
-            self._label_set = self._new_header["label_set"]
-            self._new_header = None
+    def has_key(self) -> bool:
+        """Returns whether there is a key, or was one."""
+        return self.header().get("key") is not None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes out; reading, checking and writing together are one turn."""
         import filelock
 
-        if self.read_only:  # the last record may lack its charge; no other trace of a turn is seen
+        if self.read_only:  # no trace of a turn is seen
             yield
             return
         if self._label_set is None:
@@ -332,105 +264,174 @@ class LabelStore:
         try:
             self._lock.acquire()
         except (NotImplementedError, OSError) as error:
+            # A file system without locks, or that can't be written to: `publish` still collides.
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
-            # A file system without locks, or that can't be written to: `publish` still collides.
-            yield
-            return
         try:
+            if self._label_set is None and self.exists():
+                self._take_up()
             self._check_still_there()
             yield
         finally:
             self._lock.release()
 
-    def new_records(self, labels: LabelSet, budget: PrivacyBudget) -> list[Record]:
+    def _take_up(self) -> None:
+        """Ends what a killed process began, and brings a store of version 0.2 to this format."""
+        if self._lock.is_locked:  # nobody is writing these now: what is there was left by a kill
+            for name in ("header.json", _FINGERPRINT, KEY_FILE, f"{_RECORDS}/"):
+                folder, _, begins = name.rpartition("/")
+                for path in (self.path / folder).glob(f".{begins}*.tmp"):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+        upgrade(self)
+        key = self.path / KEY_FILE
+        if key.exists() and self.forgotten() is None:
+            self.bind_key(read_key(key))
+
+    def new_records(self) -> list[Record]:
         """Returns the records since the last call; to be called within ``locked``."""
-        if self.read_only and self.forgotten() is not None:
-            kept = self._kept_records()[self._read :] if self._read >= 0 else []
-            self._read = -1
-            return kept
-        draws, charges = self.path / "draws", self.path / "charges"
-        if not self._read:
-            charged = {int(file.name) for file in charges.glob("[0-9]*")}
-            numbers = sorted(int(file.stem) for file in draws.glob("[0-9]*.npz"))
-            # The last may lack its charge file: its process was killed before handing it out. More
-            # may, for who reads beside a writer.
-            in_order = numbers == list(range(len(numbers)))
-            paid = set() if self.read_only else set(numbers[:-1])
-            if not in_order or not paid <= charged <= set(numbers):
-                found_now = f"a draw: found draws {numbers}, charges {sorted(charged)}"
-                raise self._draw_missing(found_now)
-        found: list[Record] = []
-        while (path := draws / f"{self._read:06d}.npz").exists():
-            record, digest = self._read_record(path, labels, budget)
-            target = charges / f"{self._read:06d}"
-            if not target.exists():
-                if not self.read_only:
-                    self._publish_charge(self._read, digest)
-            elif target.read_text() != digest:
-                raise _damaged(target)
-            found.append(record)
-            self._read += 1
-        if (charges / f"{self._read:06d}").exists():
-            raise self._draw_missing(f"draw {self._read}")
+        header = self.header()
+        if header["format"] != FORMAT:  # of 0.2, and read only: as it is now
+            was_read, self.is_of_0_2 = self.is_of_0_2, True
+            return [] if was_read else records_of_0_2(self.path)
+        # Read first: it may lag behind the records, whose writer may have been killed, or goes on.
+        number, digest = self._read_last()
+        self._digests = self._digests or [header["label_set"]]
+        found = self.read_on("forgotten" in header)
+        if number > len(self._receipts):
+            raise LabelStoreError(
+                f"The store {self.path} lacks record {len(self._receipts)}, of {number}. A missing "
+                "record is a charge forgotten, so it is refused. Restore the folder from a backup."
+            )
+        if number and self._digests[number] != digest:
+            raise damaged(self.path / _LAST)
+        if number < len(self._receipts) and not self.read_only:
+            self._write_last(len(self._receipts), self._digests[-1])
         return found
 
-    def _draw_missing(self, missing: str) -> LabelStoreError:
-        return LabelStoreError(
-            f"The store {self.path} lacks {missing}. A missing draw is a charge "
-            "forgotten, so it is refused. Restore the folder from a backup."
-        )
+    def read_on(self, forgotten: bool) -> list[Record]:
+        """Returns the records that follow those that were read, until there is none."""
+        found = []
+        while (record := self._read_record(len(self._receipts), forgotten)) is not None:
+            self._receipts.append(record.receipt)
+            if record.receipt is not None:
+                self._numbers.setdefault(record.receipt.id, record.number)
+            found.append(record)
+        return found
 
     def append(self, record: Record) -> None:
         """Writes a record so that it is on disk, whole, before this returns."""
-        meta, arrays = record.meta(), record.arrays()
-        digest = content_digest(meta, arrays)
-        text = json.dumps({**meta, "digest": digest}).encode()
-        content = npz({**arrays, "meta": np.frombuffer(text, np.uint8)})
+        arrays = {name: record.arrays[name] for name in record.array_names}
+        content = npz(arrays, compressed="indices" in arrays) if arrays else b""
+        budget = record.budget
+        said = {
+            "format": FORMAT,
+            "version": __version__,
+            "number": record.number,
+            **{name: getattr(record, name) for name in PLAIN_FIELDS if getattr(record, name)},
+            "receipt": None if record.receipt is None else record.receipt.to_json(),
+            "budget": None if budget is None else [budget.epsilon, budget.delta],
+            "made_of": self._shortened(record.made_of),
+            "weights": list(record.weights),
+            "arrays": [hashlib.sha256(content).hexdigest(), *arrays] if arrays else [],
+        }
+        text = json.dumps({name: one for name, one in said.items() if one not in (None, [])})
+        digest = chained(self._digests[-1], text.encode())
         try:
-            publish(self.path / "draws" / f"{record.number:06d}.npz", content)
+            path = self.path / _RECORDS / f"{record.number:06d}"
+            publish(path, f"{digest} {text}\n".encode() + content)
         except FileExistsError:
             raise LabelStoreError(
-                f"Another process has written draw {record.number} to the store {self.path} since "
-                "this one read it. Nothing was handed out here. Open the store again, from one "
-                "process at a time."
+                f"Another process has written record {record.number} to the store {self.path} "
+                "since this one read it. Nothing was returned here. Open the store again, from "
+                "one process at a time."
             ) from None
-        self._publish_charge(record.number, digest)
+        self._write_last(record.number + 1, digest)
 
-    def keep_weights(
-        self, digests: Sequence[bytes], receipts: Sequence[Receipt], known: set[str]
-    ) -> None:
-        """Adds a line about weights that were made of receipts, of which the store knows some."""
-        line = {
-            "weights": [one.hex() for one in digests],
-            "receipts": [one.id if one.id in known else one.to_json() for one in receipts],
-        }
-        with open(self.path / "weights", "a+b") as file:
-            file.seek(max(0, file.tell() - 1))
-            torn = file.read(1) not in (b"", b"\n")  # by a process that was killed
-            file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+    def append_next(self, record: Record) -> list[Record]:
+        """Writes a record in the place after those that were read, and returns it as it is read."""
+        self.append(dataclasses.replace(record, number=len(self._receipts)))
+        return self.read_on(False)
 
-    def weights(self, known: dict[str, Receipt]) -> Iterator[tuple[list[bytes], Receipts]]:
-        """Yields digests of weights, and what they were made of."""
-        path = self.path / "weights"
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-        for line in lines:
-            try:
-                content = json.loads(line)
-            except ValueError:  # not written whole, by a process that was killed
-                continue
-            try:
-                receipts = tuple(
-                    known[one] if isinstance(one, str) else Receipt.from_json(one)
-                    for one in content["receipts"]
-                )
-                yield [bytes.fromhex(one) for one in content["weights"]], receipts
-            except (KeyError, TypeError, ValueError) as error:
-                raise _damaged(path) from error
+    def _read_record(self, number: int, forgotten: bool) -> Record | None:
+        """Returns a record, whose arrays are read when they are used; None if there is none."""
+        path = f"{self._records}/{number:06d}"  # as text: this is read for each record
+        try:
+            with open(path, "rb") as file:
+                line, content = file.readline(), file.read()
+        except FileNotFoundError:
+            return None
+        digest, _, text = line.rstrip(b"\n").partition(b" ")
+        try:
+            said = json.loads(text)
+            if said["format"] > FORMAT:
+                by = f"written by tf-labeldp {said.get('version')}; "
+                raise unknown_format(path, said["format"], by)
+            if not line.endswith(b"\n") or said["number"] != number:
+                raise ValueError("a record of another place")
+            if digest.decode() != chained(self._digests[-1], text):
+                raise ValueError("the digest is of other content")
+            expected, *names = said.get("arrays") or [None]
+            if not (forgotten and not content) and expected != digest_or_none(content):
+                raise ValueError("the arrays are other ones")
+            receipt, budget = said.get("receipt"), said.get("budget")
+            self._digests.append(digest.decode())
+            return Record(
+                number,
+                receipt=None if receipt is None else Receipt.from_json(receipt),
+                budget=None if budget is None else PrivacyBudget(*budget),
+                made_of=self._lengthened(said.get("made_of", [])),
+                weights=tuple(said.get("weights", ())),
+                array_names=tuple(names),
+                load=functools.partial(read_arrays, path, expected),
+                **{name: said[name] for name in PLAIN_FIELDS if name in said},
+            )
+        except LabelStoreError:
+            raise
+        except Exception as error:  # json, and whatever a wrong field is taken for
+            raise damaged(path) from error
 
-    def _publish_charge(self, number: int, digest: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            publish(self.path / "charges" / f"{number:06d}", digest.encode())
+    def _shortened(self, receipts: Sequence[Receipt]) -> list[Any]:
+        """Returns receipts as JSON can hold them; those of records by ranges of their numbers."""
+        found: list[Any] = []
+        for one in receipts:
+            number = self._numbers.get(one.id)
+            if number is None:
+                found.append(one.to_json())
+            elif found and isinstance(found[-1], list) and found[-1][1] == number:
+                found[-1][1] += 1
+            else:
+                found.append([number, number + 1])
+        return found
+
+    def _lengthened(self, shortened: list[Any]) -> tuple[Receipt, ...]:
+        receipts: list[Receipt | None] = []
+        for one in shortened:
+            receipts += (
+                self._receipts[slice(*one)] if isinstance(one, list) else [Receipt.from_json(one)]
+            )
+        if None in receipts:
+            raise ValueError("receipts of a record that has none")
+        return tuple(receipts)  # type: ignore[arg-type]
+
+    def _write_last(self, count: int, digest: str) -> None:
+        """Writes how many records there are, in place: what is lost of it is read off these."""
+        descriptor = os.open(self.path / _LAST, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, f"{count:010d} {digest:>64}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    def _read_last(self) -> tuple[int, str]:
+        path = self.path / _LAST
+        try:
+            content = path.read_bytes()
+            number, digest = content.decode().split()
+            if content != f"{int(number):010d} {digest:>64}\n".encode():
+                raise ValueError("written otherwise")
+        except (OSError, ValueError) as error:
+            raise damaged(path) from error
+        return int(number), digest
 
     def _check_still_there(self) -> None:
         """Raises if the store that was opened is gone, or another one is in its place."""
@@ -440,7 +441,7 @@ class LabelStore:
             self._check_not_forgotten(self.header())
         if not self.exists() or self.header().get("label_set") != self._label_set:
             raise LabelStoreError(
-                f"The store {self.path} was moved, removed or made anew since it was opened. Its "
+                f"The store {self.path} was moved, removed or replaced since it was opened. Its "
                 "charges would be lost. Put it back, or make another PrivateLabels."
             )
 
@@ -455,45 +456,42 @@ class LabelStore:
                     self.path.chmod(0o700)
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {"a file"}
         # An interrupted creation leaves these and temporary files: the header comes last.
-        leftovers = {"draws", "charges", _FINGERPRINT, _LOCK, KEY_FILE, f"{KEY_FILE}.lock"}
+        leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "draws", "charges"}
         names = {name for name in names if not _TEMPORARY.fullmatch(name)}
-        if not names <= leftovers or any((self.path / "draws").glob("*.npz")):
+        has_records = any(any(self.path.glob(f"{one}/[0-9]*")) for one in (_RECORDS, "draws"))
+        if has_records or not names <= leftovers:
             raise LabelStoreError(
                 f"{self.path} exists and is not a label store (no header.json). Give the path of a "
                 "new or empty folder."
             )
 
-    def _create(self, labels: np.ndarray, kind: dict[str, Any], people: Any, budget: Any) -> None:
-        for folder in ("draws", "charges"):
-            (self.path / folder).mkdir(exist_ok=True)
-        salt = secrets.token_hex(32)
-        fingerprint = {"salt": salt, "digest": fingerprint_of(labels, salt)}
-        header = _new_header(kind, people, budget)
-        try:
-            publish(self.path / _FINGERPRINT, _as_json(fingerprint), replace=True)
-            publish(self.path / "header.json", _as_json(header))
-        except FileExistsError:
-            raise LabelStoreError(
-                f"Another process is making the store {self.path} at this moment. Open it again, "
-                "from one process at a time."
-            ) from None
-
     def header(self) -> dict[str, Any]:
         """Returns the header, checked."""
-        header = _read_json(self.path / "header.json")
-        if header.get("format") not in (1, FORMAT):
-            raise _unknown_format(f"The store {self.path}", header.get("format"), "and ")
-        if header["format"] != 1 and header.get("digest") != _json_digest(header):
+        path = self.path / "header.json"
+        header = read_json(path)
+        found = header.get("format")
+        if found == 1:
             raise LabelStoreError(
-                f"{self.path / 'header.json'} was edited or is damaged: it has the budget, and "
-                "whose labels these are. Restore the file from a backup, and raise a budget with "
+                f"The store {self.path} has format 1, of tf-labeldp 0.1, which is not read any "
+                "more. Use it with tf-labeldp 0.2; nothing was changed."
+            )
+        if found not in (2, FORMAT):
+            raise unknown_format(f"The store {self.path}", found, "and ")
+        if header.get("digest") != json_digest(header):
+            raise LabelStoreError(
+                f"{path} was edited or is damaged: it has the budget, and whose labels these are. "
+                "Restore the file from a backup, and raise a budget with "
                 "labels.raise_budget(budget, reason=...)."
             )
         return header
 
+    def _replace_header(self, **fields: Any) -> None:
+        header = {**self.header(), **fields}
+        publish(self.path / "header.json", sealed_json(header), replace=True)
+
     def _check_header(self, found: dict[str, Any], kind: dict[str, Any], people: Any) -> None:
-        wanted = kind if people is None or found["format"] == 1 else {**kind, "people": people}
-        others = {"format", "label_set", "budget", "digest"} | ({"people"} - set(wanted))
+        wanted = kind if people is None else {**kind, "people": people}
+        others = {"format", "label_set", "budget", "digest", "key"} | ({"people"} - set(wanted))
         names = sorted({*wanted, *found} - others)
         differing = [name for name in names if found.get(name) != wanted.get(name)]
         if differing:
@@ -511,10 +509,10 @@ class LabelStore:
                 f"{path} is missing, so it cannot be checked that these are the labels of the "
                 "store. Restore it from the folder's backup, or start a new store."
             )
-        stored = _read_json(path)
+        stored = read_json(path)
         salt, digest = str(stored.get("salt")), str(stored.get("digest"))
         if not re.fullmatch("[0-9a-f]{64}", salt) or not re.fullmatch("[0-9a-f]{128}", digest):
-            raise _damaged(path)
+            raise damaged(path)
         if digest != fingerprint_of(labels, salt):
             raise LabelStoreError(
                 f"The store {self.path} was made for other labels (same number, different values "
@@ -522,172 +520,10 @@ class LabelStore:
                 "was made for, in the same order, or a new path."
             )
 
-    def _read_record(
-        self, path: pathlib.Path, labels: LabelSet, budget: PrivacyBudget
-    ) -> tuple[Record, str]:
-        try:
-            with np.load(path, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files if name != "meta"}
-                meta = json.loads(content["meta"].tobytes().decode())
-            digest = meta.pop("digest")
-            if meta["format"] == FORMAT:
-                record = Record.of(meta, arrays)
-                intact = digest == content_digest(meta, arrays)
-            elif meta["format"] == 1:
-                del meta["format"]
-                record = _record_of_0_1(meta, arrays, digest, labels, budget)
-                intact = digest == _digest(meta, (arrays["indices"], arrays["noisy_labels"]))
-            else:
-                by = f"written by tf-labeldp {meta.get('version')}; "
-                raise _unknown_format(str(path), meta["format"], by)
-        except LabelStoreError:
-            raise
-        except Exception as error:  # zipfile, json and numpy each have their own errors
-            raise _damaged(path) from error
-        if not intact or path.name != f"{record.number:06d}.npz":
-            raise _damaged(path)
-        return record, digest
-
-
-def _damaged(path: pathlib.Path) -> LabelStoreError:
-    return LabelStoreError(
-        f"{path} is damaged. A draw that cannot be read is still a charge, so the store is refused "
-        "rather than drawn again. Restore the folder from a backup."
-    )
-
-
-def _unknown_format(what: str, found: Any, by: str) -> LabelStoreError:
-    return LabelStoreError(
-        f"{what} has format {found}, {by}tf-labeldp {__version__} reads formats 1 and {FORMAT}. "
-        "Nothing was changed. Install the newer version."
-    )
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _damaged(path) from error
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _as_json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=2).encode()
-
-
-def _new_header(kind: dict[str, Any], people: str | None, budget: PrivacyBudget) -> dict[str, Any]:
-    header = {
-        "format": FORMAT,
-        "label_set": secrets.token_hex(16),
-        "people": people,
-        "budget": [budget.epsilon, budget.delta],
-        **kind,
-    }
-    return {**header, "digest": _json_digest(header)}
-
-
-def _label_set_and_budget(header: dict[str, Any]) -> tuple[LabelSet, PrivacyBudget]:
-    size, people = header["num_labels"], header["people"]
-    return LabelSet(header["label_set"], size, people, stored=True), PrivacyBudget(
-        *header["budget"]
-    )
-
-
-def _json_digest(content: dict[str, Any]) -> str:
-    rest = {name: value for name, value in content.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _record_of_0_1(
-    meta: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-    digest: str,
-    labels: LabelSet,
-    budget: PrivacyBudget,
-) -> Record:
-    """Returns a draw of version 0.1 as a record; its receipt has the same id at each reading."""
-    stored = meta["mechanism"]
-    if stored["class_name"] == "DPSGDSteps":
-        config = {name: v for name, v in stored["config"].items() if name != "num_classes"}
-        charge = dp_sgd_charge(**config)
-        mechanism, what, kind = None, f"{config['steps']} steps of DP-SGD", "steps"
-        charge = dataclasses.replace(charge, assumptions=(*charge.assumptions, _NOT_RECORDED))
-    else:
-        made = deserialize(stored)
-        charge, mechanism, what = Charge.of(made), stored, repr(made)
-        if meta["priors_digest"] is not None:
-            notes = (*charge.assumptions, PUBLIC_INPUT)
-            charge = dataclasses.replace(charge, assumptions=notes)
-        kind = "release" if isinstance(made, AggregateMechanism) else "draw"
-    indices = arrays["indices"]
-    rows = np.sort(indices)
-    values = None if mechanism is None else arrays["noisy_labels"]
-    receipt = Receipt(
-        labels,
-        charge,
-        what,
-        kind,
-        meta["key"],
-        None if rows.size == labels.size else rows,
-        budget.delta,
-        None if values is None else array_digest(values),
-        seeded=meta["seeded"],
-        time="",
-        actor="unknown",
-        version="0.1",
-        id=digest[:32],
-    )
-    return Record(
-        meta["number"],
-        receipt,
-        mechanism=mechanism,
-        public_digest=meta["priors_digest"],
-        indices=indices,
-        values=values,
-    )
-
-
-def publish(
-    target: pathlib.Path, content: bytes, *, replace: bool = False, mode: int = 0o600
-) -> None:
-    """Writes a file atomically and durably; replaces one only if it is asked to."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        (os.replace if replace else give_name)(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    with contextlib.suppress(OSError):  # directories cannot be synced on every platform
-        directory = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a finished file its name; fails where the name is taken, unlike ``os.replace``.
-
-    The temporary name may still be there afterwards.
-    """
-    try:
-        os.link(temporary, target)
-    except FileExistsError as error:
-        raise FileExistsError(error.errno, error.strerror, str(target)) from None
-    except OSError:  # a file system without hard links; two writers at once are not seen there
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        os.replace(temporary, target)
-
-
-def fingerprint_of(labels: np.ndarray, salt: str) -> str:
-    """Returns a keyed digest of the true labels; see ``PrivateLabels`` on who may hold it."""
-    data = np.ascontiguousarray(labels)  # int64 codes or rows, or float64 numbers
-    return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()
+    def _check_not_forgotten(self, header: dict[str, Any]) -> None:
+        if (gone := header.get("forgotten")) is not None:
+            raise LabelStoreError(
+                f"The store {self.path} was forgotten on {gone['time']} by {gone['actor']}: its "
+                "draws and keys are erased, so nothing can be drawn of these labels any more. "
+                "tf-labeldp report says what was spent."
+            )

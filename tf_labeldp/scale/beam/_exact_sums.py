@@ -2,35 +2,42 @@
 
 An engine may run any step again, and noise that is drawn again is a second release. So the pipeline
 adds up whole numbers, which are the same in any order and at any retry, and leaves them in a
-private file; ``result`` draws the noise in the process that started the pipeline.
+private file; ``result`` draws the noise in the process that started the pipeline, writes the noisy
+statistic to the ledger together with its charge, and deletes the file.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import io
+import functools
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
+import filelock
 import numpy as np
+from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp import _validate
+from tf_labeldp.accounting import Private, Public, public_input
+from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, LabelMomentMechanism
 from tf_labeldp.mechanisms._base import checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._noisy_labels import NoisyStatistic
-from tf_labeldp.vault._store import npz, publish
+from tf_labeldp.vault._records import from_npz, npz
 
 Sums = dict[str, Any]
 """Exact sums by name: arrays, and the number of rows."""
 
+_RUNNING: dict[str, Any] = {}
+"""Locks of the releases whose pipelines this process runs, by the file with their sums."""
 _BATCH_ROWS = 4096
 _GRAM_BITS = 20
 """Parts of ``max_norm``, as a power of two: products of two over a batch stay below 2^53."""
@@ -40,15 +47,14 @@ class ExactSums(beam.PTransform, abc.ABC):
     """Sums over private labels that leave a pipeline with noise alone; see ``PrivateHistogram``."""
 
     def __init__(
-        self, mechanism: AggregateMechanism, key: ReleaseKey, release: str, folder: Any
+        self, mechanism: Public[AggregateMechanism], key: ReleaseKey, release: str, folder: Any
     ) -> None:
         super().__init__()
-        self.mechanism: Any = mechanism
+        self._made_by: Any = public_input(mechanism)
+        self.mechanism: Any = self._made_by.value
         self._key, self._release = key, release
-        key.check(release, mechanism)
-        folder = os.fspath(key.path.parent if folder is None else folder)
-        self._sums = FileSystems.join(folder, f"{release}.private-sums.npz")
-        self._noisy = key.path.with_name(f"{key.path.name}.{release}.npz")
+        key.check(release, self.mechanism)
+        self._sums = key.sums_of(release, None if folder is None else os.fspath(folder))
 
     @abc.abstractmethod
     def _summed(self, rows: list[Any]) -> Sums:
@@ -56,48 +62,58 @@ class ExactSums(beam.PTransform, abc.ABC):
 
     @abc.abstractmethod
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
-        """Returns the release, and public sums to keep beside it; called once."""
+        """Returns the release, and public sums to keep with it; called once."""
 
-    def expand(self, rows: Any) -> Any:
+    def expand(self, rows: Private[Any]) -> Any:
         """Leaves the sums of the rows in the private file; the output is empty."""
         if self.is_released:
             raise ValueError(
                 f"release {self._release!r} was made already, and a second one would be charged "
                 "again. Take it from result(), or name another release."
             )
+        if self._sums not in _RUNNING:
+            with contextlib.suppress(filelock.Timeout):  # another process runs such a pipeline now
+                lock = self._key.lock_of(self._release)
+                lock.acquire()
+                _RUNNING[self._sums] = lock
+                _delete(self._sums)  # of a process that was killed
         return (
             rows
             | "Sum" >> beam.ParDo(_Sum(self._summed))
             | "AddUp" >> beam.CombineGlobally(_AddUp())
-            | "Keep" >> beam.ParDo(_Keep(self._sums))
+            | "Keep" >> beam.ParDo(_Keep(self._key, self._release, self._sums))
         )
 
     def result(self) -> NoisyStatistic:
         """Returns the noisy statistic: draws its noise at the first call, after the pipeline ended.
 
-        It is kept beside the key; later calls, of other processes too, return the same one.
+        It is kept in the ledger of the key; later calls, of other processes too, return the same
+        one.
 
         Raises:
             FileNotFoundError: the pipeline has not ended, or found no rows.
+            LabelStoreError: it was drawn by version 0.2, whose file with it is gone.
         """
         return NoisyStatistic(self._release_once()["values"], self.mechanism, receipts=self._paid)
 
     @property
     def is_released(self) -> bool:
         """Whether the noise was drawn, by this process or another one."""
-        return self._noisy.exists()
+        return self._key.is_drawn(self._release)
 
     def _release_once(self) -> Sums:
-        """Returns the release and what is public beside it, drawn now or before."""
-        if not self.is_released:
+        """Returns the release and the public sums, drawn now or before."""
+
+        def draw() -> tuple[int, Sums]:
             sums = _read(self._sums)
-            self._key.register(self._release, self.mechanism, num_rows=int(sums["rows"]))
             values, public = self._with_noise(sums)
-            with contextlib.suppress(FileExistsError):  # the noise of the first process counts
-                publish(self._noisy, npz({**public, "values": values, "rows": sums["rows"]}))
-            FileSystems.delete([self._sums])
-        with np.load(self._noisy) as kept:
-            return dict(kept)
+            return int(sums["rows"]), {"values": values, **public}
+
+        kept = self._key.draw_once(self._release, self._made_by, draw)
+        _delete(self._sums)
+        if (lock := _RUNNING.pop(self._sums, None)) is not None:
+            lock.release()
+        return kept
 
     @property
     def _paid(self) -> tuple[Any, ...]:
@@ -110,8 +126,9 @@ class PrivateHistogram(ExactSums):
     Guarantee:
         ``result()`` is (epsilon, delta)-DP for the replacement of one label, by ``mechanism``: the
         counts are exact whatever the order, the splits and the retries, and the noise is drawn once
-        after the pipeline, from the operating system's random bits, and kept before it is handed
-        out. What the pipeline leaves in ``folder`` is not private, and is deleted then. Assumes
+        after the pipeline, from the operating system's random bits, and recorded before it leaves.
+        The exact counts that the pipeline leaves are deleted then; what a killed process left of
+        them is deleted by the next pipeline of the release, and by ``tf-labeldp forget``. Assumes
         that each label is counted once: the engine's output is exactly once.
 
     Args:
@@ -119,7 +136,8 @@ class PrivateHistogram(ExactSums):
         key: the key whose file lists the release and its charge.
         release: the name of the release in it.
         folder: where the exact counts wait for their noise: a private folder that the workers
-            write and this process reads, of any file system that Beam knows. None for the key's.
+            write and this process reads, of any file system that Beam knows. None for
+            ``private-sums`` in the key's ledger.
         num_groups: G, for elements (group, label) with public groups 0..G-1; None for labels.
 
     The elements are labels, or arrays (m,) of labels, which is faster; with groups, pairs of these.
@@ -137,14 +155,15 @@ class PrivateHistogram(ExactSums):
 
     def __init__(
         self,
-        mechanism: HistogramMechanism,
+        mechanism: Public[HistogramMechanism],
         key: ReleaseKey,
         release: str,
         *,
         folder: str | os.PathLike[str] | None = None,
         num_groups: int | None = None,
     ) -> None:
-        super().__init__(checked_mechanism(mechanism, HistogramMechanism), key, release, folder)
+        checked_mechanism(bare(mechanism), HistogramMechanism)
+        super().__init__(mechanism, key, release, folder)
         if num_groups is not None:
             num_groups = _validate.integer_at_least("num_groups", num_groups, 1)
         self._num_groups = num_groups
@@ -204,14 +223,15 @@ class PrivateMoments(ExactSums):
 
     def __init__(
         self,
-        mechanism: LabelMomentMechanism,
+        mechanism: Public[LabelMomentMechanism],
         key: ReleaseKey,
         release: str,
         num_rows: int,
         *,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(checked_mechanism(mechanism, LabelMomentMechanism), key, release, folder)
+        checked_mechanism(bare(mechanism), LabelMomentMechanism)
+        super().__init__(mechanism, key, release, folder)
         self._num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         bits = min(_GRAM_BITS, (62 - self._num_rows.bit_length()) // 2)
         self._steps = 2.0**bits / mechanism.max_norm
@@ -239,21 +259,18 @@ class PrivateMoments(ExactSums):
         return total
 
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
-        return self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows), {
-            "gram": sums["gram"]
-        }
-
-    def _release_once(self) -> Sums:
-        if not self.is_released and (found := int(_read(self._sums)["rows"])) != self._num_rows:
+        if (found := int(sums["rows"])) != self._num_rows:
             raise ValueError(
                 f"the pipeline found {found} rows, and num_rows={self._num_rows} was given, which "
                 "sets the grid. Count the rows first; nothing was released."
             )
-        return super()._release_once()
+        return self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows), {
+            "gram": sums["gram"]
+        }
 
 
 class _Sum(beam.DoFn):
-    """Adds up batches of elements, and hands out one sum for each bundle."""
+    """Adds up batches of elements, and yields one sum for each bundle."""
 
     def __init__(self, summed: Any) -> None:
         self._summed = summed
@@ -301,15 +318,28 @@ class _AddUp(beam.CombineFn):
 
 
 class _Keep(beam.DoFn):
-    """Writes the sums to the private file, whole under its name."""
+    """Writes the sums to the private file, whole under its name; unless their noise was drawn.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    A worker that does not see the key's ledger can't know that; ``result`` deletes what it writes.
+    """
+
+    def __init__(self, key: ReleaseKey, release: str, path: str) -> None:
+        self._key, self._release, self._path = os.fspath(key.path), release, path
 
     def process(self, sums: Sums) -> Iterable[Any]:
         if sums:
-            write_whole(self._path, npz(sums), private=True)
+            write = functools.partial(write_whole, self._path, npz(sums), private=True)
+            if os.path.exists(self._key):
+                ReleaseKey(self._key).unless_drawn(self._release, write)
+            else:
+                write()
         return ()
+
+
+def _delete(path: str) -> None:
+    """Deletes a file of any file system that Beam knows; another process may be faster."""
+    with contextlib.suppress(FileNotFoundError, BeamIOError):
+        FileSystems.delete([path])
 
 
 def _read(path: str) -> Sums:
@@ -318,8 +348,8 @@ def _read(path: str) -> Sums:
             f"there are no sums in {path}: the pipeline has not ended, or it found no rows. Run it "
             "and wait until it has finished, before result()."
         )
-    with FileSystems.open(path) as file, np.load(io.BytesIO(file.read())) as sums:
-        return dict(sums)
+    with FileSystems.open(path) as file:
+        return from_npz(file.read())
 
 
 def _added(total: Sums, more: Sums) -> Sums:

@@ -12,6 +12,7 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
+from tf_labeldp.accounting import Private, Setting
 from tf_labeldp.features._reader import FeatureSource
 from tf_labeldp.heads._label_source import kind_arguments
 from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
@@ -22,7 +23,7 @@ from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault import LabelKind
 from tf_labeldp.vault._keyed_draws import ReleaseKey
 from tf_labeldp.vault._label_kinds import label_kind
-from tf_labeldp.vault._store import npz
+from tf_labeldp.vault._records import npz
 
 Survey = tuple[int, np.ndarray, np.ndarray]
 """A number of rows, and hashes and features of a sample of them."""
@@ -42,7 +43,8 @@ class FitPrivateHead:
     Guarantee:
         The fitted head is (epsilon, delta)-DP for the replacement of one label, by the one release
         of ``LabelMomentMechanism``, as ``heads.PrivateRidge`` and ``PrivateMoments`` say. The
-        features and the number of rows are public, and so is the survey, which stays in ``folder``.
+        features and the number of rows are public, and so is the survey, which stays in ``folder``
+        (by default that of the key file).
 
     Args:
         head: a ``PrivateRidge`` or ``PrivateLogisticRegression``, without encoder: encode in the
@@ -66,7 +68,7 @@ class FitPrivateHead:
 
     def __init__(
         self,
-        head: OneReleaseHead,
+        head: Setting[OneReleaseHead],
         key: ReleaseKey,
         release: str,
         *,
@@ -78,9 +80,9 @@ class FitPrivateHead:
                 f"{head!r}. Encode the features in the pipeline, before they come here."
             )
         self._head, self._key, self._release = head, key, release
-        self._folder = os.fspath(key.path.parent if folder is None else folder)
+        self._folder = folder
 
-    def fit(self, read: Callable[[Any], Any], **pipeline: Any) -> OneReleaseHead:
+    def fit(self, read: Private[Callable[[Any], Any]], **pipeline: Setting[Any]) -> OneReleaseHead:
         """Runs both passes, and returns the head, fitted.
 
         Args:
@@ -93,7 +95,8 @@ class FitPrivateHead:
             ValueError: no rows, features not finite, labels out of range, or another number of rows
                 in the second pass; nothing was released.
         """
-        head, path = self._head, FileSystems.join(self._folder, f"{self._release}.survey.npz")
+        head, folder = self._head, self._key.path.parent if self._folder is None else self._folder
+        path = FileSystems.join(os.fspath(folder), f"{self._release}.survey.npz")
         kind = label_kind(**kind_arguments(head))
         source: Any = _Source(kind, head._mechanism(kind))
         design = f"center={head.center} intercept={head.intercept} spread={head.spread}"

@@ -11,6 +11,7 @@ import pyarrow as pa
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindows
 
+from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
 from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
@@ -63,23 +64,26 @@ class RandomizeLabels(beam.PTransform):
 
     def __init__(
         self,
-        mechanism: LabelMechanism,
+        mechanism: Public[LabelMechanism],
         key: ReleaseKey,
         release: str,
         *,
         id: str = "id",
         label: str = "label",
-        priors: Any = None,
+        priors: Public[Any] = None,
         statement: str | None = None,
     ) -> None:
         super().__init__()
+        public = public_input(mechanism, priors)
+        mechanism, priors = public.value
         self._mechanism = checked_mechanism(mechanism, LabelMechanism)
         self._key, self._release, self._priors = key, release, priors
         self._fields = id, label
         self._statement = statement
-        key.register(release, mechanism, priors)
+        made_by: Any = public.with_value(mechanism)
+        key.register(release, made_by, priors)
 
-    def expand(self, rows: Any) -> Any:
+    def expand(self, rows: Private[Any]) -> Any:
         """Returns the rows with noisy labels, of the same kind as they came."""
         parts = rows if isinstance(rows, Mapping) else {"rows": rows}
         for name, part in parts.items():

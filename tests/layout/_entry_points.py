@@ -1,0 +1,208 @@
+"""The arguments of all public names, found by introspection, with what their annotations say."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tf_labeldp
+
+PACKAGE = Path(tf_labeldp.__file__).parent
+ENGINES = ("scale/beam/__init__.py", "scale/spark.py", "scale/tfx.py")
+"""Extras, which are read and not loaded: each needs an environment of its own."""
+VERBS = ("fit", "evaluate", "predict", "transform", "fit_transform", "score")
+"""Methods of Keras and scikit-learn that users call; frameworks call the others."""
+CONCRETE = frozenset(
+    # Python's, and what says where files are and how arguments come together.
+    "float int str bool bytes Hashable Literal tuple list dict set frozenset type Sequence "
+    "Iterable Mapping os PathLike Path InitVar dataclasses "
+    # Randomness, and what NumPy and TensorFlow call theirs.
+    "Rng np random Generator tf Tensor Variable "
+    # Numbers of statements, receipts themselves, and what receipts are about.
+    "DpEvent Charge Assumption PrivacyGuarantee PrivacyBudget Receipt Receipts LabelSet "
+    # Strategies, whose own arguments are walked over where they are public.
+    "Loss _losses Solver Denoiser NoiseMechanism GaussNewton "
+    # What a step computes with, results of audits, and a file of a secret.
+    "VertexLosses GradientOperator AuditResult LabelInference ReleaseKey".split()
+)
+"""Names of types that a setting may have. None of them holds an arbitrary object."""
+BARE = frozenset("np ndarray float int bool str tuple list dict tf Tensor data Dataset".split())
+"""Names of types of which nothing can be stated: arrays, numbers, and containers of these."""
+MARKS = {"Public": "public", "PublicInput": "public", "Private": "private", "Setting": "setting"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument of a public class, function or method."""
+
+    place: str  # heads.PrivateRidge.fit
+    name: str
+    annotation: str | None
+    returns: str | None
+
+    @property
+    def kind(self) -> str | None:
+        """``"public"``, ``"private"`` or ``"setting"``; None without a proper annotation."""
+        return None if self.annotation is None else kind_of(self.annotation)
+
+    @property
+    def can_be_stated(self) -> bool:
+        """Whether what comes out may carry receipts, by the annotation of what is returned."""
+        if self.returns is None or self.returns == "None":
+            return True
+        return not names_in(self.returns) <= BARE
+
+
+def kind_of(annotation: str) -> str | None:
+    """Returns what an annotation says of an argument, or None if it leaves it open."""
+    tree = ast.parse(annotation, mode="eval").body
+    if isinstance(tree, ast.Subscript) and _name(tree.value) == "InitVar":
+        tree = tree.slice
+    head = _name(tree.value if isinstance(tree, ast.Subscript) else tree)
+    if head == "Annotated":  # keras_layers, which know Keras alone
+        return ast.literal_eval(tree.slice.elts[1])  # type: ignore[attr-defined]
+    if head in MARKS:
+        return MARKS[head]
+    return "setting" if names_in(annotation) <= CONCRETE else None
+
+
+def names_in(annotation: str) -> set[str]:
+    """Returns the names that an annotation is made of; a class itself (``type[X]``) has none."""
+    found, waiting = set(), [ast.parse(annotation, mode="eval").body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name | ast.Attribute):
+            found.add(_name(node))
+        is_class = isinstance(node, ast.Subscript) and _name(node.value) == "type"
+        waiting += [] if is_class else ast.iter_child_nodes(node)
+    return found
+
+
+def _name(node: ast.AST) -> str:
+    return getattr(node, "id", None) or getattr(node, "attr", "")
+
+
+def arguments() -> list[Argument]:
+    """Returns the arguments of all public names, and of the methods of what they return."""
+    waiting = list(_listed())
+    met: set[int] = set()
+    found: list[Argument] = []
+    while waiting:
+        place, value, is_listed = waiting.pop(0)
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        for where, function in _callables(place, value, is_listed):
+            found += _of(where, function)
+            part = place.partition(".")[0]
+            waiting += [(f"{part}.{one.__name__}", one, False) for one in _made_by(function)]
+    return found
+
+
+def _listed() -> Iterator[tuple[str, Any, bool]]:
+    for part in (*tf_labeldp._PARTS, "cli"):
+        module = importlib.import_module(f"tf_labeldp.{part}")
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value) and is_ours(value):
+                yield f"{part}.{name}", value, True
+
+
+def is_ours(value: Any) -> bool:
+    """Returns whether something was defined by the library, and is no alias of a type."""
+    home = getattr(value, "__module__", "") or ""
+    is_alias = not inspect.isclass(value) and not inspect.isroutine(value)
+    return home.partition(".")[0] in ("tf_labeldp", "keras_layers") and not is_alias
+
+
+def _callables(place: str, value: Any, is_listed: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields a function, or the constructor and the public methods of a class."""
+    if not inspect.isclass(value):
+        yield place, value
+        return
+    if is_listed and not issubclass(value, Exception):
+        yield place, value
+    for name in dir(value):
+        method = inspect.getattr_static(value, name)
+        method = inspect.unwrap(getattr(method, "__func__", method))
+        if name.startswith("_") or not isinstance(method, types.FunctionType):
+            continue
+        if is_ours(method) and not _is_hook(name, value):
+            yield f"{place}.{name}", method
+
+
+def _is_hook(name: str, owner: type) -> bool:
+    """Returns whether a framework defines a method too, and calls it."""
+    others = (base for base in owner.__mro__ if base is not object and not is_ours(base))
+    return name not in VERBS and any(name in vars(base) for base in others)
+
+
+def _of(place: str, function: Callable[..., Any]) -> Iterator[Argument]:
+    signature = inspect.signature(function)
+    returns = None if inspect.isclass(function) else _text(signature.return_annotation)
+    if returns == "NoReturn":
+        return
+    for one in signature.parameters.values():
+        if one.name not in ("self", "cls"):
+            yield Argument(place, one.name, _text(one.annotation), returns)
+
+
+def _text(annotation: Any) -> str | None:
+    if annotation is inspect.Parameter.empty:
+        return None
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _made_by(function: Callable[..., Any]) -> Iterator[type]:
+    """Yields the classes of the library that a function returns, by its annotation."""
+    if inspect.isclass(function):
+        return
+    returns = _text(inspect.signature(function).return_annotation)
+    for name in names_in(returns) if returns else ():
+        value = getattr(inspect.getmodule(function), name, None)
+        if inspect.isclass(value) and is_ours(value) and not name.startswith("_"):
+            yield value
+
+
+def arguments_of_engines() -> list[Argument]:
+    """Returns the arguments of the public names of the engines, which can't be loaded here."""
+    found: list[Argument] = []
+    for name in ENGINES:
+        path = PACKAGE / name
+        listed = _listed_in(ast.parse(path.read_text(encoding="utf-8")))
+        files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+        for file in files:
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if getattr(node, "name", None) in listed:
+                    place = f"{path.relative_to(PACKAGE).parts[0]}.{file.stem}"
+                    found += _in_source(place, node)
+    return found
+
+
+def _listed_in(tree: ast.Module) -> list[str]:
+    """Returns ``__all__``."""
+    return next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and _name(node.targets[0]) == "__all__"
+    )
+
+
+def _in_source(place: str, node: Any) -> Iterator[Argument]:
+    """Yields the arguments of a function, or of a class's constructor and public methods."""
+    for one in node.body if isinstance(node, ast.ClassDef) else [node]:
+        is_function = isinstance(one, ast.FunctionDef)
+        if not is_function or (one.name.startswith("_") and one.name != "__init__"):
+            continue
+        own = one.args
+        stars = [star for star in (own.vararg, own.kwarg) if star is not None]
+        for each in [*own.posonlyargs, *own.args, *own.kwonlyargs, *stars]:
+            if each.arg not in ("self", "cls"):
+                text = None if each.annotation is None else ast.unparse(each.annotation)
+                yield Argument(f"{place}.{node.name}.{one.name}", each.arg, text, None)

@@ -1,0 +1,241 @@
+"""Training that hid from statements: each case was stated too small, or not at all, once."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from ledger_cases import DENSE, D, K, X, Y, dp_sgd, in_the_clear, plain, private, vault
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import PublicInput
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
+
+
+def stated(artefact: Any) -> float:
+    return ldp.guarantee(artefact).epsilon
+
+
+def draw(epsilon: float = 1.0) -> ldp.NoisyLabels:
+    return vault().randomize(RandomizedResponse(epsilon, K))
+
+
+def compiled(model: keras.Model | None = None, **settings: Any) -> keras.Model:
+    model = plain() if model is None else model
+    model.compile(keras.optimizers.SGD(0.1), settings.pop("loss", DENSE), **settings)
+    return model
+
+
+class Interrupts(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 1:
+            raise KeyboardInterrupt
+
+
+class StopsAtTheEnd(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise KeyboardInterrupt
+
+
+def interrupted(model: keras.Model, noisy: ldp.NoisyLabels) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ldp.fit(model, X, noisy, callbacks=[Interrupts()], verbose=0)
+
+
+def clear(model: keras.Model) -> None:
+    model.fit(X, keras.utils.to_categorical(Y, K), verbose=0)
+
+
+@pytest.mark.parametrize("how", ["model", "layers"])
+def test_a_frozen_model_shows_its_steps(how: str) -> None:
+    model = in_the_clear()
+    for one in [model] if how == "model" else model.layers:
+        one.trainable = False
+    assert math.isinf(stated(model))
+    top = compiled(keras.Sequential([keras.Input((D,)), model, keras.layers.Dense(K)]))
+    ldp.fit(top, X, draw(), verbose=0)
+    assert math.isinf(stated(top))
+    made = ldp.LabelDPModel.from_model(model)
+    model.trainable = True
+    assert math.isinf(stated(model)) and math.isinf(stated(made))
+
+
+def test_a_frozen_model_of_a_counted_training_is_counted() -> None:
+    model = compiled()
+    ldp.fit(model, X, draw(), verbose=0)
+    model.trainable = False
+    assert stated(model) == 1.0
+
+
+@pytest.mark.parametrize("then", ["save", "compile", "nothing"])
+def test_training_after_an_interrupted_one_shows(then: str, tmp_path: Any) -> None:
+    model = compiled()
+    interrupted(model, draw())
+    assert stated(model) == 1.0
+    clear(model)
+    if then == "save":
+        model.save(tmp_path / "model.keras")
+        assert math.isinf(stated(tmp_path / "model.keras"))
+    elif then == "compile":
+        compiled(model)
+    assert math.isinf(stated(model))
+
+
+def test_a_callback_that_was_interrupted_covers_no_new_optimizer() -> None:
+    model, noisy = compiled(), draw()
+    data = noisy.to_dataset(X, "posterior").batch(32)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, callbacks=[ldp.RecordReceipts(noisy), Interrupts()], verbose=0)
+    assert stated(model) == 1.0
+    compiled(model)
+    assert math.isinf(stated(model))
+
+
+@pytest.mark.parametrize("together", ["accumulated", "executed"])
+def test_steps_that_were_not_taken_are_not_covered(together: str) -> None:
+    model = plain()
+    sizes = {"gradient_accumulation_steps": 2} if together == "accumulated" else {}
+    model.compile(
+        keras.optimizers.SGD(0.1, **sizes),
+        DENSE,
+        steps_per_execution=4 if together == "executed" else 1,
+    )
+    noisy = draw()
+    data = noisy.to_dataset(X, "posterior").batch(40)  # three batches, of four in an execution
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, callbacks=[ldp.RecordReceipts(noisy), StopsAtTheEnd()], verbose=0)
+    clear(model)
+    assert math.isinf(stated(model))
+
+
+def test_a_model_of_one_weight_shows_its_training(tmp_path: Any) -> None:
+    x, y = X[:, :1], Y.astype(np.float32)
+
+    def single() -> keras.Model:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    model = single()
+    model.fit(x, y, verbose=0)
+    assert math.isinf(stated(model))
+    labels = ldp.PrivateLabels(y, low=0, high=K, budget=ldp.PrivacyBudget(9.0))
+    noisy = labels.randomize(ldp.mechanisms.LaplaceMechanism(1.0, 0.0, float(K)))
+    model = single()
+    ldp.fit(model, x, noisy, targets="values", verbose=0)
+    assert stated(model) == 1.0
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    assert math.isinf(stated(model)) and math.isinf(stated(tmp_path / "model.keras"))
+
+
+def test_a_bare_array_is_a_named_assumption() -> None:
+    noisy = draw()
+    assert "public-inputs" in {one.code for one in ldp.guarantee(noisy.values).assumptions}
+    held = np.empty(1, object)
+    held[0] = noisy
+    for container in (held, collections.deque([noisy])):
+        assert stated(container) == 1.0
+
+
+class WithPrior(keras.losses.Loss):
+    def __init__(self, prior: Any) -> None:
+        super().__init__()
+        self.prior = prior
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return DENSE(y_true, y_pred)
+
+
+def weighed(y_true: Any, y_pred: Any, prior: Any = None) -> Any:
+    return keras.losses.categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+@pytest.mark.parametrize("way", ["loss object", "partial", "lambda layer", "attribute"])
+def test_what_a_model_has_of_the_users_is_looked_at(way: str) -> None:
+    prior = vault().release(HistogramMechanism(5.0, K)).priors()
+    if way == "lambda layer":
+        middle = keras.layers.Lambda(functools.partial(lambda x, prior: x, prior=prior))
+        model = compiled(keras.Sequential([keras.Input((D,)), middle, keras.layers.Dense(K)]))
+    else:
+        loss = {"loss object": WithPrior(prior), "partial": functools.partial(weighed, prior=prior)}
+        model = compiled(loss=loss.get(way, DENSE))
+        if way == "attribute":
+            model.prior = prior
+    ldp.fit(model, X, draw(), verbose=0)
+    assert stated(model) == 6.0
+
+
+@pytest.mark.parametrize("by", ["fit", "steps"])
+def test_weights_that_a_callback_sets_are_counted(by: str) -> None:
+    source = compiled()
+    ldp.fit(source, X, draw(5.0), verbose=0)
+    values = source.get_weights()
+
+    class Sets(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.set_weights(values)
+
+    frozen = keras.optimizers.SGD(0.0)
+    if by == "fit":
+        model = plain()
+        model.compile(frozen, DENSE)
+        ldp.fit(model, X, draw(), callbacks=[Sets()], verbose=0)
+        assert stated(model) == 6.0
+    else:
+        model, labels = private(), vault(3.0)
+        with pytest.raises(ldp.BudgetExceededError):
+            dp_sgd(model, labels, callbacks=[Sets()])
+
+
+def test_parts_that_released_indices_chose_carry_their_receipts() -> None:
+    noisy = draw()
+    chosen = PublicInput(np.flatnonzero(noisy.values == 0), noisy.receipts)
+    labels = vault()
+    for part in labels.split(chosen):
+        assert part.randomize(RandomizedResponse(2.0, K)).guarantee().epsilon == 3.0
+
+
+def test_weights_of_an_epoch_are_known(tmp_path: Any) -> None:
+    model, noisy = compiled(), draw()
+    best = tmp_path / "best.weights.h5"
+    keep = keras.callbacks.ModelCheckpoint(best, save_weights_only=True)
+    stop = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True)
+    ldp.fit(model, X, noisy, epochs=3, callbacks=[keep], verbose=0)
+    model.load_weights(best)
+    assert stated(model) == 1.0
+    data = noisy.to_dataset(X, "posterior").batch(32)
+    record = ldp.RecordReceipts(noisy)
+    model.fit(data, epochs=3, callbacks=[record, stop], verbose=0)
+    assert stated(model) == 1.0
+
+
+def test_a_layer_of_a_loaded_model_can_be_declared(tmp_path: Any) -> None:
+    model = compiled()
+    ldp.fit(model, X, draw(), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    ldp.declare(loaded.layers[0], "nothing more")
+    assert stated(loaded) == 1.0
+
+
+def test_a_frozen_layer_that_is_trained_after_loading_is_known(tmp_path: Any) -> None:
+    model = plain()
+    model.layers[0].trainable = False
+    compiled(model)
+    ldp.fit(model, X, draw(), verbose=0)
+    model.layers[0].trainable = True
+    model.save(tmp_path / "model.keras")
+    assert stated(model) == stated(tmp_path / "model.keras") == 1.0
+
+
+def test_outputs_of_another_width_are_refused() -> None:
+    model = keras.Sequential([keras.Input((D,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=f"expected a model with {K} outputs"):
+        ldp.fit(model, X, draw(), verbose=0)

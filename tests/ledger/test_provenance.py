@@ -1,0 +1,241 @@
+"""Statements of 0.2 that forgot what public inputs were made of; each test fails on 0.2."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from ledger_cases import K, N, X, Y, dp_sgd, in_the_clear, multi_stage, plain, private, vault
+
+import tf_labeldp as ldp
+from tf_labeldp.features._clusters import Clusters
+from tf_labeldp.heads import BootstrappedHead, PrivateLogisticRegression
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, optimal_bins
+from tf_labeldp.pate import PATE, fix_match_teacher
+from tf_labeldp.semi_supervised import DivideMix, FixMatch
+
+pytestmark = pytest.mark.filterwarnings("ignore:the release is indistinguishable")
+IMAGES = np.random.default_rng(0).random((N, 4, 4, 1), dtype=np.float32)
+DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+def stated(artefact: Any) -> float:
+    return ldp.guarantee(artefact).epsilon
+
+
+def image_network() -> keras.Model:
+    layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(K)]
+    return keras.Sequential(layers)
+
+
+def learner(kind: type, **arguments: Any) -> Any:
+    model = kind(image_network(), **arguments)
+    model.compile("sgd", DENSE if kind is FixMatch else None)
+    return model
+
+
+def fit_learner(model: Any, noisy: Any, **arguments: Any) -> Any:
+    model.fit(IMAGES, noisy, batch_size=32, steps_per_epoch=1, verbose=0, **arguments)
+    return model
+
+
+# B1. Learners.
+
+
+@pytest.mark.parametrize("kind", [FixMatch, DivideMix])
+def test_b1_priors_of_a_learner_are_counted_also_in_its_file(kind: type, tmp_path: Any) -> None:
+    priors = vault().release(HistogramMechanism(5.0, K)).priors()
+    noisy = vault().randomize(RandomizedResponse(1.0, K))
+    model = learner(kind, priors=priors)
+    assert stated(model) == 5.0
+    assert stated(fit_learner(model, noisy)) == 6.0
+    model.save(tmp_path / "learner.keras")
+    assert stated(ldp.load_model(tmp_path / "learner.keras")) == 6.0
+
+
+def test_b1_clusters_of_an_encoder_that_met_labels_are_counted() -> None:
+    encoder, _ = multi_stage(vault(), epsilon=8.0)
+    clusters = Clusters(Y, K, encoder=encoder)  # which keep most noisy labels of each class
+    noisy = vault().randomize(RandomizedResponse(1.0, K))
+    model = fit_learner(learner(FixMatch), noisy, clusters=clusters)
+    assert stated(model) == pytest.approx(9.0)
+
+
+# B2. A network that heads teach.
+
+
+def bootstrapped(network: keras.Model, labels: Any, **arguments: Any) -> BootstrappedHead:
+    head = BootstrappedHead(1.0, 1e-5, network, epochs=1, verbose=0, **arguments)
+    return head.fit(X, labels)
+
+
+@pytest.mark.parametrize("where", ["encoder", "network"])
+def test_b2_what_a_bootstrapped_head_is_given_is_counted(where: str) -> None:
+    met, _ = multi_stage(vault(), epsilon=8.0)
+    given = {"encoder": met} if where == "encoder" else {}
+    labels = vault(20.0, 1e-5)
+    head = bootstrapped(met if where == "network" else plain(), labels, **given)
+    assert head.guarantee(1e-5).epsilon > 8.5 and labels.guarantee().epsilon > 8.5
+    assert stated(head.to_keras()) == pytest.approx(head.guarantee().epsilon)
+    poor = vault(1.0, 1e-5)
+    again, _ = multi_stage(vault(), epsilon=8.0)
+    with pytest.raises(ldp.BudgetExceededError):
+        bootstrapped(again if where == "network" else plain(), poor, **{**given})
+    assert poor.guarantee().epsilon == 0.0
+
+
+@pytest.mark.parametrize("way", ["head", "door"])
+def test_b2_an_encoder_trained_in_the_clear_promises_nothing(way: str) -> None:
+    """Given whole it shows its steps; a model of its layers is a printed assumption."""
+    whole = in_the_clear()
+    part = keras.Model(whole.inputs, whole.layers[0].output)
+    for encoder, is_whole in ((whole, True), (part, False)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if way == "head":
+                made = bootstrapped(plain(), vault(2.0, 1e-5), encoder=encoder)
+            else:
+                door = ldp.PrivateClassifier(
+                    1.0, 1e-5, num_classes=K, model=plain(), epochs=1, encoder=encoder
+                )
+                made = door.fit(X, Y)
+        assert any("Nothing is promised" in str(one.message) for one in caught) == is_whole
+        statement = made.guarantee()
+        assert math.isinf(statement.epsilon) == is_whole
+        assert is_whole or "public-inputs" in {one.code for one in statement.assumptions}
+
+
+# B3. PATE.
+
+
+def test_b3_a_teacher_whose_network_met_labels_is_counted() -> None:
+    network = image_network()
+    noisy = vault().randomize(RandomizedResponse(3.0, K))
+    network.compile("sgd", DENSE)
+    ldp.fit(network, IMAGES, noisy, verbose=0)
+    teacher = fix_match_teacher(network, steps_per_epoch=1, batch_size=8)
+    pate = PATE(1.0, 1e-5, num_teachers=4, num_queries=5, teacher=teacher)
+    labels = vault(20.0, 1e-5)
+    answers = pate.answer(IMAGES, labels)
+    assert answers.guarantee(1e-5).epsilon == labels.guarantee().epsilon > 3.5
+
+
+def constant(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    return np.zeros(len(queries), int)
+
+
+def other(features: Any, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    return np.ones(len(queries), int)
+
+
+def test_b3_a_stored_answer_is_of_its_teacher(tmp_path: Any) -> None:
+    def answered(teacher: Any) -> Any:
+        labels = vault(5.0, 1e-5, store=tmp_path / "store")
+        pate = PATE(1.0, 1e-5, num_teachers=4, num_queries=5, teacher=teacher, key="pate")
+        return pate.answer(X, labels)
+
+    first = answered(constant)
+    np.testing.assert_array_equal(answered(constant).values, first.values)
+    with pytest.raises(ldp.LabelStoreError, match="public input"):
+        answered(other)
+
+
+# B4. The front door on arrays.
+
+
+@pytest.mark.parametrize("option", ["evaluation", "model"])
+def test_b4_fits_on_arrays_add_up(option: str) -> None:
+    def fitted() -> float:
+        arguments: dict[str, Any] = {"budget_for_evaluation": 0.5}
+        if option == "model":
+            arguments = {"model": plain(), "epochs": 1}
+        door = ldp.PrivateClassifier(1.0, 1e-5, num_classes=K, **arguments)
+        return door.fit(X, Y).guarantee(1e-5).epsilon
+
+    first = fitted()
+    with pytest.warns(UserWarning, match="this is fit number"):
+        several = [fitted() for _ in range(3)]
+    assert first == pytest.approx(1.0, rel=1e-3)
+    assert all(b > a * 1.1 for a, b in zip([first, *several], several, strict=False))
+
+
+def test_b4_a_grid_search_over_the_front_door_states_the_sum() -> None:
+    from sklearn.model_selection import GridSearchCV
+
+    door = ldp.PrivateRegressor(0.5, 1e-5, low=0, high=K, budget_for_evaluation=0.1)
+    search = GridSearchCV(door, {"loss": ["squared_error", "poisson"]}, cv=3)
+    with pytest.warns(UserWarning, match="this is fit number"):
+        search.fit(X, Y.astype(float))
+    once = ldp.PrivateRidge(0.5, 1e-5, low=0, high=K).fit(X + 9.0, Y.astype(float))
+    assert search.best_estimator_.guarantee(1e-5).epsilon > 2.0 * once.guarantee(1e-5).epsilon
+
+
+def fit_in_a_worker(queue: Any) -> None:
+    door = ldp.PrivateClassifier(1.0, 1e-5, num_classes=K, budget_for_evaluation=0.5)
+    try:
+        door.fit(X, Y)
+    except RuntimeError as error:
+        queue.put(str(error))
+    else:
+        queue.put("")
+
+
+@pytest.mark.slow
+def test_b4_worker_processes_are_refused() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=fit_in_a_worker, args=(queue,))
+    worker.start()
+    assert "n_jobs" in queue.get(timeout=120)
+    worker.join()
+
+
+# B5. Bins of a released histogram.
+
+
+def bins(epsilon: float = 1.0, spent: float = 5.0) -> Any:
+    grid = tuple(np.linspace(0.0, 10.0, 11).tolist())
+    labels = ldp.PrivateLabels(
+        np.linspace(0.0, 10.0, N), low=0, high=10, budget=ldp.PrivacyBudget(9.0)
+    )
+    return optimal_bins(grid, labels.release(HistogramMechanism(spent, values=grid)).priors(), 1.0)
+
+
+def test_b5_keyed_draws_count_the_bins(tmp_path: Any) -> None:
+    mechanism = bins()
+    key = ldp.scale.ReleaseKey.create(tmp_path / "labels.key")
+    key.register("first", mechanism, num_rows=N)
+    assert key.guarantee().epsilon == 6.0
+    numbers = np.linspace(0.0, 10.0, N)
+    keyed = ldp.PrivateLabels(
+        numbers, low=0, high=10, budget=ldp.PrivacyBudget(9.0), draws="keyed"
+    )
+    assert keyed.randomize(mechanism).guarantee().epsilon == 6.0
+
+
+def test_b5_a_mechanism_in_json_keeps_what_its_bins_cost() -> None:
+    """TFX hands mechanisms to its workers so."""
+    from tf_labeldp.mechanisms._base import deserialize, serialize
+
+    mechanism = bins()
+    read = deserialize(json.loads(json.dumps(serialize(mechanism))))
+    assert read == mechanism and read.receipts
+    assert ldp.accounting.public_input(read).receipts[0].id == mechanism.receipts[0].id
+
+
+# What a path carries.
+
+
+def test_features_of_private_training_are_counted_where_they_say_so() -> None:
+    model = dp_sgd(private(), vault())
+    features = ldp.accounting.PublicInput(
+        model.predict(X, verbose=0), ldp.accounting.public_input(model).receipts
+    )
+    head = PrivateLogisticRegression(1.0, 1e-4).fit(features, vault())
+    assert len(head.receipts_) == 2

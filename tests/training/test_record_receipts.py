@@ -1,0 +1,593 @@
+"""Plain Keras training on noisy labels: `ldp.fit` and `RecordReceipts` give models the receipts."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import PublicInput, ReceiptError, public_input
+from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
+from tf_labeldp.keras_layers import LabelWeightedLoss
+
+N, D, K, DELTA = 60, 4, 3, 1e-3
+RNG = np.random.default_rng(7)
+X = RNG.normal(size=(N, D)).astype(np.float32)
+Y = RNG.integers(0, K, N)
+ROWS = keras.losses.CategoricalCrossentropy(from_logits=True)
+CODES = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+BY_HAND = "labels-of-this-draw"
+
+
+def vault(**arguments: Any) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(Y, K, budget=ldp.PrivacyBudget(30.0, DELTA), **arguments)
+
+
+def drawn(epsilon: float = 2.0, labels: Any = None, **arguments: Any) -> ldp.NoisyLabels:
+    labels = vault() if labels is None else labels
+    return labels.randomize(ldp.RandomizedResponse(epsilon, K), **arguments)
+
+
+def plain(loss: Any = ROWS, optimizer: Any = "sgd", **settings: Any) -> keras.Model:
+    layers = [keras.Input((D,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(K)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, loss, **settings)
+    return model
+
+
+def stated(artefact: Any) -> float:
+    return ldp.guarantee(artefact).epsilon
+
+
+def codes(artefact: Any) -> set[str]:
+    return {one.code for one in ldp.guarantee(artefact).assumptions}
+
+
+def promises_nothing(artefact: Any) -> bool:
+    """The statement promises nothing, and names the two ways that mend it."""
+    text = str(ldp.guarantee(artefact))
+    mends = "tf_labeldp.fit(model, x, noisy)" in text and "RecordReceipts(noisy)" in text
+    return math.isinf(stated(artefact)) and mends and "declare(model" in text
+
+
+class Seen(keras.callbacks.Callback):
+    """Counts epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs += 1
+
+
+# --- What is promised ----------------------------------------------------------------------------
+
+
+@pytest.mark.holds("training.fit", "vault.guarantee")
+@pytest.mark.parametrize(
+    ("targets", "loss"),
+    [("posterior", ROWS), ("values", CODES), ("debiased", LabelWeightedLoss(from_logits=True))],
+)
+def test_a_fit_states_what_its_noisy_labels_cost(targets: str, loss: Any) -> None:
+    labels = vault()
+    noisy, model = drawn(labels=labels), plain(loss)
+    before = model.get_weights()
+    history = ldp.fit(model, X, noisy, targets=targets, epochs=2, verbose=0)
+    assert len(history.history["loss"]) == 2 and np.isfinite(history.history["loss"]).all()
+    assert any(np.any(old != new) for old, new in zip(before, model.get_weights(), strict=True))
+    assert stated(model) == noisy.guarantee().epsilon == labels.guarantee().epsilon == 2.0
+    assert BY_HAND not in codes(model) and "initial-weights" in codes(model)
+    # Layers carry the receipts into other models.
+    encoder = keras.Model(model.inputs, model.layers[0].output)
+    assert stated(encoder) == 2.0
+
+
+def test_the_targets_are_those_of_the_draw_in_its_order() -> None:
+    """A table of a row for each example, after one whole step, has the target of that row."""
+    labels, place = vault(), np.eye(N, dtype=np.float32)
+    for targets in ("posterior", "values", "debiased"):
+        noisy = drawn(labels=labels, indices=np.arange(0, N, 3)[::-1])
+        expected = {
+            "posterior": noisy.posterior(),
+            "values": noisy.values[:, np.newaxis],
+            "debiased": noisy.debiased(),
+        }[targets]
+        for x in (place, place[noisy.indices]):
+            outputs = expected.shape[1]
+            table = keras.layers.Dense(outputs, use_bias=False)
+            model = keras.Sequential([keras.Input((N,)), table])
+            model.compile(keras.optimizers.SGD(len(noisy) * outputs / 2.0), "mse")
+            ldp.fit(model, x, noisy, targets=targets, batch_size=len(noisy), verbose=0)
+            found = model.predict(place[noisy.indices], verbose=0)
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_receipts_of_the_model_and_of_x_are_added() -> None:
+    """Another draw in x, and DP-SGD before."""
+    labels = vault()
+    private = ldp.LabelDPModel.from_model(plain())
+    private.compile(ldp.LabelDPOptimizer("sgd", 1.0, 4.0), loss=CODES)
+    batches = ldp.data.poisson_batches(X, labels, sampling_probability=0.1, steps=2)
+    private.fit(batches, verbose=0)
+    steps = public_input(private).receipts
+    model = keras.Sequential([keras.Input((D,)), *private.layers[-2:]])
+    model.compile("sgd", ROWS)
+    first, second = drawn(1.0, labels), drawn(2.0, labels)
+    ldp.fit(model, PublicInput(X, first.receipts), second, verbose=0)
+    together = compose_receipts(merge_receipts(steps, first.receipts, second.receipts))
+    assert stated(model) == together.epsilon == labels.guarantee().epsilon > 3.0
+    found = {one.id for one in public_input(model).receipts}
+    assert found == {one.id for one in (*steps, *first.receipts, *second.receipts)}
+
+
+def test_features_of_a_trained_encoder_are_counted_as_public_input() -> None:
+    labels = vault()
+    encoder = plain()
+    ldp.fit(encoder, X, drawn(1.0, labels), verbose=0)
+    features = public_input(encoder).with_value(encoder.predict(X, verbose=0))
+    model = keras.Sequential([keras.Input((K,)), keras.layers.Dense(K)])
+    model.compile("sgd", ROWS)
+    ldp.fit(model, features, drawn(2.0, labels), verbose=0)
+    assert stated(model) == 3.0
+
+
+def test_a_draw_counts_once_however_often_it_is_used() -> None:
+    noisy, model = drawn(), plain()
+    for _ in range(3):
+        ldp.fit(model, X, noisy, verbose=0)
+    assert stated(model) == 2.0
+    ldp.fit(model, X, drawn(1.0), verbose=0)  # of another vault, maybe of the same people
+    assert stated(model) == 3.0
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "list"])
+def test_inputs_of_several_arrays(kind: str) -> None:
+    noisy = drawn(indices=np.arange(20))
+    first, second = keras.Input((2,), name="a"), keras.Input((2,), name="b")
+    hidden = keras.layers.Concatenate()([first, second])
+    inputs: Any = {"a": first, "b": second} if kind == "dict" else [first, second]
+    model = keras.Model(inputs, keras.layers.Dense(K)(hidden))
+    model.compile("sgd", ROWS)
+    x: Any = {"a": X[:, :2], "b": X[:, 2:]}
+    if kind != "dict":
+        x = {"tuple": tuple, "list": list}[kind](x.values())
+    history = ldp.fit(model, x, noisy, batch_size=20, verbose=0)
+    assert model.optimizer.iterations == 1 and len(history.history["loss"]) == 1
+    assert stated(model) == 2.0
+
+
+def test_sample_weights_follow_their_rows() -> None:
+    """Rows without a weight teach nothing, also where the draw is of a few."""
+    weights = np.zeros(N, np.float32)
+    weights[::2] = 1.0
+    for noisy, given in (
+        (drawn(), weights),
+        (drawn(indices=np.arange(1, N, 2)), weights),
+        (drawn(indices=np.arange(0, N, 2)), weights),
+    ):
+        model, some = plain(), bool(given[noisy.indices].any())
+        before = model.get_weights()
+        ldp.fit(model, X, noisy, sample_weight=given, verbose=0)
+        pairs = zip(before, model.get_weights(), strict=True)
+        assert some == any(np.any(old != new) for old, new in pairs)
+        assert stated(model) == 2.0
+    with pytest.raises(ValueError, match="a row for each"):
+        ldp.fit(plain(), X, drawn(), sample_weight=weights[:-1], verbose=0)
+
+
+def test_callbacks_of_the_user_run_and_their_weights_are_known() -> None:
+    """Also those that a callback restores when the training ends."""
+    best = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True)
+    for given in (Seen(), [Seen()], (Seen(), best)):
+        model = plain(optimizer=keras.optimizers.SGD(50.0))
+        ldp.fit(model, X, drawn(), callbacks=given, epochs=3, verbose=0)
+        seen = given[0] if isinstance(given, (list, tuple)) else given
+        assert seen.epochs > 0 and stated(model) == 2.0
+        copy = plain()
+        copy.set_weights(model.get_weights())
+        assert stated(copy) == 2.0
+
+
+@pytest.mark.parametrize("with_callback", [True, False])
+def test_averages_of_an_optimizer_are_known(with_callback: bool, tmp_path: Path) -> None:
+    """Those of `use_ema`, which are the weights when the training ends."""
+    noisy = drawn()
+    average = keras.optimizers.SGD(0.5, use_ema=True, ema_overwrite_frequency=None)
+    model = plain(optimizer=average)
+    if with_callback:
+        data = noisy.to_dataset(X, "posterior").batch(20)
+        model.fit(data, epochs=2, callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
+    else:
+        ldp.fit(model, X, noisy, epochs=2, verbose=0)
+    assert stated(model) == 2.0
+    model.save(tmp_path / "model.keras")
+    assert stated(ldp.load_model(tmp_path / "model.keras")) == 2.0
+    copy = plain()
+    copy.set_weights(model.get_weights())
+    assert stated(copy) == 2.0
+
+
+def test_plain_training_afterwards_promises_nothing() -> None:
+    for how in ("fit", "train_on_batch", "recompiled", "loaded"):
+        model = plain()
+        ldp.fit(model, X, drawn(), verbose=0)
+        assert stated(model) == 2.0
+        if how == "recompiled":
+            model.compile("sgd", ROWS)
+        if how == "train_on_batch":
+            model.train_on_batch(X, np.eye(K)[Y])
+        else:
+            model.fit(X, np.eye(K)[Y], verbose=0)
+        assert promises_nothing(model)
+        # Receipts of a later fit do not cover what was before.
+        ldp.fit(model, X, drawn(), verbose=0)
+        assert promises_nothing(model)
+        ldp.declare(model, because="the labels of this test are public")
+        assert stated(model) == 4.0  # of two vaults
+
+
+def test_an_evaluation_afterwards_changes_nothing() -> None:
+    noisy, model = drawn(), plain()
+    ldp.fit(model, X, noisy, validation_data=(X, np.eye(K)[Y]), verbose=0)
+    model.evaluate(X, np.eye(K)[Y], verbose=0)
+    model.predict(X, verbose=0)
+    assert stated(model) == 2.0
+
+
+# --- The callback --------------------------------------------------------------------------------
+
+
+DATA = {
+    "in order": lambda data: data.batch(20),
+    "shuffled": lambda data: data.shuffle(N, seed=0).batch(20),
+    "cached": lambda data: data.cache().shuffle(N).batch(20).prefetch(2),
+    "zipped": lambda data: tf.data.Dataset.zip(
+        (data.map(lambda x, _: x), data.map(lambda _, y: y))
+    ).batch(20),
+    "repeated": lambda data: data.repeat(2).batch(30),
+}
+
+
+@pytest.mark.holds("training.RecordReceipts")
+@pytest.mark.parametrize("how", DATA)
+def test_the_callback_assumes_that_the_labels_are_of_the_draw(how: str) -> None:
+    noisy, model = drawn(), plain()
+    data = DATA[how](noisy.to_dataset(X, "posterior"))
+    model.fit(data, epochs=2, callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
+    assert stated(model) == 2.0 and BY_HAND in codes(model)
+    [assumption] = [one for one in ldp.guarantee(model).assumptions if one.code == BY_HAND]
+    assert assumption == "The labels of this fit are those of this draw."
+    assert assumption.who == "trainer"
+    # What was recorded stays, and a fit that makes its targets itself adds no assumption.
+    ldp.fit(model, X, noisy, verbose=0)
+    assert BY_HAND in codes(model)
+    model.fit(data, verbose=0)
+    assert promises_nothing(model)
+
+
+def test_the_callback_adds_what_the_weights_were_made_of() -> None:
+    model, labels = plain(), vault()
+    ldp.fit(model, X, drawn(1.0, labels), verbose=0)
+    noisy = drawn(2.0, labels)
+    x, y = X, noisy.posterior()
+    model.fit(x, y, callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
+    assert stated(model) == 3.0
+    # Not what was trained before without receipts.
+    clear = plain()
+    clear.fit(X, np.eye(K)[Y], verbose=0)
+    clear.fit(x, y, callbacks=[ldp.RecordReceipts(noisy)], verbose=0)
+    assert promises_nothing(clear)
+
+
+def test_labels_of_several_outputs_are_recorded_together() -> None:
+    labels = vault()
+    first, second = drawn(1.0, labels), drawn(2.0, labels)
+    inputs = keras.Input((D,))
+    outputs = {name: keras.layers.Dense(K, name=name)(inputs) for name in ("a", "b")}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"a": ROWS, "b": ROWS})
+    targets = {"a": first.posterior(), "b": second.posterior()}
+    model.fit(X, targets, callbacks=[ldp.RecordReceipts(first, second)], verbose=0)
+    assert stated(model) == labels.guarantee().epsilon == 3.0
+    layer = model.get_layer("a")
+    assert stated(keras.Sequential([keras.Input((D,)), layer])) == 3.0
+
+
+def test_probabilities_of_a_head_are_recorded_by_the_head() -> None:
+    labels = vault()
+    head = ldp.PrivateRidge(2.0, DELTA).fit(X, labels)
+    model = plain()
+    model.fit(X, head.predict_proba(X), callbacks=[ldp.RecordReceipts(head)], verbose=0)
+    assert stated(model) == head.guarantee().epsilon == labels.guarantee().epsilon
+
+
+def test_steps_together_and_resumed_epochs_are_covered() -> None:
+    noisy = drawn()
+    model = plain(steps_per_execution=4)
+    data = noisy.to_dataset(X, "posterior").batch(10)  # six steps
+    record = ldp.RecordReceipts(noisy)
+    model.fit(data, epochs=2, callbacks=[record], verbose=0)
+    model.fit(data, epochs=4, initial_epoch=2, callbacks=[record], verbose=0)
+    assert int(model.optimizer.iterations) == 24 and stated(model) == 2.0
+    model.train_on_batch(X, np.eye(K)[Y])
+    assert promises_nothing(model)
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The file of a model that was fitted on noisy labels at epsilon 2."""
+    model, path = plain(), tmp_path / "model.keras"
+    ldp.fit(model, X, drawn(), verbose=0)
+    model.save(path)
+    return path
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another process: no weights are known by their digests."""
+    from tf_labeldp.accounting import _public_input
+
+    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+
+
+ALONE = """
+import sys, keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
+assert not any(name.partition(".")[0] in ("tf_labeldp", "keras_layers") for name in sys.modules)
+"""
+
+
+def test_keras_alone_loads_the_file(saved: Path, tmp_path: Path) -> None:
+    inputs, outputs = tmp_path / "x.npy", tmp_path / "outputs.npy"
+    np.save(inputs, X)
+    command = [sys.executable, "-c", ALONE, *map(str, (saved, inputs, outputs))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = ldp.load_model(saved).predict(X, verbose=0)
+    np.testing.assert_allclose(np.load(outputs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_file_has_the_receipts(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch)
+    # Loaded by Keras alone, its optimizer shows steps that no receipt covers.
+    alone = keras.models.load_model(saved)
+    assert promises_nothing(alone)
+    assert stated(keras.models.load_model(saved, compile=False)) == 0.0
+    assert stated(saved) == stated(str(saved)) == 2.0
+    model = ldp.load_model(saved)
+    assert stated(model) == 2.0 and int(model.optimizer.iterations) > 0
+    assert BY_HAND not in codes(saved)
+    # From here on its weights are known, wherever they are.
+    assert stated(alone) == stated(keras.models.load_model(saved)) == 2.0
+    copy = plain()
+    copy.set_weights(model.get_weights())
+    assert stated(copy) == 2.0
+
+
+def test_a_file_of_a_model_trained_without_receipts_promises_nothing(tmp_path: Path) -> None:
+    """Its optimizer shows the steps, in the file too."""
+    model, path = plain(), tmp_path / "clear.keras"
+    model.fit(X, np.eye(K)[Y], verbose=0)
+    model.save(path)
+    assert promises_nothing(path) and promises_nothing(ldp.load_model(path))
+
+
+def test_training_after_a_load_adds_receipts(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget(monkeypatch)
+    for how in ("fit", "callback"):
+        model, noisy = ldp.load_model(saved), drawn(1.0)
+        if how == "fit":
+            ldp.fit(model, X, noisy, epochs=2, verbose=0)
+        else:
+            record = ldp.RecordReceipts(noisy)
+            model.fit(X, noisy.posterior(), epochs=2, callbacks=[record], verbose=0)
+        assert stated(model) == 3.0
+        model.save(tmp_path / "more.keras")
+        forget(monkeypatch)
+        assert stated(tmp_path / "more.keras") == 3.0
+        assert (BY_HAND in codes(tmp_path / "more.keras")) == (how == "callback")
+    # A loaded model that is fitted without either.
+    model = ldp.load_model(saved)
+    model.fit(X, np.eye(K)[Y], verbose=0)
+    assert promises_nothing(model)
+    model.save(tmp_path / "clear.keras")
+    forget(monkeypatch)
+    assert promises_nothing(tmp_path / "clear.keras")
+
+
+def test_files_of_single_epochs_have_the_receipts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "at-{epoch}.keras"
+    every = keras.callbacks.ModelCheckpoint(path)
+    ldp.fit(plain(), X, drawn(), callbacks=[every], epochs=2, verbose=0)
+    forget(monkeypatch)
+    for epoch in (1, 2):
+        model = ldp.load_model(tmp_path / f"at-{epoch}.keras")
+        assert stated(model) == 2.0
+        model.fit(X, np.eye(K)[Y], verbose=0)
+        assert promises_nothing(model)
+
+
+def changed(path: Path, change: Any) -> int:
+    """Rewrites the receipts in a file; returns in how many places they are."""
+    content, found = io.BytesIO(), 0
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(content, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith("receipts.bin"):
+                owner, _, receipts = data.partition(b"\n")
+                data, found = owner + b"\n" + change(receipts), found + 1
+            new.writestr(name, data)
+    path.write_bytes(content.getvalue())
+    return found
+
+
+def edited(content: bytes) -> bytes:
+    """Halves the epsilon of each receipt."""
+    data = json.loads(zlib.decompress(content))
+    for one in data["receipts"]:
+        one["charge"]["epsilon"] = one["charge"]["epsilon"] / 2
+    return zlib.compress(json.dumps(data).encode())
+
+
+def newer(content: bytes) -> bytes:
+    data = json.loads(zlib.decompress(content))
+    return zlib.compress(json.dumps({**data, "format": 99, "version": "9.9"}).encode())
+
+
+DAMAGE = {
+    "cut": (lambda content: content[:-7], "damaged"),
+    "empty": (lambda content: b"", "damaged"),
+    "flipped": (lambda content: content[:20] + bytes([content[20] ^ 1]) + content[21:], "damaged"),
+    "edited": (edited, "damaged or was edited"),
+    "newer": (newer, r"have format 99, written by tf-labeldp 9\.9.*Install the newer version"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_receipts_that_were_damaged_or_are_newer_are_refused(saved: Path, name: str) -> None:
+    change, message = DAMAGE[name]
+    assert changed(saved, change) > 0
+    for read in (ldp.load_model, ldp.guarantee):
+        with pytest.raises(ReceiptError, match=message) as caught:
+            read(saved)
+        assert str(saved) in str(caught.value)
+
+
+# --- Bad input -----------------------------------------------------------------------------------
+
+
+def data_set() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, np.eye(K)[Y])).batch(20)
+
+
+def without_receipts() -> ldp.NoisyLabels:
+    return ldp.NoisyLabels(Y, np.arange(N), ldp.RandomizedResponse(2.0, K))
+
+
+def uncompiled() -> keras.Model:
+    return keras.Sequential([keras.Input((D,)), keras.layers.Dense(K)])
+
+
+def of_a_part() -> ldp.NoisyLabels:
+    """Of the second part of a vault, which numbers its own examples."""
+    return drawn(labels=vault().split(np.arange(N // 2, N))[1])
+
+
+BAD: dict[str, tuple[Any, ...]] = {
+    "longer": (lambda: (np.zeros((N + 1, D)), drawn()), ValueError, r"each of the 60 examples"),
+    "shorter": (lambda: (X[:-1], drawn()), ValueError, r"got \[\(59,\)\]"),
+    "a few": (
+        lambda: (X[:30], drawn(indices=np.arange(20))),
+        ValueError,
+        "each of the 60 examples of the vault, or for each of the 20 noisy labels",
+    ),
+    "of a part": (lambda: (X, of_a_part()), ValueError, r"a part.* x\[part\.indices\]"),
+    "two lengths": (lambda: ({"a": X, "b": X[:9]}, drawn()), ValueError, "a row for each"),
+    "no array": (lambda: (7.0, drawn()), ValueError, "a row for each"),
+    "a data set": (lambda: (data_set(), drawn()), TypeError, r"callbacks=\[RecordReceipts"),
+    "two draws": (
+        lambda: (X, [drawn(), drawn()]),
+        TypeError,
+        r"got list.*RecordReceipts\(first, second\)",
+    ),
+    "an array": (lambda: (X, np.eye(K)[Y]), TypeError, "NoisyLabels of one draw, got ndarray"),
+    "a vault": (lambda: (X, vault()), TypeError, "NoisyLabels of one draw, got PrivateLabels"),
+    "no receipts": (lambda: (X, without_receipts()), ValueError, "with receipts, got none"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_before_a_step(name: str) -> None:
+    make, kind, message = BAD[name]
+    x, noisy = make()
+    model = plain()
+    with pytest.raises(kind, match=message):
+        ldp.fit(model, x, noisy, verbose=0)
+    assert not model.optimizer.built or int(model.optimizer.iterations) == 0
+    assert stated(model) == 0.0
+
+
+BAD_TARGETS = {
+    "rows for codes": (plain, CODES, "posterior", "loss of rows.*targets='values'"),
+    "weights for codes": (plain, "sparse_categorical_crossentropy", "debiased", "loss of rows"),
+    "codes for rows": (plain, ROWS, "values", "loss of class codes.*targets='posterior'"),
+    "others": (plain, ROWS, "likely", "targets must be one of"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TARGETS)
+def test_targets_that_the_loss_cant_take(name: str) -> None:
+    make, loss, targets, message = BAD_TARGETS[name]
+    with pytest.raises(ValueError, match=message):
+        ldp.fit(make(loss), X, drawn(), targets=targets, verbose=0)
+
+
+def test_a_model_that_was_not_compiled() -> None:
+    with pytest.raises(ValueError, match=r"expected a compiled model.*Call model\.compile"):
+        ldp.fit(uncompiled(), X, drawn())
+
+
+@pytest.mark.parametrize("given", [(), (None,), (X,), (without_receipts(),)])
+def test_a_callback_with_nothing_to_record(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"noisy labels with receipts, got none.*randomize"):
+        ldp.RecordReceipts(*given)
+
+
+def test_labels_of_a_part_are_fitted_with_the_rows_of_the_part() -> None:
+    train, held_out = vault().split(np.arange(0, N, 2))
+    for part in (train, held_out):
+        model = plain()
+        ldp.fit(model, X[part.indices], drawn(labels=part), verbose=0)
+        assert stated(model) == 2.0
+
+
+# --- Noisy labels in other hands -----------------------------------------------------------------
+
+
+def test_keras_is_refused_and_the_error_shows_both_ways() -> None:
+    noisy, model = drawn(), plain(CODES)
+    for use in (
+        lambda: model.fit(X, noisy, verbose=0),
+        lambda: model.fit({"x": X}, [noisy], verbose=0),
+        lambda: model.fit(X, Y, validation_data=(X, noisy), verbose=0),
+        lambda: model.evaluate(X, noisy, verbose=0),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            use()
+        text = str(caught.value)
+        assert "tf_labeldp.fit(model, x, noisy)" in text
+        assert "callbacks=[tf_labeldp.RecordReceipts(noisy)]" in text
+
+
+def test_numpy_and_scikit_learn_take_noisy_labels() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import accuracy_score
+    from sklearn.model_selection import cross_val_score
+
+    noisy = drawn(20.0)
+    assert not hasattr(noisy, "shape") and np.shape(noisy) == (N,) and len(noisy) == N
+    np.testing.assert_array_equal(np.asarray(noisy), noisy.values)
+    model = LogisticRegression().fit(X, noisy)
+    np.testing.assert_array_equal(model.coef_, LogisticRegression().fit(X, noisy.values).coef_)
+    assert accuracy_score(noisy, noisy.values) == 1.0
+    assert cross_val_score(LogisticRegression(), X, noisy, cv=3).shape == (3,)

@@ -1,0 +1,230 @@
+"""Stores and keys of version 0.2 are read with their spending, and brought to the present format.
+
+Version 0.2 (commit 9f9dc74) made ``of_0_2``: ``store``, of 60 labels with keyed draws, a histogram,
+steps, a raised budget, weights and two releases of an engine, of which one was not adopted yet;
+``forgotten``, a like store after ``tf-labeldp forget``; and ``keys/labels.key`` of an engine, with
+noisy labels and two histograms, of which one has lost its output. ``expected`` has what version
+0.2 stated and released.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tf_labeldp as ldp
+from tf_labeldp.accounting import _public_input
+from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse, RRWithPrior
+from tf_labeldp.scale import ReleaseKey
+from tf_labeldp.vault import LabelStoreError, PrivateLabels, forget
+from tf_labeldp.vault._ledger import Ledger
+
+OF_0_2 = pathlib.Path(__file__).parent / "of_0_2"
+LABELS = np.random.default_rng(2).integers(0, 3, 60)
+IDS = [f"p{i}" for i in range(60)]
+TIGHTER = 2e-4
+"""Losses are composed on a finer grid than in 0.2: epsilon is smaller by this share at most."""
+EXPECTED = json.loads((OF_0_2 / "expected.json").read_text())
+HISTOGRAM = HistogramMechanism(0.5, 3)
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A copy of the folder, which a test may change."""
+    return pathlib.Path(shutil.copytree(OF_0_2, tmp_path / "old"))
+
+
+def opened(folder, **arguments):
+    arguments = {"draws": "keyed", "ids": IDS, **arguments}
+    return PrivateLabels(LABELS, 3, store=folder / "store", **arguments)
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name == ".lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def ask(vault):
+    counts = vault.release(HistogramMechanism(0.25, 3), key="counts")
+    response = RandomizedResponse(0.5, 3)
+    part = np.arange(20)[::-1]
+    return {
+        "all": vault.randomize(response),
+        "counts": counts,
+        "part": vault.randomize(RRWithPrior(0.25, 3), part, counts.priors(), key="part"),
+    }
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_store_of_0_2_keeps_its_draws_and_spending(old, times, no_new_randomness):
+    for _ in range(times):
+        vault = opened(old)
+    assert vault.guarantee().epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
+    assert [one.id for one in vault.receipts] == EXPECTED["receipts"]
+    assert str(vault.history()) == EXPECTED["history"]
+    assert vault.budget == ldp.PrivacyBudget(8.0, 1e-3)
+    no_new_randomness()
+    with np.load(old / "expected.npz") as expected:
+        for name, found in ask(vault).items():
+            np.testing.assert_array_equal(found.values, expected[name])
+    noisy = ask(vault)["part"]
+    np.testing.assert_array_equal(noisy.indices, np.arange(20)[::-1])
+    assert noisy.priors is not None and len(noisy.receipts) == 2
+
+
+def test_it_is_brought_to_the_present_format(old):
+    opened(old)
+    names = {path.name for path in (old / "store").iterdir()}
+    expected = {"header.json", "PRIVATE-fingerprint", "records", "last-record", "labels.key"}
+    assert names - {".lock"} == expected
+    key = json.loads((old / "store" / "labels.key").read_text())
+    assert set(key) == {"format", "secret", "checksum"}
+    found = ReleaseKey(old / "store" / "labels.key")
+    assert found.guarantee().epsilon == 0.75  # the prior's receipt came along
+    with pytest.raises(ValueError, match="drawn for 60 rows"):
+        found.bind_rows("engine", 59, 12345)
+    found.bind_rows("engine", 60, 12345)
+
+
+def test_reading_it_without_labels_writes_nothing(old):
+    before = contents(old)
+    ledger = Ledger.of_store(old / "store")
+    stated = ldp.accounting._receipts.compose_receipts(ledger.receipts(), 1e-3)
+    assert stated.epsilon == pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
+    assert str(ledger.history()) == EXPECTED["history"]
+    assert contents(old) == before
+
+
+def test_it_knows_the_weights_of_0_2(old, monkeypatch):
+    monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
+    opened(old)
+    (receipts,) = _public_input._OF_WEIGHTS.values()
+    assert [one.id for one in receipts] == EXPECTED["receipts"][:2]
+
+
+def test_a_forgotten_store_of_0_2_keeps_its_account(old):
+    path = old / "forgotten"
+    before = str(Ledger.of_store(path).history())
+    assert forget(path) == []
+    ledger = Ledger.of_store(path)
+    assert str(ledger.history()) == before and len(ledger.receipts()) == 8
+    assert ledger.budget == ldp.PrivacyBudget(8.0, 1e-3)
+    with pytest.raises(LabelStoreError, match=r"forgotten on .* by officer"):
+        PrivateLabels(LABELS, 3, store=path)
+
+
+def test_a_key_file_of_0_2_opens_with_the_same_statement(old):
+    path = old / "keys" / "labels.key"
+    key = ReleaseKey(path)
+    assert key.secret.hex() == EXPECTED["secret"] and "releases" in json.loads(path.read_text())
+    assert key.guarantee().epsilon == EXPECTED["key"]
+    assert set(json.loads(path.read_text())) == {"format", "secret", "checksum"}
+    again = ReleaseKey(path)
+    assert again.secret == key.secret and again.guarantee().epsilon == EXPECTED["key"]
+    again.register("noisy", RandomizedResponse(1.0, 3))
+    assert again.guarantee().epsilon == EXPECTED["key"]
+    with pytest.raises(ValueError, match="drawn for 9 rows"):
+        again.bind_rows("noisy", 8, 777)
+
+
+def test_a_statistic_of_0_2_is_never_drawn_again(old):
+    key = ReleaseKey(old / "keys" / "labels.key")
+
+    def draw():
+        raise AssertionError("drawn again")
+
+    assert key.draw_once("counts", HISTOGRAM, draw)["values"].tolist() == [4, 3, 2]
+    with pytest.raises(LabelStoreError, match=r"written to .*labels\.key\.moved\.npz.*new release"):
+        key.draw_once("moved", HISTOGRAM, draw)
+
+
+_KILLED = """
+import os, pathlib, shutil, sys
+import numpy as np
+from tf_labeldp.scale import ReleaseKey
+from tf_labeldp.vault import PrivateLabels
+
+def counted(real):
+    def call(*args, **kwargs):
+        left[0] -= 1
+        if left[0] < 0:
+            os._exit(9)
+        return real(*args, **kwargs)
+    return call
+
+old, root = map(pathlib.Path, sys.argv[1:])
+labels, ids = np.random.default_rng(2).integers(0, 3, 60), [f"p{i}" for i in range(60)]
+shutil.copytree(old, root / "first")  # loads the accountant once, before the forks
+PrivateLabels(labels, 3, store=root / "first" / "store", draws="keyed", ids=ids).guarantee()
+for step in range(0, 1000, 4):
+    folder, left = root / str(step), [step]
+    shutil.copytree(old, folder)
+    child = os.fork()
+    if child == 0:
+        for name in ("link", "replace", "fsync", "write", "unlink", "mkdir", "rmdir"):
+            setattr(os, name, counted(getattr(os, name)))
+        PrivateLabels(labels, 3, store=folder / "store", draws="keyed", ids=ids)
+        ReleaseKey(folder / "keys" / "labels.key").guarantee()
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+"""
+
+
+def test_a_process_killed_while_it_upgrades_loses_and_repeats_nothing(old, tmp_path):
+    root = tmp_path / "killed"
+    root.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _KILLED, os.fspath(old), os.fspath(root)]
+    subprocess.run(command, check=True, env=environment, timeout=120)
+    folders = list(root.iterdir())
+    assert len(folders) > 20
+    for folder in folders:
+        vault = opened(folder)
+        expected = pytest.approx(EXPECTED["epsilon"], rel=TIGHTER)
+        assert vault.guarantee().epsilon == expected, folder.name
+        assert str(vault.history()) == EXPECTED["history"]
+        key = ReleaseKey(folder / "keys" / "labels.key")
+        assert key.guarantee().epsilon == EXPECTED["key"] and len(key.receipts()) == 3
+
+
+def flip(path, place):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+
+
+@pytest.mark.parametrize("name", ["draws/000001.npz", "charges/000001", "charges/000007"])
+def test_b9_a_flipped_charge_of_0_2_is_said_to_be_damaged(old, name):
+    path = old / "store" / name
+    flip(path, path.stat().st_size // 2)
+    for open_it in (lambda: opened(old), lambda: Ledger.of_store(old / "store")):
+        with pytest.raises(LabelStoreError, match="is damaged"):
+            open_it()
+
+
+@pytest.mark.parametrize("lost", ["draws/000003.npz", "charges/000003", "labels.key"])
+def test_a_store_of_0_2_that_lacks_a_charge_is_refused(old, lost):
+    (old / "store" / lost).unlink()
+    for open_it in (lambda: opened(old), lambda: Ledger.of_store(old / "store")):
+        with pytest.raises(LabelStoreError, match=r"lacks a draw|labels\.key is missing"):
+            open_it()
+
+
+def test_a_store_of_0_1_is_refused_with_what_to_do(tmp_path):
+    header = {"format": 1, "label_set": "0" * 32, "num_labels": 60, "num_classes": 3}
+    (tmp_path / "header.json").write_text(json.dumps(header))
+    for open_it in (
+        lambda: PrivateLabels(LABELS, 3, budget=ldp.PrivacyBudget(1.0), store=tmp_path),
+        lambda: Ledger.of_store(tmp_path),
+        lambda: forget(tmp_path),
+    ):
+        with pytest.raises(LabelStoreError, match=r"format 1, of tf-labeldp 0\.1.*tf-labeldp 0\.2"):
+            open_it()
+    assert {path.name for path in tmp_path.iterdir()} <= {"header.json", ".lock"}

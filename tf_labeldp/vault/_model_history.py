@@ -1,0 +1,352 @@
+"""The receipts of Keras models: attached when a training is counted, and read from files.
+
+A layer carries a ``History``: the receipts of what it was made of, and digests of its weights when
+the last counted training ended. ``accounting.public_input`` reads it; here it is written. Digests
+of final weights also go to the ledgers of the vaults that paid, so that copies are known elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import os
+import pathlib
+import sys
+import weakref
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tf_labeldp.accounting import (
+    PrivacyGuarantee,
+    Public,
+    PublicInput,
+    Receipt,
+    Setting,
+    public_input,
+)
+from tf_labeldp.accounting._public_input import (
+    COVERED,
+    HISTORY,
+    WEIGHTS_ASSUMED,
+    History,
+    covered_steps,
+    history_of,
+    inner_optimizer,
+    known_of,
+    layers_of,
+    note_digests,
+    own_weights,
+    value_of,
+    weight_digests,
+)
+from tf_labeldp.accounting._receipts import (
+    ReceiptError,
+    Receipts,
+    compose_receipts,
+    declared_receipt,
+    merge_receipts,
+)
+from tf_labeldp.vault._records import PUBLIC_INPUT, LabelStoreError
+
+_KERAS_CLASSES = ("keras_layers", "training", "self_supervised", "semi_supervised")
+"""The parts that register the classes which files of models name."""
+_NEVER = History(digests=frozenset())
+LEDGERS: dict[str, Any] = {}
+"""What notes weights in the stores of vaults, by the name of their label set."""
+
+
+def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
+    """Notes that a model, and these layers or all that can be trained, are made of receipts too.
+
+    Layers, and not the model alone: an encoder is usually a new model over layers of a trained one.
+    """
+    added = tuple(receipts)
+    trainable = [one for one in layers_of(model) if one.trainable_weights]
+    chosen = trainable if layers is None else layers
+    merged: dict[int, Receipts] = {}  # layers of one model mostly share a tuple
+    for layer in {id(one): one for one in (model, *chosen)}.values():
+        known = history_of(layer)
+        if known is None:
+            known = History((), frozenset(weight_digests(own_weights(layer))))
+        if id(known.receipts) not in merged:
+            merged[id(known.receipts)] = merge_receipts(known.receipts, added)
+        _set_history(layer, dataclasses.replace(known, receipts=merged[id(known.receipts)]))
+
+
+def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
+    """Notes what a file records that layers of a model were made of; None for all of them.
+
+    The weights may be read later than the receipts.
+    """
+    layers = layers_of(model)
+    chosen = layers if places is None else [layers[one] for one in places if one < len(layers)]
+    for layer in {id(one): one for one in (model, *chosen)}.values():
+        known = (history_of(layer) or History()).receipts
+        _set_history(layer, History(merge_receipts(known, receipts)))
+
+
+def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
+    """Notes what a model was made of, and that a training on these receipts is under way.
+
+    Returns:
+        Digests of the weights before the training, for ``end_training``.
+    """
+    known = public_input(model).receipts  # what shows training without receipts stays known
+    attach(model, merge_receipts(known, receipts))
+    for layer in layers_of(model):
+        if (history := history_of(layer)) is not None:
+            _set_history(layer, dataclasses.replace(history, digests=None, trained=True))
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and covered_steps(optimizer) is None:
+        cover_steps(optimizer, 0)
+    return weight_digests(model.weights)
+
+
+def end_training(model: Any, before: Iterable[bytes]) -> None:
+    """Notes the final weights of a training, here and in the ledgers of the vaults that paid."""
+    keras: Any = sys.modules["keras"]
+    if keras.backend.backend() == "jax":
+        # Keras leaves weights and their averages (`use_ema`) one buffer, which `predict` frees.
+        model.set_weights(model.get_weights())
+    cover_steps(model.optimizer)
+    attach(model, known_of_weights(model))  # of weights that a callback has set
+    _note_present(layers_of(model))
+    history, unchanged = history_of(model) or History(), set(before)
+    changed = [one for one in weight_digests(model.weights) if one not in unchanged]
+    note_weights(changed, history.receipts)
+
+
+def known_of_weights(model: Any) -> Receipts:
+    """Returns what is known of the values that the weights of a model have now."""
+    return merge_receipts(*map(known_of, weight_digests(model.weights)))
+
+
+def note_epoch(model: Any, before: Iterable[bytes]) -> None:
+    """Notes the weights at the end of an epoch in this process: they may be read from a file."""
+    history, unchanged = history_of(model) or History(), set(before)
+    changed = [one for one in weight_digests(model.weights) if one not in unchanged]
+    note_digests(changed, history.receipts)
+
+
+@contextlib.contextmanager
+def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
+    """Counts what is trained inside as made of these receipts and of what was known before."""
+    before = begin_training(model, receipts)
+    cover_steps(model.optimizer, math.inf)
+    try:
+        yield
+    finally:
+        end_training(model, before)
+
+
+def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> None:
+    """Notes that these weights of a layer, as they are now, were made of these receipts alone."""
+    attach(layer, receipts, ())
+    _note_present([layer])
+    note_weights(weight_digests(weights), receipts)
+
+
+def cover_steps(optimizer: Any, steps: float | None = None) -> None:
+    """Notes that an optimizer's first so many steps have receipts; None for those so far."""
+    if optimizer is not None:
+        inner = inner_optimizer(optimizer)
+        if steps is None:
+            steps = int(value_of(inner.iterations)) if inner.built else 0
+        inner.__dict__[COVERED] = steps  # past Keras's tracking of attributes
+
+
+def note_weights(digests: Sequence[bytes], receipts: Receipts) -> None:
+    """Notes what weights were made of, here and in the stores of vaults that paid for some."""
+    note_digests(digests, receipts)
+    for name in {one.labels.name for one in receipts if digests} & set(LEDGERS):
+        with contextlib.suppress(OSError, LabelStoreError):  # gone, or not to be written to
+            LEDGERS[name].keep_weights(digests, receipts)
+
+
+def _note_present(layers: Iterable[Any]) -> None:
+    """Notes the present weights of layers with a history as those that receipts cover."""
+    for layer in layers:
+        if (history := history_of(layer)) is not None:
+            digests = frozenset(weight_digests(own_weights(layer)))
+            _set_history(layer, dataclasses.replace(history, digests=digests))
+
+
+def _set_history(layer: Any, history: History) -> None:
+    from tf_labeldp.keras_layers._history_in_files import HistoryInFiles
+
+    name, owner = layer.name, weakref.ref(layer)
+
+    def write() -> bytes:
+        optimizer = getattr(owner(), "optimizer", None)
+        covered = None if optimizer is None else covered_steps(optimizer)
+        if covered == math.inf:
+            covered = value_of(inner_optimizer(optimizer).iterations)
+        steps = None if covered is None else int(covered)
+        return f"{name}\n".encode() + dataclasses.replace(history, steps=steps).to_bytes()
+
+    layer.__dict__[HISTORY] = HistoryInFiles(history, write)  # past Keras's tracking
+
+
+def declare(
+    artefact: Public[Any],
+    because: str,
+    *,
+    epsilon: float = 0.0,
+    delta: float = 0.0,
+    made_of: Public[Iterable[Any]] = (),
+) -> PrivacyGuarantee:
+    """Declares what is known of a model's history where its receipts do not record it.
+
+    Statements print it as its author's claim. It covers what is unknown so far, not training
+    without receipts after it.
+
+    Args:
+        artefact: a Keras model or layer.
+        because: why, in a sentence: ``"trained on public labels of ImageNet"``.
+        epsilon: what its training has cost the private labels; 0 if it used none of them.
+        delta: likewise.
+        made_of: noisy labels, heads or models that it was trained on, whose receipts it then has.
+
+    Returns:
+        The statement of the artefact, with the claim.
+
+    Raises:
+        TypeError: ``artefact`` is not a Keras model or layer, or ``because`` is no text.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.zeros((4, 2)), np.arange(4.0), verbose=0)
+        >>> declare(model, because="these labels are public").epsilon
+        0.0
+    """
+    if not isinstance(because, str) or not because.strip():
+        raise TypeError(
+            "because must give the reason in a sentence, which the statement will print: "
+            "because='trained on public labels'."
+        )
+    public = public_input(artefact)
+    artefact = public.value
+    if not hasattr(artefact, "trainable_weights"):
+        raise TypeError(
+            f"artefact must be a Keras model or layer, got {type(artefact).__name__}. Noisy labels "
+            "and heads carry their receipts themselves."
+        )
+    known = public.receipts
+    claim = declared_receipt(
+        [one for one in known if one.kind == "unknown"], because.strip(), epsilon, delta
+    )
+    parts = made_of if isinstance(made_of, PublicInput) else tuple(made_of)
+    attach(artefact, merge_receipts(known, [claim], public_input(parts).receipts))
+    _note_present(layers_of(artefact))
+    cover_steps(getattr(artefact, "optimizer", None))
+    note_weights(weight_digests(artefact.weights), public_input(artefact).receipts)
+    return guarantee(artefact)
+
+
+def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuarantee:
+    """Returns the statement of anything that was made of private labels.
+
+    Guarantee:
+        The composition of the receipts that the artefact holds (``accounting.compose_receipts``).
+        A Keras model that shows training which no receipt covers gets no promise; one of which
+        nothing is known, an assumption.
+
+    Args:
+        artefact: noisy labels, a head, a Keras model or layer; or the path of a ``.keras`` file
+            that Keras loads without ``custom_objects``.
+        delta: of the statement; None for the largest of the budgets that paid.
+
+    Raises:
+        ReceiptError: the receipts were damaged, or written by a newer version.
+
+    Example:
+        >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
+        >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
+        >>> guarantee(labels.randomize(RandomizedResponse(0.5, 2))).epsilon
+        0.5
+    """
+    if isinstance(artefact, (str, os.PathLike)):
+        artefact = load_model(artefact)  # with the optimizer, which shows training
+    stated = compose_receipts(public_input(artefact).receipts, delta)
+    if hasattr(artefact, "trainable_weights"):
+        return stated.with_assumptions([WEIGHTS_ASSUMED])
+    # Of an array, or of anything else without receipts, nothing is known.
+    return stated if public_input(artefact).receipts else stated.with_assumptions([PUBLIC_INPUT])
+
+
+def _both(first: History, second: History) -> History:
+    """Returns the history of layers of one name, which files do not distinguish."""
+    digests = None
+    if first.digests is not None and second.digests is not None:
+        digests = first.digests | second.digests
+    steps = first.steps if second.steps is None else second.steps
+    return History(merge_receipts(first.receipts, second.receipts), digests, True, steps)
+
+
+def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
+    """Returns the Keras model of a ``.keras`` file, with the receipts that the file has.
+
+    Keras's own ``load_model`` reads the same file without them.
+
+    Args:
+        path: of a file that ``model.save`` wrote.
+        settings: all other arguments of ``keras.models.load_model``.
+
+    Raises:
+        FileNotFoundError, ValueError: as of ``keras.models.load_model``.
+        ReceiptError: the receipts were damaged, or written by a newer version.
+
+    Example:
+        >>> import keras, os, tempfile
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.keras")
+        >>> model.save(path)
+        >>> guarantee(load_model(path)).epsilon
+        0.0
+    """
+    import keras
+
+    from tf_labeldp.keras_layers._history_in_files import ASSET
+
+    path = pathlib.Path(path).expanduser()
+    if zipfile.is_zipfile(path) and b"tf_labeldp>" in zipfile.ZipFile(path).read("config.json"):
+        for part in _KERAS_CLASSES:
+            importlib.import_module(f"tf_labeldp.{part}")
+    model = keras.models.load_model(path, **settings)
+    histories: dict[str, History] = {}
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as content:
+            for name in content.namelist():
+                if name.startswith("assets/") and name.endswith(f"/{HISTORY}/{ASSET}"):
+                    of_layer, _, found = content.read(name).partition(b"\n")
+                    name = of_layer.decode()
+                    try:
+                        read = History.from_bytes(found)
+                        histories[name] = _both(histories.get(name, read), read)
+                    except ReceiptError as error:
+                        raise ReceiptError(f"{path}: {error}") from error
+    by_name: dict[str, list[Any]] = {}
+    for layer in layers_of(model):
+        by_name.setdefault(layer.name, []).append(layer)
+    for owner, history in histories.items():
+        # Of a layer that has another name now: all may be made of it.
+        for layer in by_name.get(owner, layers_of(model)):
+            known = (history_of(layer) or History()).receipts
+            digests = history.digests if owner in by_name else None
+            receipts = merge_receipts(known, history.receipts)
+            _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))
+    # A file that was written within a training has the receipts of the weights as they are there.
+    under_way = [one for one in layers_of(model) if (history_of(one) or _NEVER).digests is None]
+    _note_present(under_way)
+    of_model = histories.get(model.name)
+    if of_model is not None and of_model.steps is not None:
+        cover_steps(getattr(model, "optimizer", None), of_model.steps)
+    for layer in layers_of(model):  # so that copies are known
+        if (known_history := history_of(layer)) is not None:
+            note_digests(known_history.digests or (), known_history.receipts)
+    return model

@@ -1,0 +1,223 @@
+"""Stores and key files of version 0.2, which are brought to the present format when opened.
+
+A store of format 2 had ``draws/000000.npz`` with a digest in ``charges/000000`` for each record, a
+file ``weights``, and a key file with the releases of engines. The records are written in the new
+format first, then the header is replaced, and what is left of the old format is removed: a process
+that is killed in between leaves a store of one format or the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tf_labeldp.accounting import PrivacyBudget
+from tf_labeldp.accounting._receipts import LabelSet, Receipt
+from tf_labeldp.vault._records import (
+    FORMAT,
+    KEY_FILE,
+    OF_0_2,
+    LabelStoreError,
+    Record,
+    content_digest,
+    damaged,
+    json_digest,
+    may_count,
+    publish,
+    read_json,
+    read_key,
+    sealed_json,
+    write_key,
+)
+
+_KEYED = "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom"
+"""Begins an assumption of keyed draws."""
+_ARRAYS = ("values", "priors", "groups")
+
+
+def upgrade(store: Any) -> None:
+    """Brings a ``LabelStore``, and its key, to the present format; called within ``locked``."""
+    path, header = store.path, store.header()
+    if header["format"] != FORMAT:
+        records = _records(path, header)
+        shutil.rmtree(path / "records", ignore_errors=True)  # of an upgrade that was killed
+        writer = type(store)(path)
+        writer.begin(header["label_set"])
+        for record in (*records, *_weights(path, records)):
+            writer.append_next(record)
+        publish(path / "header.json", sealed_json({**header, "format": FORMAT}), replace=True)
+    for name in OF_0_2:
+        with contextlib.suppress(FileNotFoundError):
+            old = path / name
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    import_key(store, path / KEY_FILE)
+
+
+def import_key(store: Any, path: pathlib.Path) -> None:
+    """Moves the releases that a key file of 0.2 lists to the records, and leaves the secret."""
+    content = key_of_0_2(path)
+    if content is None:
+        return
+    if content["labels"]["name"] != store.header()["label_set"]:
+        raise _foreign(path)
+    store.bind_key(read_key(path))
+    writer = type(store)(store.path)
+    known = [one.receipt for one in writer.new_records() if one.release is not None]
+    ids = {one.id for one in known if one is not None}
+    for record in _releases(path, content):
+        if record.release is None or record.receipt is None or record.receipt.id not in ids:
+            writer.append_next(record)
+    write_key(path, secret=read_key(path), replace=True)
+
+
+def key_of_0_2(path: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the content of a key file of 0.2; None if there is none, or one of this version."""
+    if not path.exists():
+        return None
+    read_key(path)  # raises for what is no key
+    content: dict[str, Any] = json.loads(path.read_bytes())
+    return content if content["format"] == 1 else None
+
+
+def output_of_0_2(release: str, place: str) -> dict[str, np.ndarray]:
+    """Returns what was drawn of a statistic, of the file in which version 0.2 kept it."""
+    try:
+        with np.load(place, allow_pickle=False) as kept:
+            return dict(kept)
+    except FileNotFoundError:
+        raise LabelStoreError(
+            f"release {release!r} was drawn, and its output was written to {place}, which is gone. "
+            "Its noise is never drawn a second time. Restore that file, or name a new release, "
+            "which is charged on top."
+        ) from None
+
+
+def records_of_0_2(path: pathlib.Path) -> list[Record]:
+    """Returns what the store says, with the releases of its key; writes nothing."""
+    header = read_json(path / "header.json")
+    content = None if "forgotten" in header else key_of_0_2(path / KEY_FILE)
+    if content is not None and content["labels"]["name"] != header["label_set"]:
+        raise _foreign(path / KEY_FILE)
+    releases = [] if content is None else _releases(path / KEY_FILE, content)
+    records = _records(path, header)
+    several = enumerate([*records, *_weights(path, records), *releases])
+    return [dataclasses.replace(one, number=number) for number, one in several]
+
+
+def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
+    """Returns the records of ``draws``, or what a store that was forgotten has kept of them."""
+    if "forgotten" in header:
+        kept = read_json(path / "ledger.json")
+        if not kept.get("digest") == json_digest(kept) == header["forgotten"].get("ledger"):
+            raise damaged(path / "ledger.json")
+        return [_record(said, {}) for said in kept["records"]]
+    draws, charges = path / "draws", path / "charges"
+    charged = sorted(int(one.name) for one in charges.glob("[0-9]*"))
+    numbers = sorted(int(one.stem) for one in draws.glob("[0-9]*.npz"))
+    # The last may lack its charge: its process was killed before its output left.
+    if numbers != list(range(len(numbers))) or charged not in (numbers, numbers[:-1]):
+        raise LabelStoreError(
+            f"The store {path} lacks a draw: found draws {numbers}, charges {charged}. A missing "
+            "draw is a charge forgotten, so it is refused. Restore the folder from a backup."
+        )
+    found = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
+    keyed = [one for one in found if one.receipt and _is_keyed(one.receipt)]
+    if keyed and not (path / KEY_FILE).exists():
+        raise LabelStoreError(
+            f"{path / KEY_FILE} is missing: it lists what engines have drawn of these labels, so "
+            "what was spent is not known. Restore the file from a backup."
+        )
+    return found
+
+
+def _is_keyed(receipt: Receipt) -> bool:
+    return any(text.startswith(_KEYED) for text in receipt.charge.assumptions)
+
+
+def _read(path: pathlib.Path, charge: pathlib.Path) -> Record:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files if name != "meta"}
+            said = json.loads(content["meta"].tobytes().decode())
+        digest, written_by = said.pop("digest"), said["format"]
+        if written_by == 1:
+            raise LabelStoreError(
+                f"{path} is a draw of tf-labeldp 0.1, which is not read any more. Use the store "
+                "with tf-labeldp 0.2; nothing was changed."
+            )
+        if digest != content_digest(said, arrays) or path.name != f"{said['number']:06d}.npz":
+            raise ValueError("the digest is of other content")
+        record = _record(said, arrays)
+    except LabelStoreError:
+        raise
+    except Exception as error:  # zipfile, json and numpy each have their own errors
+        raise damaged(path) from error
+    if charge.exists() and charge.read_bytes() != digest.encode():
+        raise damaged(charge)
+    return record
+
+
+def _record(said: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
+    receipt, budget = said["receipt"], said["budget"]
+    names = ("reason", "time", "actor", "mechanism", "public_digest")
+    return Record.of(
+        said["number"],
+        {name: arrays.get(name) for name in _ARRAYS},
+        arrays.get("indices") if "values" in arrays else None,
+        receipt=None if receipt is None else Receipt.from_json(receipt),
+        budget=None if budget is None else PrivacyBudget(*budget),
+        made_of=tuple(Receipt.from_json(one) for one in said["made_of"]),
+        **{name: said[name] for name in names},
+    )
+
+
+def _weights(path: pathlib.Path, records: list[Record]) -> Iterator[Record]:
+    """Yields what the file ``weights`` says; its lines name receipts of records by their ids."""
+    if not (path / "weights").exists():
+        return
+    known = {one.receipt.id: one.receipt for one in records if one.receipt}
+    for line in (path / "weights").read_bytes().split(b"\n"):
+        try:
+            content = json.loads(line)
+        except ValueError:  # not written whole, by a process that was killed
+            continue
+        try:
+            receipts = tuple(
+                known[one] if isinstance(one, str) else Receipt.from_json(one)
+                for one in content["receipts"]
+            )
+            yield Record(0, made_of=receipts, weights=tuple(content["weights"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(path / "weights") from error
+
+
+def _releases(path: pathlib.Path, content: dict[str, Any]) -> list[Record]:
+    """Returns the releases that a key file lists, with where the output of statistics is."""
+    labels = LabelSet(**content["labels"])
+    found: list[Record] = []
+    for name, one in content["releases"].items():
+        *made_of, own = (Receipt.from_json(receipt) for receipt in one["receipts"])
+        found += [Record(0, receipt=other) for other in made_of if may_count(labels, other)]
+        arrays: dict[str, Any] = {}
+        said = {"name": name, "binding": one["binding"]}
+        if own.kind == "release":  # its noise was drawn right after it was listed
+            said["output"] = str(path.with_name(f"{path.name}.{name}.npz"))
+        elif "rows" in one:
+            count, fingerprint = one["rows"]
+            arrays = {"bound": np.array([count, int(fingerprint, 16)], np.uint64)}
+        found.append(Record.of(0, arrays, receipt=own, made_of=tuple(made_of), release=said))
+    return found
+
+
+def _foreign(path: pathlib.Path) -> LabelStoreError:
+    return LabelStoreError(
+        f"{path} is the key of other labels than those of the store. Restore the file that was "
+        "there; a draw by another key would be a second one."
+    )
