@@ -159,8 +159,8 @@ def public_input(*values: Public[Any]) -> PublicInput:
         if layers_of(part) or own_weights(part):
             layers.append(part)
     known += (_receipts_of_layer(one) for one in layers)
-    bare = tuple(one.value if isinstance(one, PublicInput) else one for one in values)
-    return PublicInput(bare[0] if len(bare) == 1 else bare, merge_receipts(*known))
+    inside = tuple(map(bare, values))
+    return PublicInput(inside[0] if len(inside) == 1 else inside, merge_receipts(*known))
 
 
 def _resting_on(receipts: Receipts, assumptions: Any) -> Receipts:
@@ -270,7 +270,7 @@ def _receipts_of_layer(layer: Any) -> Receipts:
     if history is None or history.digests is not None:
         for digest in weight_digests(own_weights(layer)):
             if history is None or digest not in (history.digests or ()):
-                found.append(_OF_WEIGHTS.get(digest, ()))
+                found.append(known_of(digest))
                 if history is not None and digest not in _OF_WEIGHTS:
                     what = f"layer {layer.name!r} was trained or changed without receipts"
     elif history.trained and optimizer is not None and covered_steps(optimizer) is None:

@@ -114,9 +114,7 @@ def end_training(model: Any, before: Iterable[bytes]) -> None:
     cover_steps(model.optimizer)
     attach(model, known_of_weights(model))  # of weights that a callback has set
     _note_present(layers_of(model))
-    history, unchanged = history_of(model) or History(), set(before)
-    changed = [one for one in weight_digests(model.weights) if one not in unchanged]
-    note_weights(changed, history.receipts)
+    note_weights(*_changed_weights(model, before))
 
 
 def known_of_weights(model: Any) -> Receipts:
@@ -126,9 +124,14 @@ def known_of_weights(model: Any) -> Receipts:
 
 def note_epoch(model: Any, before: Iterable[bytes]) -> None:
     """Notes the weights at the end of an epoch in this process: they may be read from a file."""
+    note_digests(*_changed_weights(model, before))
+
+
+def _changed_weights(model: Any, before: Iterable[bytes]) -> tuple[list[bytes], Receipts]:
+    """Returns digests of the weights that a training changed, and what the model was made of."""
     history, unchanged = history_of(model) or History(), set(before)
     changed = [one for one in weight_digests(model.weights) if one not in unchanged]
-    note_digests(changed, history.receipts)
+    return changed, history.receipts
 
 
 @contextlib.contextmanager
@@ -272,11 +275,12 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """
     if isinstance(artefact, (str, os.PathLike)):
         artefact = load_model(artefact)  # with the optimizer, which shows training
-    stated = compose_receipts(public_input(artefact).receipts, delta)
+    receipts = public_input(artefact).receipts
+    stated = compose_receipts(receipts, delta)
     if hasattr(artefact, "trainable_weights"):
         return stated.with_assumptions([WEIGHTS_ASSUMED])
     # Of an array, or of anything else without receipts, nothing is known.
-    return stated if public_input(artefact).receipts else stated.with_assumptions([PUBLIC_INPUT])
+    return stated if receipts else stated.with_assumptions([PUBLIC_INPUT])
 
 
 def _both(first: History, second: History) -> History:
