@@ -77,7 +77,7 @@ def any_receipts(draw):
 
 
 def alike(one, other):
-    """Whether statements are equal, but for the order of their assumptions."""
+    """Whether statements are equal, except for the order of their assumptions."""
     plain = [dataclasses.replace(each, assumptions=()) for each in (one, other)]
     return plain[0] == plain[1] and set(one.assumptions) == set(other.assumptions)
 

@@ -37,9 +37,9 @@ _VOUCHES = {
     "nobody": "Not assigned: read these first",
     "authors": "The authors of other code, and of declarations",
     "users": "The users of a protocol without a server",
-    "trainer": "Whoever trains and publishes",
+    "trainer": "Those who train and publish",
     "library": "This library, whose tests check it",
-    "machines": "Whoever runs the machines",
+    "machines": "Those who run the machines",
     "holder": "The label holder",
 }
 """Who must vouch for an assumption, by ``Assumption.who``, in the order of the report."""

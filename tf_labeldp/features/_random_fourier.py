@@ -190,7 +190,7 @@ class RandomFourierFeatures(FeatureMap):
         note_release(layer, getattr(self, "receipts_", ()))
         if self._is_matrix:
             return keras.Model(encoded, outputs, name="random_fourier_features")
-        # The inputs have the columns' names, which no layer beside them may have.
+        # The inputs have the columns' names, which no other layer may have.
         features = keras.Model(encoded, outputs, name="encoded_columns")
         names = input_names(str(column.name) for column in self.columns_)
         inputs = {

@@ -104,7 +104,7 @@ class ReleaseKey:
     Guarantee:
         All that left under this key is ``guarantee()``-label-DP together: its releases add up. A
         name is bound to one mechanism and one prior, so that the same bits never meet two of them.
-        The file has mode 600 and holds the secret alone: keep it with the labels, and never beside
+        The file has mode 600 and holds the secret alone: keep it with the labels, and never with
         what is published. Who has it can undo the noise; without it nothing is drawn again. The
         releases stand in the ledger of the vault in whose store the file is, or in a folder
         ``<file>.ledger``, which is kept with the file.
