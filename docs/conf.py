@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pathlib
 import re
+import sys
 
 from tf_labeldp import __version__
 
@@ -76,11 +77,13 @@ def _without_indented(doc: str) -> str:
 
 
 def setup(app: object) -> None:
-    """Writes the tutorials beside the other pages, as Sphinx reads files."""
-    folder = ROOT / "docs" / "tutorials"
-    folder.mkdir(exist_ok=True)
-    for name, title in TUTORIALS.items():
-        page = folder / f"{name}.md"
-        text = tutorial(name, title)
+    """Writes the generated pages next to the others, since Sphinx reads files."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import guarantees
+
+    pages = {f"tutorials/{name}": tutorial(name, title) for name, title in TUTORIALS.items()}
+    (ROOT / "docs" / "tutorials").mkdir(exist_ok=True)
+    for name, text in {**pages, "coverage": guarantees.page()}.items():
+        page = ROOT / "docs" / f"{name}.md"
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")

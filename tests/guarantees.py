@@ -1,7 +1,7 @@
-"""Which test holds which guarantee: the table of docs/coverage.md, made of docstrings and markers.
+"""Guarantees and the tests that check them, from docstrings and markers; `make docs` shows them.
 
-``python tests/guarantees.py`` writes the table. Each ``Guarantee:`` of a docstring has a name, such
-as ``vault.PrivateLabels.evaluate``, and tests say ``@pytest.mark.holds(name)``.
+Each ``Guarantee:`` of a docstring has a name, such as ``vault.PrivateLabels.evaluate``, and its tests
+have the marker ``@pytest.mark.holds(name)``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import re
 from collections import defaultdict
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "coverage.md"
 _SECTION = re.compile(r"^Guarantee:\n((?:    .*\n?|\n)+)", re.M)
-_TABLE = re.compile(r"(?<=<!-- guarantees -->\n).*?(?=<!-- end -->)", re.S)
+HEAD = """# Guarantees and their tests
+
+The first sentence of each guarantee, and the tests that fail if it is broken. A test fails if a guarantee has none.
+[The papers](papers.md) have the place of each theorem.
+
+| guarantee | first sentence | tests |
+|---|---|---|"""
 
 
 def promises() -> dict[str, str]:
@@ -55,15 +60,10 @@ def held() -> dict[str, list[str]]:
 
 
 def page() -> str:
-    """Returns the page with its table as it should be."""
+    """Returns the page of the documentation: a table of all guarantees."""
     tests = held()
-    lines = ["| guarantee | says first | held by |", "|---|---|---|"]
+    lines = [HEAD]
     for name, sentence in sorted(promises().items()):
-        shown = "<br>".join(f"`{test}`" for test in tests.get(name, ["nothing"]))
+        shown = "<br>".join(f"`{test}`" for test in tests[name])
         lines.append(f"| `{name}` | {sentence.replace('|', chr(92) + '|')} | {shown} |")
-    table = "\n".join(lines) + "\n"
-    return _TABLE.sub(lambda _: table, PAGE.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    return "\n".join(lines) + "\n"

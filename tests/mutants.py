@@ -1,7 +1,7 @@
 """Changes single places of the privacy core, and says which changes no fast test sees.
 
 ``make mutants`` runs it. A change that survives the tests is a test that is missing, or makes no
-difference; docs/coverage.md lists them. The sample is fixed by ``--seed`` and the code. Results are
+difference. The sample is fixed by ``--seed`` and the code. Results are
 kept in ``build/mutants.jsonl`` with the digest of the changed file: a run that was stopped, or that
 ended after ``--minutes``, goes on where it was, also after other files have changed. Each change
 meets the tests of its part that run the changed line; what nothing runs by itself, such as a
