@@ -160,6 +160,18 @@ def test_an_allowed_import_passes(module: str, source: str) -> None:
     assert violations(source, module) == []
 
 
+def lines_of(part: str) -> int:
+    """Counts the lines of a part; "" is the front, with its version."""
+    files = [path for name, path in SOURCES.items()
+             if part_of(name.removesuffix(".__init__")).replace("_version", "") == part]  # fmt: skip
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
+@pytest.mark.parametrize("part", ["", *ORDER, *TABLE["OUTSIDE"]])
+def test_a_part_has_no_more_lines_than_the_table_allows(part: str) -> None:
+    assert 0 < lines_of(part) <= TABLE["MOST_LINES"][part]
+
+
 def file_of(name: str, files: set[str]) -> str | None:
     """Gives the file that an imported name lies in; None if it is in none of these."""
     while name:
