@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# Each target installs the extra of its name into the one environment, and no other.
+EXTRAS := $(addprefix $(VENV)/.,plots test docs lint mutants)
 TFP_VENV := .venv-tf-privacy
 TFP_BIN := $(TFP_VENV)/bin
 TFP_STAMP := $(TFP_VENV)/.installed
@@ -30,18 +31,18 @@ endif
 
 .PHONY: demo test test-without-onednn docs mutants test-slow test-tf-privacy test-beam test-spark test-tfx test-torch lint bench bazel wheel wheel-test clean
 
-demo: $(STAMP)
+demo: $(VENV)/.plots
 	$(BIN)/python -m tf_labeldp.cli demo
 
-test: $(STAMP)
+test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2
 
-test-slow: $(STAMP)
+test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 -m slow
 
 # TensorFlow leaves oneDNN off on some CPUs, where it then has fewer kernels of convolutions: all
 # per-example gradients, and what else trains models with convolutions.
-test-without-onednn: $(STAMP)
+test-without-onednn: $(VENV)/.test
 	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest -q -n 2 tests/gradients \
 	  tests/training/test_make_private.py tests/heads/test_bootstrapped_head.py
 
@@ -66,27 +67,26 @@ test-torch: $(TORCH_VENV)/.installed
 	$(TORCH_VENV)/bin/python -m pytest -q -m "slow or not slow" -k torch tests/backends tests/learners/test_backends.py
 
 # The site of these pages and of the docstrings: build/site/docs/index.html, without a network.
-docs: $(STAMP)
+docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . build/site
 
 # 200 changes of single places in the privacy core, each of which a fast test should see; an hour or
 # two. Not a part of .ci/run.
-mutants: $(STAMP)
-	$(BIN)/python -m pip install -q -e '.[mutants]'
+mutants: $(VENV)/.test $(VENV)/.mutants
 	$(BIN)/python tests/mutants.py
 
-lint: $(STAMP)
+lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/mypy
 
-bench: $(STAMP)
-	@set -e; for script in $(sort $(wildcard tests/benchmarks/bench_*.py)); do \
+bench: $(VENV)/.test
+	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do \
 	  echo "== $$script"; $(BIN)/python $$script; \
 	done
 
 # The wheel is built from the source archive, so that both are complete and nothing stale is in.
-wheel: $(STAMP)
+wheel: $(VENV)/.test
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
@@ -103,7 +103,7 @@ wheel-test: wheel
 bazel:
 	@command -v $(BAZEL) >/dev/null || { echo "make bazel: there is no '$(BAZEL)' on the PATH." \
 	  "On Debian or Ubuntu: apt-get install bazel-bootstrap bazel-rules-java bazel-platforms" >&2; exit 1; }
-	@$(MAKE) --no-print-directory $(STAMP)
+	@$(MAKE) --no-print-directory $(VENV)/.test
 	$(BAZEL) query --config=debian //...
 	PATH=$(abspath $(BIN)):$$PATH $(BAZEL) build --config=debian //...
 	PATH=$(abspath $(BIN)):$$PATH $(BAZEL) test --config=debian $(BAZEL_TESTS)
@@ -113,10 +113,12 @@ clean:
 	rm -rf $(VENV) $(TFP_VENV) $(BEAM_VENV) $(SPARK_VENV) $(TFX_VENV) $(TORCH_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml setup.py
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -e '.[docs,plots,test,lint]'
+
+$(EXTRAS): $(VENV)/.%: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[$*]'
 	@touch $@
 
 # What tensorflow-privacy asks for would replace TensorFlow and numpy by old versions; the three

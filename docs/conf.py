@@ -15,7 +15,7 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 # The source folder is the repository, so that links of pages hold here and there.
-include_patterns = ["*.md", "docs/**.md", "tests/benchmarks/*.md"]
+include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md"]
 html_theme = "furo"
 html_title = f"{project} {release}"
 myst_heading_anchors = 4

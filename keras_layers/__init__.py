@@ -10,13 +10,11 @@ saved ``.keras`` file then loads without ``custom_objects``.
 - The layers that ``to_keras()`` of a feature map or a head makes: fixed, label-free features, and
   released models on them.
 
-They take labels that are already private, so what they compute is post-processing and spends no
-privacy budget. None of them makes a label private.
+Their labels are private already, so they only post-process and spend no privacy budget. None of
+them makes a label private.
 """
 
-from tf_labeldp._renamed import keep_old_names
-
-# These register layers with Keras.
+# The first two register layers with Keras.
 from . import _fixed_features as _fixed_features
 from . import _released_dense as _released_dense
 from ._alibi_loss import ALIBILoss
@@ -24,11 +22,4 @@ from ._forward_corrected_loss import ForwardCorrectedLoss
 from ._label_weighted_loss import LabelWeightedLoss
 from ._mixup import Mixup
 
-__all__ = [
-    "ALIBILoss",
-    "ForwardCorrectedLoss",
-    "LabelWeightedLoss",
-    "Mixup",
-]
-
-keep_old_names(__name__)
+__all__ = ["ALIBILoss", "ForwardCorrectedLoss", "LabelWeightedLoss", "Mixup"]

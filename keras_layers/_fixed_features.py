@@ -14,7 +14,8 @@ from keras import ops
 
 from ._released_dense import CarriesReceipts
 
-_SAME = 1.0 - 1e-6  # rows whose product with a key is above this are taken for the key itself
+_SAME = 1.0 - 1e-6
+"""A row whose product with a key is above this is taken for the key itself."""
 
 
 class FixedLayer(keras.layers.Layer):
@@ -28,7 +29,7 @@ class FixedLayer(keras.layers.Layer):
 
     def _add_fixed(self, name: str, shape: tuple[int, ...], initializer: Any = "zeros") -> None:
         """Adds a weight as the attribute of its name."""
-        # A layer that does not cast its inputs still has its weights cast, unless they say so too.
+        # Without autocast=False here, half-precision policies would cast the weights.
         weight = self.add_weight(
             shape=shape,
             initializer=initializer,
@@ -102,8 +103,8 @@ class PatchFeatures(FixedLayer):
         images = ops.cast(inputs, "float32")
         if len(images.shape) == 3:
             images = ops.expand_dims(images, -1)
-        # Patches themselves and not a convolution: their variance from E[p^2] - E[p]^2 would
-        # lose in float32 what a patch of low contrast has.
+        # Not a convolution: the variance as E[p^2] - E[p]^2 would lose the digits of patches of
+        # low contrast in float32.
         patches = ops.image.extract_patches(
             images,
             self.patch_size,
@@ -246,8 +247,8 @@ class NearestCentre(CarriesReceipts, FixedLayer):
     def build(self, input_shape: Any) -> None:
         """Makes the tables."""
         offset = self._centres.mean(axis=0)
-        # Rows are compared by their products with the centres, less half of the squares; both from
-        # the mean of the centres, so that a common offset costs no precision.
+        # Scores are products with the centres, less half of their squares; both from the mean of
+        # the centres, so that a common offset costs no precision.
         moved = (self._centres - offset).astype(np.float32)
         tables = {
             "offset": offset,

@@ -103,8 +103,7 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
 
 
 def _log_of(matrix: np.ndarray) -> np.ndarray:
-    positive = matrix > 0
-    return np.where(positive, np.log(np.where(positive, matrix, 1.0)), _LOG_ZERO)
+    return np.log(matrix, out=np.full_like(matrix, _LOG_ZERO), where=matrix > 0)
 
 
 def _checked_matrix(matrix: Any) -> np.ndarray:
@@ -116,20 +115,18 @@ def _checked_matrix(matrix: Any) -> np.ndarray:
         raise ValueError(
             f"transition_matrix must be 2-D with at least two columns, got shape {matrix.shape}."
         )
-    bad = np.any(~np.isfinite(matrix) | (matrix < 0), axis=1)
-    if np.any(bad):
-        row = int(np.argmax(bad))
-        raise ValueError(
-            f"transition_matrix must hold finite nonnegative probabilities, got row {row}: "
-            f"{matrix[row].tolist()}. A channel's inverse is for LabelWeightedLoss."
-        )
     sums = matrix.sum(axis=1)
-    row = int(np.argmax(np.abs(sums - 1.0)))
-    if abs(sums[row] - 1.0) > 1e-6:
-        raise ValueError(
-            f"each row of transition_matrix must sum to one, but row {row} sums to "
-            f"{sums[row]:.9g}. If the columns sum to one, transpose it."
-        )
+    for row, values in enumerate(matrix):
+        if not np.all((values >= 0) & np.isfinite(values)):
+            raise ValueError(
+                f"transition_matrix must hold finite nonnegative probabilities, got row {row}: "
+                f"{values.tolist()}. A channel's inverse is for LabelWeightedLoss."
+            )
+        if abs(sums[row] - 1.0) > 1e-6:
+            raise ValueError(
+                f"each row of transition_matrix must sum to one, but row {row} sums to "
+                f"{sums[row]:.9g}. If the columns sum to one, transpose it."
+            )
     return matrix
 
 

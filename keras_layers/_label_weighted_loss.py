@@ -132,42 +132,37 @@ def _base_function(base: Any, from_logits: bool) -> Callable[[Any, Any], Any] | 
         if base in _CROSS_ENTROPIES:
             return None
         base = _loss_by_name(base, from_logits)
-    else:
-        _check_base(base, from_logits)
-    # A Loss instance is taken unreduced: `call`, not `__call__`.
-    return base.call if isinstance(base, keras.losses.Loss) else base
-
-
-def _check_base(base: Any, from_logits: bool) -> None:
-    if not callable(base):
+    elif not callable(base):
         raise ValueError(
             "base must be the name of a Keras loss, a keras.losses.Loss or a callable "
             f"base(y_true, y_pred), got {base!r} of type {type(base).__name__}."
         )
-    is_sparse = isinstance(base, keras.losses.SparseCategoricalCrossentropy)
-    if is_sparse or base is keras.losses.sparse_categorical_crossentropy:
+    elif (
+        isinstance(base, keras.losses.SparseCategoricalCrossentropy)
+        or base is keras.losses.sparse_categorical_crossentropy
+    ):
         raise ValueError(
             f"base gets one-hot targets, and {base!r} expects integer ones. Pass "
             'base="sparse_categorical_crossentropy" (with from_logits) instead.'
         )
-    if from_logits:
+    elif from_logits:
         raise ValueError(
             f"from_logits=True is passed on to a base given by name alone, got {base!r}. Set "
             "from_logits on the instance, or convert inside the callable."
         )
+    # A Loss instance is taken unreduced: `call`, not `__call__`.
+    return base.call if isinstance(base, keras.losses.Loss) else base
 
 
 def _loss_by_name(name: str, from_logits: bool) -> Any:
     """Returns the function or the ``keras.losses.Loss`` of a name."""
-    loss = keras.saving.get_registered_object(name)
-    if loss is None:
-        try:
-            loss = keras.losses.get(name)
-        except ValueError as error:
-            raise ValueError(
-                f'unknown base loss "{name}". Give the name of a function or class in '
-                "keras.losses, or of one registered with Keras, or pass the callable."
-            ) from error
+    try:
+        loss = keras.saving.get_registered_object(name) or keras.losses.get(name)
+    except ValueError as error:
+        raise ValueError(
+            f'unknown base loss "{name}". Give the name of a function or class in keras.losses, or '
+            "of one registered with Keras, or pass the callable."
+        ) from error
     kind = type(loss) if isinstance(loss, keras.losses.Loss) else loss
     if from_logits and "from_logits" not in inspect.signature(kind).parameters:
         raise ValueError(

@@ -12,9 +12,9 @@ class Mixup(keras.layers.Layer):
     """Mixup of inputs and targets, with one ``lam ~ Beta(alpha, alpha)`` per batch.
 
     ``x' = lam * x + (1 - lam) * reversed(x)``, and the same for the targets: example i is paired
-    with example ``batch - 1 - i``, as in the authors' code for LP-MST. In a shuffled batch that is
-    as good as a random partner. Inputs are not cast to the policy's compute dtype, so targets keep
-    their precision in mixed precision; half-precision tensors are mixed in float32.
+    with example ``batch - 1 - i``, as in the authors' code for LP-MST: in a shuffled batch that is
+    as good as a random partner. Targets keep their precision under mixed precision; half-precision
+    tensors are mixed in float32.
 
     Guarantee:
         On labels that are already private (randomized labels, debiased weights) mixing is
@@ -118,20 +118,20 @@ def _checked_pair(inputs: Any) -> tuple[Any, Any]:
             "Call layer((x, y), training=True), also in a tf.data map."
         )
     x, y = inputs
-    for name, tensors in (("x", keras.tree.flatten(x)), ("y", [y])):
-        for tensor in tensors:
-            if not keras.backend.is_float_dtype(tensor.dtype) or len(tensor.shape) == 0:
-                dtype = keras.backend.standardize_dtype(tensor.dtype)
-                raise ValueError(
-                    f"Mixup needs float tensors with a batch axis, got {name} of dtype {dtype} and "
-                    f"shape {tuple(tensor.shape)}. Cast inputs to float, and one-hot class ids."
-                )
+    named = [("x", tensor) for tensor in keras.tree.flatten(x)] + [("y", y)]
+    for name, tensor in named:
+        if not keras.backend.is_float_dtype(tensor.dtype) or len(tensor.shape) == 0:
+            dtype = keras.backend.standardize_dtype(tensor.dtype)
+            raise ValueError(
+                f"Mixup needs float tensors with a batch axis, got {name} of dtype {dtype} and "
+                f"shape {tuple(tensor.shape)}. Cast inputs to float, and one-hot class ids."
+            )
     if len(y.shape) != 2:
         raise ValueError(
             f"Mixup needs targets of shape (batch, K), got y of shape {tuple(y.shape)}. One-hot "
             "class ids first; give a single regression target a last axis."
         )
-    sizes = {tensor.shape[0] for tensor in [*keras.tree.flatten(x), y]} - {None}
+    sizes = {tensor.shape[0] for _, tensor in named} - {None}
     if len(sizes) > 1:
         raise ValueError(
             f"Mixup needs the same batch size in all inputs and targets, got {sorted(sizes)}."

@@ -1,4 +1,4 @@
-"""What the losses on noisy labels share: precision, logarithms, shapes and configuration."""
+"""The common part of the losses on noisy labels: precision, logarithms, shapes, configuration."""
 
 from typing import Any
 
@@ -10,7 +10,9 @@ class NoisyLabelLoss(keras.losses.Loss):
     """A loss on logits or probabilities that computes in at least float32."""
 
     def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: Any):
-        super().__init__(name=name, reduction=reduction, dtype=_at_least_float32(dtype))
+        policy = keras.dtype_policies.get(keras.backend.floatx() if dtype is None else dtype)
+        is_half = policy.compute_dtype in ("float16", "bfloat16")
+        super().__init__(name=name, reduction=reduction, dtype="float32" if is_half else dtype)
         self.from_logits = from_logits
         self._dtype_argument = None if dtype is None else self.dtype
 
@@ -39,11 +41,10 @@ def check_rows(y_true: Any, y_pred: Any, hint: str) -> None:
 
 
 def upcast(tensor: Any) -> Any:
-    """Returns the tensor in float32 or, if it is in float64, as it is."""
+    """Returns the tensor in float32, or in float64 if it is."""
     tensor = ops.convert_to_tensor(tensor)
-    if keras.backend.standardize_dtype(tensor.dtype) == "float64":
-        return tensor
-    return ops.cast(tensor, "float32")
+    is_double = keras.backend.standardize_dtype(tensor.dtype) == "float64"
+    return tensor if is_double else ops.cast(tensor, "float32")
 
 
 def log_probabilities(y_pred: Any, from_logits: bool) -> Any:
@@ -53,11 +54,3 @@ def log_probabilities(y_pred: Any, from_logits: bool) -> Any:
     probabilities = y_pred / ops.sum(y_pred, axis=-1, keepdims=True)
     epsilon = keras.backend.epsilon()
     return ops.log(ops.clip(probabilities, epsilon, 1.0 - epsilon))
-
-
-def _at_least_float32(dtype: Any) -> Any:
-    """Returns the dtype asked for (or None), or float32 if its compute dtype is smaller."""
-    name = keras.backend.floatx()
-    if dtype is not None:
-        name = keras.dtype_policies.get(dtype).compute_dtype
-    return "float32" if name in ("float16", "bfloat16") else dtype

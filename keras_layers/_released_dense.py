@@ -1,18 +1,22 @@
-"""Layers whose files hold the receipts of the private labels behind their weights."""
+"""Receipts of private labels in the files of layers and models, beside the weights."""
 
+import pathlib
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-RECEIPTS = "label_dp_receipts"
-"""Name of the receipts in files of weights."""
+ASSET = "receipts.bin"
+"""The file of a history, in the assets of a ``.keras`` file."""
+_RECEIPTS = "label_dp_receipts"
+"""The name of receipts in files of weights."""
 
 
 class CarriesReceipts:
-    """Keeps the receipts of the private labels that a layer was made of beside its weights.
+    """Keeps the receipts of the private labels behind the weights of a layer.
 
     They travel in ``.keras`` and ``.weights.h5`` files and in ``tf.train.Checkpoint``, not in the
     config. Here they are plain bytes; ``tf_labeldp.guarantee`` reads them.
@@ -28,14 +32,13 @@ class CarriesReceipts:
     def save_own_variables(self, store: Any) -> None:
         """Writes the receipts beside the weights."""
         super().save_own_variables(store)  # type: ignore[misc]
-        content = self.written_receipts()
-        if content:
-            store[RECEIPTS] = np.frombuffer(content, np.uint8)
+        if content := self.written_receipts():
+            store[_RECEIPTS] = np.frombuffer(content, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the weights, and the receipts where there are any."""
         values = {name: store[name] for name in store.keys()}
-        content = values.pop(RECEIPTS, None)
+        content = values.pop(_RECEIPTS, None)
         if content is not None:
             self.read_receipts(np.asarray(content, np.uint8).tobytes())
         if values or content is None:  # a model of layers has no weights of its own
@@ -46,13 +49,13 @@ class CarriesReceipts:
         return self.label_dp_receipts
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
-        """Takes the receipts of a file."""
-        del of_checkpoint  # which restores optimizers too
+        """Takes the receipts of a file; a checkpoint restores optimizers too."""
+        del of_checkpoint
         self.label_dp_receipts = content
 
 
 def _in_checkpoints(layer: CarriesReceipts) -> Any:
-    """Returns what TensorFlow writes into checkpoints for a layer."""
+    """Returns the part of a layer that TensorFlow writes into checkpoints."""
     owner = weakref.ref(layer)
     tf: Any = sys.modules["tensorflow"]  # the backend has loaded it
 
@@ -60,10 +63,9 @@ def _in_checkpoints(layer: CarriesReceipts) -> Any:
         """Writes the receipts into ``tf.train.Checkpoint``, and reads them from there."""
 
         def serialize(self) -> bytes:
-            """Returns the receipts."""
+            """Returns the receipts; nothing for a SavedModel, which becomes no Keras model."""
             alive = owner()
-            eager = tf.executing_eagerly()  # or a SavedModel is written, which no model is made of
-            return alive.written_receipts() if eager and alive is not None else b""
+            return alive.written_receipts() if tf.executing_eagerly() and alive is not None else b""
 
         def deserialize(self, content: bytes) -> None:
             """Takes the receipts."""
@@ -74,9 +76,31 @@ def _in_checkpoints(layer: CarriesReceipts) -> Any:
     return ReceiptsInCheckpoints()
 
 
+class HistoryInFiles(keras.layers.Layer):
+    """Writes the history of the layer that it is an attribute of into ``.keras`` files.
+
+    Keras saves layers that it finds in attributes, and loads files without looking for them. This
+    one has no weights, and is no part of the model. ``write`` returns the content of the file.
+    """
+
+    history: Any
+    write: Callable[[], bytes]
+
+    def __init__(self, history: Any, write: Callable[[], bytes]) -> None:
+        super().__init__(name="label_dp_history", trainable=False)
+        self.__dict__.update(history=history, write=write, built=True)  # past Keras's tracking
+
+    def save_assets(self, dir_path: str) -> None:
+        """Writes the name of the layer and its history."""
+        (pathlib.Path(dir_path) / ASSET).write_bytes(self.write())
+
+    def load_assets(self, dir_path: str) -> None:
+        """Reads nothing: ``tf_labeldp.load_model`` does."""
+
+
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class ReleasedDense(CarriesReceipts, keras.layers.Dense):
     """A ``keras.layers.Dense`` with the weights of a released head, and receipts in its files.
 
-    A model that is built on it in another program still accounts for what its labels have spent.
+    A model that is built on it in another program still counts the budget of its labels.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tf_labeldp import _renamed as _renamed
 from tf_labeldp._version import __version__
 
 if TYPE_CHECKING:
@@ -72,61 +71,53 @@ if TYPE_CHECKING:
         select,
     )
 
-# In the order of the README: the front door, the vault, what leaves it, and what is made of that.
-_HOME_OF = {
-    "PrivateClassifier": "front_door",
-    "PrivateRegressor": "front_door",
-    "PrivateSearchCV": "front_door",
-    "recommend": "front_door",
-    "PrivateLabels": "vault",
-    "PrivacyBudget": "accounting",
-    "PrivacyGuarantee": "accounting",
-    "NoisyLabels": "vault",
-    "guarantee": "vault",
-    "fit": "training",
-    "RecordReceipts": "training",
-    "load_model": "vault",
-    "select": "vault",
-    "declare": "vault",
-    "report": "dossier",
-    "BudgetExceededError": "accounting",
-    "LabelStoreError": "vault",
-    "MultiStageTraining": "training",
-    "RandomizedResponse": "mechanisms",
-    "RRTopK": "mechanisms",
-    "RRWithPrior": "mechanisms",
-    "ALIBI": "mechanisms",
-    "LabelRandomizer": "vault",
-    "optimal_bins": "mechanisms",
-    "RROnBins": "mechanisms",
-    "PrivateLogisticRegression": "heads",
-    "PrivateRidge": "heads",
-    "ClusterRandomizedResponse": "vault",
-    "LabelDPModel": "training",
-    "LabelDPOptimizer": "training",
-    "AltConv": "training",
-    "make_private": "training",
+# The parts, in the order of the layers, and the names of each that are in `tf_labeldp` itself.
+_PARTS: dict[str, tuple[str, ...]] = {
+    "accounting": ("BudgetExceededError", "PrivacyBudget", "PrivacyGuarantee"),
+    "mechanisms": (
+        "ALIBI",
+        "RROnBins",
+        "RRTopK",
+        "RRWithPrior",
+        "RandomizedResponse",
+        "optimal_bins",
+    ),
+    "estimation": (),
+    "vault": (
+        "ClusterRandomizedResponse",
+        "LabelRandomizer",
+        "LabelStoreError",
+        "NoisyLabels",
+        "PrivateLabels",
+        "declare",
+        "guarantee",
+        "load_model",
+        "select",
+    ),
+    "features": (),
+    "heads": ("PrivateLogisticRegression", "PrivateRidge"),
+    "data": (),
+    "gradients": (),
+    "training": (
+        "AltConv",
+        "LabelDPModel",
+        "LabelDPOptimizer",
+        "MultiStageTraining",
+        "RecordReceipts",
+        "fit",
+        "make_private",
+    ),
+    "self_supervised": (),
+    "semi_supervised": (),
+    "pate": (),
+    "front_door": ("PrivateClassifier", "PrivateRegressor", "PrivateSearchCV", "recommend"),
+    "audit": (),
+    "dossier": ("report",),
+    "tf_privacy": (),
+    "scale": (),
+    "keras_layers": (),
 }
-_PARTS = (
-    "accounting",
-    "mechanisms",
-    "estimation",
-    "vault",
-    "features",
-    "heads",
-    "data",
-    "gradients",
-    "training",
-    "self_supervised",
-    "semi_supervised",
-    "pate",
-    "front_door",
-    "audit",
-    "dossier",
-    "tf_privacy",
-    "scale",
-    "keras_layers",
-)
+_HOME_OF = {name: part for part, names in _PARTS.items() for name in names}
 
 __all__ = ["__version__", *_HOME_OF, *_PARTS]
 
@@ -137,7 +128,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"tf_labeldp.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"tf_labeldp.{_HOME_OF[name]}"), name)
-    _renamed.refuse(__name__, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-_EVERY_TERMINAL = 1.0
-_EVERY_FILE = 10.0
-"""Seconds between words, where a line can be rewritten and where it cannot."""
+_TERMINAL_SECONDS = 1.0
+_FILE_SECONDS = 10.0
+"""Seconds between two lines: a terminal's line is rewritten, a file's is not."""
 
 
 class Progress(tqdm):
-    """Says how far a long pass over ``total`` rows is, after ``delay`` seconds of silence.
+    """Reports how far a long pass over ``total`` rows is, after ``delay`` seconds of silence.
 
     A terminal gets one line that changes, a file a new line each time.
 
@@ -22,7 +22,7 @@ class Progress(tqdm):
         ...     progress.advance(200)
     """
 
-    monitor_interval = 0  # no thread beside the pass
+    monitor_interval = 0  # no thread of its own
 
     def __init__(
         self, what: str, total: int | None = None, *, delay: float = 5.0, quiet: bool = False
@@ -39,19 +39,19 @@ class Progress(tqdm):
             file=sys.stderr,
             disable=quiet,
             miniters=1,
-            mininterval=_EVERY_TERMINAL if self._is_terminal else _EVERY_FILE,
+            mininterval=_TERMINAL_SECONDS if self._is_terminal else _FILE_SECONDS,
             bar_format="{text}",
             dynamic_ncols=True,
         )
         if not quiet:
-            self.last_print_t -= self.mininterval  # the delay alone decides on the first word
+            self.last_print_t -= self.mininterval  # the delay alone decides on the first line
 
     def advance(self, rows: int) -> None:
         """Counts rows."""
         self.update(rows)
 
     def end(self) -> None:
-        """Says how long it took, if it said anything."""
+        """Reports how long the pass took, if it reported anything before."""
         self._has_ended = True
         self.close()
 
@@ -60,17 +60,17 @@ class Progress(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """What the line is made of."""
-        found: dict[str, Any] = super().format_dict
-        seconds = max(found["elapsed"], 1e-9)
+        """The values that the line is made of."""
+        values: dict[str, Any] = super().format_dict
+        seconds = max(values["elapsed"], 1e-9)
         rows = f"{self.n:,} rows in {seconds:.0f} s"
         if not self._has_ended:
-            of = f" of {self.total:,}" if self.total else ""
-            rows = f"{self.n:,}{of} rows, {self.n / seconds:,.0f} a second"
-        return {**found, "text": f"{self.desc}: {rows}"}
+            total = f" of {self.total:,}" if self.total else ""
+            rows = f"{self.n:,}{total} rows, {self.n / seconds:,.0f} a second"
+        return {**values, "text": f"{self.desc}: {rows}"}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes the line, over the one before where that is possible."""
+        """Writes the line, over the one before on a terminal."""
         if self._is_terminal:
             super().display(msg, pos)
             return

@@ -1,8 +1,7 @@
-"""Checks of arguments, one function a kind of value, shared by every part.
+"""Checks of arguments, one short function for each kind of value.
 
-Each check takes ``name=value`` words in its message and says what came, what was expected and what
-to do. Checks of labels never show a label: a message may say how many entries are wrong, not which
-value they hold.
+Each takes the name of the argument for its message: what is expected, what came, what to do.
+Messages about labels give the number of wrong entries, and never a label.
 """
 
 from __future__ import annotations
@@ -18,49 +17,50 @@ from typing import Any
 import numpy as np
 
 PRIOR_SUM_TOLERANCE = 1e-4
-"""A prior may miss a sum of one by this much (a float32 softmax of many classes does not)."""
+"""The sum of a prior may miss one by this: a float32 softmax of many classes stays within it."""
 
 _LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _BY_A_RULE = "Leave these examples out, or fill them in, by a rule that does not look at labels."
+_MOST_BYTES = 8 << 30
+"""Bytes of one array of targets or of a channel; training copies targets at least once."""
 
 
 def warn(message: str) -> None:
-    """Warns the user of something, at the line of the user's code that led to it."""
+    """Warns at the line of the user's code that led here."""
     level, frame = 1, sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def real_number(name: str, value: Any, what: str = "a number") -> float:
-    """Returns ``value`` as a float, or raises if it is no number."""
+def real_number(name: str, value: Any, expected: str = "a number") -> float:
+    """Returns a number as a float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be {what}, got {type(value).__name__}.")
+        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}.")
     return float(value)
 
 
 def positive_finite(name: str, value: Any) -> float:
-    """Returns ``value`` as a float, or raises if it is not a finite number above zero."""
+    """Returns a finite number above zero as a float."""
     number = real_number(name, value, "a number above zero")
-    if not math.isfinite(number) or number <= 0.0:
-        plain = " For training without privacy use plain labels instead of a mechanism."
-        hint = plain if name == "epsilon" else ""
+    if not 0.0 < number < math.inf:
+        hint = " For training without privacy use plain labels." if name == "epsilon" else ""
         raise ValueError(f"{name} must be finite and above zero, got {number}.{hint}")
     return number
 
 
 def number_in(name: str, value: Any, interval: str, hint: str = "") -> float:
-    """Returns ``value`` as a float, or raises if it is not in an interval such as ``"(0, 1]"``."""
+    """Returns a number in an interval such as ``"(0, 1]"`` as a float."""
     number = real_number(name, value, f"a number in {interval}")
     low, high = (float(end) for end in interval[1:-1].split(","))
-    ends = (interval[0] == "[" and number == low) or (interval[-1] == "]" and number == high)
-    if not (low < number < high or ends):
+    at_end = (interval[0] == "[" and number == low) or (interval[-1] == "]" and number == high)
+    if not (low < number < high or at_end):
         raise ValueError(f"{name} must be in {interval}, got {number:.6g}{hint}.")
     return number
 
 
 def integer_at_least(name: str, value: Any, minimum: int) -> int:
-    """Returns ``value`` as an int, or raises if it is not an integer of at least ``minimum``."""
+    """Returns an integer of at least ``minimum`` as an int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}.")
     if int(value) < minimum:
@@ -69,41 +69,35 @@ def integer_at_least(name: str, value: Any, minimum: int) -> int:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Returns ``value`` as a bool, or raises if it is anything else than one."""
+    """Returns a bool, also of a NumPy one."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {type(value).__name__}.")
     return bool(value)
 
 
-def one_of(name: str, value: Any, known: Iterable[str]) -> str:
-    """Returns ``value``, or raises if it is none of the words that are known."""
-    words = tuple(known)
+def one_of(name: str, value: Any, words: Iterable[str]) -> str:
+    """Returns one of some words."""
     if not isinstance(value, str) or value not in words:
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}.")
     return value
 
 
 def number_range(low: Any, high: Any) -> tuple[float, float]:
-    """Returns the ends of a range as floats, or raises if they are not finite and in order."""
-    ends = real_number("low", low), real_number("high", high)
-    for name, number in zip(("low", "high"), ends, strict=True):
+    """Returns the ends of a range, finite and in order, as floats."""
+    ends = {"low": real_number("low", low), "high": real_number("high", high)}
+    for name, number in ends.items():
         if not math.isfinite(number):
             raise ValueError(f"{name} must be finite, got {number}.")
-    if not ends[0] < ends[1]:
+    if not ends["low"] < ends["high"]:
         raise ValueError(
-            f"low must be below high, got low={ends[0]:g}, high={ends[1]:g}. Both are public "
-            "knowledge, not taken from the labels."
+            f"low must be below high, got low={ends['low']:g}, high={ends['high']:g}. Give public "
+            "numbers, not the ends of the labels."
         )
-    return ends
+    return ends["low"], ends["high"]
 
 
 def real_vector(name: str, values: Any) -> np.ndarray:
-    """Returns a copy of numbers as ``float64`` (n,), or raises without showing any of them.
-
-    Raises:
-        TypeError: not integers or floats.
-        ValueError: not one-dimensional, or with NaN (infinities may be clipped later).
-    """
+    """Returns a copy of numbers, infinities included, as ``float64`` (n,); messages show none."""
     array = np.asarray(values)
     if array.ndim == 0 and array.dtype == object:
         raise TypeError(f"{name} must be an array or a list, got {type(values).__name__}.")
@@ -131,14 +125,14 @@ def real_vector(name: str, values: Any) -> np.ndarray:
 
 
 def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndarray:
-    """Returns a copy of numbers (n,) in [low, high] as ``float64``, or raises and shows none.
+    """Returns a copy of numbers in [low, high] as ``float64`` (n,); messages show none.
 
-    For ``float32`` numbers the ends are rounded as they are: 0.1 is larger there than as a double.
+    The ends of ``float32`` numbers are rounded as these are: 0.1 is larger there than as a double.
     """
     array = real_vector(name, values)
     if np.asarray(values).dtype == np.float32:
-        ends = float(np.float32(low)), float(np.float32(high))
-        array = np.where(array == ends[0], low, np.where(array == ends[1], high, array))
+        for end in (low, high):
+            array = np.where(array == float(np.float32(end)), end, array)
     wrong = int(np.count_nonzero((array < low) | (array > high)))
     if wrong:
         raise ValueError(
@@ -149,10 +143,7 @@ def numbers_in_range(name: str, values: Any, low: float, high: float) -> np.ndar
 
 
 def increasing_numbers(name: str, values: Any) -> np.ndarray:
-    """Returns public numbers as ``float64`` (k,), or raises if not finite and strictly increasing.
-
-    Messages show them: they are public, such as the cells of a histogram.
-    """
+    """Returns public numbers, finite and strictly increasing, as ``float64`` (k,)."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name} must have shape (k,) with k at least 1, got {array.shape}.")
@@ -162,9 +153,9 @@ def increasing_numbers(name: str, values: Any) -> np.ndarray:
     bad = int(np.count_nonzero(~np.isfinite(array)))
     if bad:
         raise ValueError(f"{name} must be finite, but {bad} of {array.size} are NaN or infinite.")
-    falls = array[1:] <= array[:-1]
-    if np.any(falls):
-        first = int(np.argmax(falls))
+    falls = np.flatnonzero(array[1:] <= array[:-1])
+    if falls.size:
+        first = int(falls[0])
         raise ValueError(
             f"{name} must be strictly increasing, but {array[first]:g} at place {first} is "
             f"followed by {array[first + 1]:g}. Sort them and drop repeats: np.unique(values)."
@@ -173,12 +164,7 @@ def increasing_numbers(name: str, values: Any) -> np.ndarray:
 
 
 def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
-    """Returns integer labels as ``int64`` of shape (n,), or raises without showing any of them.
-
-    Raises:
-        TypeError: the labels are not integers (floats, strings, booleans, objects).
-        ValueError: the labels are not one-dimensional or leave 0..num_classes-1.
-    """
+    """Returns integer labels 0..num_classes-1 as ``int64`` (n,); messages show none."""
     array = np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(
@@ -187,9 +173,8 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
         )
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(
-            f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast them "
-            "with .astype('int64') if they are whole numbers, or give PrivateLabels the list "
-            "`classes=` if they are names."
+            f"{name} must be integers 0..{num_classes - 1}, got dtype {array.dtype}. Cast whole "
+            "numbers with .astype('int64'), and give PrivateLabels the `classes=` of names."
         )
     wrong = int(np.count_nonzero((array < 0) | (array >= num_classes)))
     if wrong:
@@ -200,48 +185,37 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def keras_on_tensorflow(what: str) -> None:
+def keras_on_tensorflow(user: str) -> None:
     """Raises if Keras has been loaded, and runs on another backend than TensorFlow."""
     keras = sys.modules.get("keras")
     backend = "tensorflow" if keras is None else keras.backend.backend()
     if backend != "tensorflow":
         raise RuntimeError(
-            f"{what} works on Keras's TensorFlow backend alone, and Keras runs on {backend!r} "
+            f"{user} works on Keras's TensorFlow backend alone, and Keras runs on {backend!r} "
             "here. Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported. "
             "Heads, noisy labels (PrivateLabels.randomize) and MultiStageTraining work on any "
             "backend."
         )
 
 
-_FROM_ZERO = "Number them from zero."
-
-
 def group_numbers(
-    name: str, values: np.ndarray, letter: str = "C", hint: str = _FROM_ZERO
+    name: str, values: np.ndarray, letter: str = "C", hint: str = "Number them from zero."
 ) -> np.ndarray:
-    """Returns public numbers of ``letter`` groups as ``int64``, or raises if not from zero on.
-
-    ``hint`` says what to do about negative ones.
-    """
+    """Returns public numbers 0..C-1 of groups as ``int64``; ``hint`` is for negative ones."""
     if values.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers 0..{letter}-1, got dtype {values.dtype}.")
-    if values.size and values.min() < 0:
-        raise ValueError(f"{name} must be in 0..{letter}-1, got {int(values.min())}. {hint}")
-    if values.size and int(values.max()) > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} must be in 0..{letter}-1, got {values.max()}. {_FROM_ZERO}")
+    outside = values[(values < 0) | (values > np.iinfo(np.int64).max)]
+    if outside.size:
+        raise ValueError(f"{name} must be in 0..{letter}-1, got {outside[0]}. {hint}")
     return values.astype(np.int64)
 
 
 def group_vector(name: str, values: Any, size: int, letter: str = "C") -> np.ndarray:
-    """Returns the public group of each of ``size`` labels as ``int64`` (n,), or raises."""
+    """Returns the public group of each of ``size`` labels as ``int64`` (n,)."""
     array = np.asarray(values)
     if array.shape != (size,):
         raise ValueError(f"{name} must have shape ({size},), one per label, got {array.shape}.")
     return group_numbers(name, array, letter)
-
-
-_MOST_BYTES = 8 << 30
-"""Of one array of targets or of a channel. Training copies targets at least once, as float32."""
 
 
 def check_size(name: str, shape: tuple[int, int], instead: str) -> None:
@@ -258,23 +232,18 @@ def check_size(name: str, shape: tuple[int, int], instead: str) -> None:
 
 
 def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -> np.ndarray:
-    """Returns priors (K,), one for all, or (n, K), one a label, as ``float64`` (1, K) or (n, K).
+    """Returns priors (K,), one for all, or (n, K), one per label, as ``float64`` (1, K) or (n, K).
 
-    With ``num_rows=None`` any number of rows will do.
-
-    Raises:
-        ValueError: wrong shape, NaN or infinite, negative, or a row whose sum misses one by more
-            than ``PRIOR_SUM_TOLERANCE``.
+    With ``num_rows=None`` there may be any number of rows.
     """
     array = np.asarray(priors, dtype=np.float64)
-    shared = array.ndim == 1
-    rows = array[np.newaxis, :] if shared else array
-    fits = rows.ndim == 2 and rows.shape[1] == num_classes
-    if not fits or not (shared or num_rows is None or rows.shape[0] == num_rows):
+    rows = np.atleast_2d(array)
+    fits = array.ndim in (1, 2) and rows.shape[1] == num_classes
+    if not fits or not (array.ndim == 1 or num_rows in (None, len(rows))):
         expected = f"({num_classes},) or ({'n' if num_rows is None else num_rows}, {num_classes})"
         raise ValueError(
-            f"{name} must have shape {expected}, got {array.shape}: one probability a class, in "
-            "one row for all labels or one row for each."
+            f"{name} must have shape {expected}, got {array.shape}. Give one probability per "
+            "class, in one row for all labels or one row for each."
         )
     sums = rows.sum(axis=1)
     # A NaN or an infinity anywhere in a row shows in its sum, so one pass finds both.
@@ -290,12 +259,11 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
             f"{name} must not be negative, but {bad} row(s) are. If these are logits, pass them "
             "through tf_labeldp.estimation.prior_from_logits first."
         )
-    off = np.abs(sums - 1.0) > PRIOR_SUM_TOLERANCE
-    if np.any(off):
-        first = int(np.argmax(off))
+    off = np.flatnonzero(np.abs(sums - 1.0) > PRIOR_SUM_TOLERANCE)
+    if off.size:
         raise ValueError(
             f"{name} must sum to one in every row (tolerance {PRIOR_SUM_TOLERANCE}), but "
-            f"{int(np.count_nonzero(off))} row(s) do not: row {first} sums to {sums[first]:.6g}. "
-            "Divide each row by its sum; replace a row of zeros by the uniform prior."
+            f"{off.size} row(s) do not: row {off[0]} sums to {sums[off[0]]:.6g}. Divide each row "
+            "by its sum; replace a row of zeros by the uniform prior."
         )
     return rows

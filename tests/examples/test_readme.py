@@ -94,7 +94,7 @@ def test_every_page_with_code_is_run() -> None:
 
 
 def test_pictures_say_in_words_what_they_show() -> None:
-    pages = [path for folder in ("", "docs/", "tests/benchmarks/")
+    pages = [path for folder in ("", "docs/", "benchmarks/")
              for path in README.parent.glob(f"{folder}*.md")]  # fmt: skip
     pictures = [
         one for page in pages for one in re.findall(r"!\[(.*?)\]\((.*?)\)", page.read_text("utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
 import keras
@@ -143,18 +142,3 @@ def test_table_of_contents():
         assert member.__doc__
         if isinstance(member, type):
             assert keras.saving.get_registered_name(member) == f"tf_labeldp>{name}"
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("_fourier_features", "FourierFeatures"),
-        ("_nearest_centre", "NearestCentre"),
-        ("_neighbour_features", "NeighbourFeatures"),
-        ("_patch_features", "PatchFeatures"),
-    ],
-)
-def test_modules_that_saved_models_of_version_0_1_name(module, name):
-    """Keras imports the module that a file names, where the class is not registered yet."""
-    old = importlib.import_module(f"tf_labeldp.keras_layers.{module}")
-    assert getattr(old, name) is getattr(keras_layers._fixed_features, name)

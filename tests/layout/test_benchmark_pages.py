@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def benchmarks(monkeypatch):
 def test_tables_are_those_of_the_results(benchmarks, page):
     text = (FOLDER / page).read_text(encoding="utf-8")
     assert "<!-- table" in text
-    assert benchmarks("report").filled(text) == text, "run tests/benchmarks/report.py"
+    assert benchmarks("report").filled(text) == text, "run benchmarks/report.py"
 
 
 def test_the_guide_is_short():

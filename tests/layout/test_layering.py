@@ -23,7 +23,7 @@ exec((ROOT / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
 PARTS = TABLE["PARTS"]
 ORDER = list(PARTS)
 # These are outside the order: the lazy front, and the building blocks that know Keras alone.
-THIRD_PARTY_OUTSIDE = {"": [], "_renamed": [], "_version": [], **TABLE["OUTSIDE"]}
+THIRD_PARTY_OUTSIDE = {"": [], "_version": [], **TABLE["OUTSIDE"]}
 
 
 def part_of(module: str) -> str:
@@ -61,7 +61,7 @@ def problem_with(name: str, part: str) -> str | None:
         return f"third-party packages allowed here: {', '.join(third_party) or 'none'}"
 
     target = part_of(name)
-    if target in (part, "_renamed", "_version", "__version__") or part in ("", "cli"):
+    if target in (part, "_version", "__version__") or part in ("", "cli"):
         return None
     if target == "keras_layers":
         allowed = "keras" in third_party

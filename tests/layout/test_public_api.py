@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import tf_labeldp
-from tf_labeldp import _renamed
 
 TABLE: dict[str, dict[str, list[str]]] = {}
 exec((Path(__file__).parents[2] / "parts.bzl").read_text(encoding="utf-8"), {}, TABLE)
@@ -114,33 +112,3 @@ def test_public_names_are_few() -> None:
     # The front door has five, evaluation five, kinds of labels four, audit seven, dossier six;
     # provenance ten: receipts, assumptions, public inputs, and plain Keras training with receipts.
     assert len(names) <= 146
-
-
-@pytest.mark.parametrize("part", _renamed._INSTEAD)
-def test_names_that_are_public_no_more_say_what_to_use(part: str) -> None:
-    module = importlib.import_module(part)
-    for name, instead in _renamed._INSTEAD[part].items():
-        assert name not in module.__all__
-        with pytest.raises(AttributeError, match=re.escape(f"Use {instead}.")):
-            getattr(module, name)
-        for found in re.findall(r"tf_labeldp(?:\.\w+)+", instead):
-            home, _, attribute = found.rpartition(".")
-            assert hasattr(importlib.import_module(home), attribute), found
-    with pytest.raises(AttributeError, match=r"has no attribute 'no_such_name'\.$"):
-        module.no_such_name  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("_private_ridge", "PrivateRidge"),
-        ("_private_logistic_regression", "PrivateLogisticRegression"),
-        ("_teacher", "TeacherLabels"),
-        ("_neighbour_smoothing", "NeighbourSmoothing"),
-        ("_patch_dictionary", "PatchDictionary"),
-        ("_random_fourier", "RandomFourierFeatures"),
-        ("_estimator", "_Family"),
-    ],
-)
-def test_modules_that_earlier_pickles_name_are_found(module: str, name: str) -> None:
-    assert hasattr(importlib.import_module(f"tf_labeldp.heads.{module}"), name)

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).with_name("wheel_smoke.py")
-FOLDERS = ("tf_labeldp", "keras_layers", "tests", "examples")
+FOLDERS = ("tf_labeldp", "keras_layers", "benchmarks", "tests", "examples")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 

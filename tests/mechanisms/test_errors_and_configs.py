@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import warnings
 
 import numpy as np
@@ -14,11 +13,8 @@ from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
     InformativeRR,
-    LaplaceMechanism,
-    PeerToPeerRandomizedResponse,
     RandomizedResponse,
     RegressionMechanism,
-    RROnBins,
     RRTopK,
     RRWithPrior,
 )
@@ -177,25 +173,6 @@ def test_unknown_mechanism():
 def test_the_contract_cannot_be_instantiated(contract):
     with pytest.raises(TypeError, match=f"abstract class {contract.__name__}"):
         contract()
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "module"),
-    [
-        (RandomizedResponse(1.0, 4), "_randomized_response"),
-        (RRWithPrior(1.0, 4), "_rr_with_prior"),
-        (LaplaceMechanism(1.0, 0.0, 1.0), "_laplace"),
-        (RROnBins(1.0, (0.0, 1.0), (0.0, 1.0), (0, 1)), "_rr_on_bins"),
-        (PriorResampling(1.0, 4), "_prior_resampling"),
-        (PeerToPeerRandomizedResponse(2.0, 0.2, 0.5, 2), "_peer_to_peer"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_pickles_of_earlier_versions_load(mechanism, module):
-    home = type(mechanism).__module__
-    earlier = f"{home.rpartition('.')[0]}.{module}"
-    pickled = pickle.dumps(mechanism, protocol=0)  # which writes the name of the module as it is
-    assert pickle.loads(pickled.replace(home.encode(), earlier.encode())) == mechanism
 
 
 def test_swapped_arguments_are_told():

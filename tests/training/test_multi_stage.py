@@ -384,7 +384,7 @@ def test_top_k_is_that_of_a_stable_sort():
 
 
 def test_the_defaults_are_those_that_did_best(kit, problem):
-    """tests/benchmarks/README.md: no filter, and a temperature of one half."""
+    """benchmarks/README.md: no filter, and a temperature of one half."""
     x, y = problem
     stages = ldp.MultiStageTraining(
         x, kit.labels(y), epsilon=3.0, fractions=(0.5, 0.5), epochs_per_stage=2, verbose=0

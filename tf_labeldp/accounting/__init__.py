@@ -1,6 +1,5 @@
 """Guarantees, budgets, and every translation to ``dp_accounting``; loads no TensorFlow."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.accounting._annotations import Private, Public, Setting
 from tf_labeldp.accounting._budget import (
     BudgetExceededError,
@@ -39,5 +38,3 @@ __all__ = [
     "peer_to_peer_guarantee",
     "public_input",
 ]
-
-keep_old_names(__name__)

@@ -1,6 +1,5 @@
 """tf.data transforms for private labels; needs TensorFlow and NumPy alone."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.data._poisson_batches import poisson_batches
 from tf_labeldp.data._randomize_labels import randomize_labels
 
@@ -8,5 +7,3 @@ __all__ = [
     "poisson_batches",
     "randomize_labels",
 ]
-
-keep_old_names(__name__)

@@ -1,10 +1,7 @@
 """Priors, posteriors and debiased targets, from noisy values; loads no TensorFlow."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.estimation._debiased import debiased
 from tf_labeldp.estimation._posterior import posterior
 from tf_labeldp.estimation._priors import prior_from_logits, sharpen_prior
 
 __all__ = ["debiased", "posterior", "prior_from_logits", "sharpen_prior"]
-
-keep_old_names(__name__)

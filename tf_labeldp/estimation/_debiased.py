@@ -64,7 +64,7 @@ def debiased(
     ``T = 1 + (d - 1) s``, the labels ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have
     ``E[w | bin b] = r_b``: the inverse of the channel over the bins, applied to ``r``. They spread
     more, by about ``T / (1 - s)``; the remaining bias is the width of the bins. They pay off where
-    there are many examples and features predict, from about epsilon 1 (``tests/benchmarks``).
+    there are many examples and features predict, from about epsilon 1 (``benchmarks``).
     Laplace and staircase noise that is not clipped has no bias.
 
     Guarantee:

@@ -54,7 +54,7 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
 
     Source: not in the papers, which set negative counts to zero (Algorithm 4 of ``ghazi2023``). The
     splits are those of Hay et al. 2010, "Boosting the accuracy of differentially private histograms
-    through consistency", with a total that is known; the threshold is ours (``tests/benchmarks``).
+    through consistency", with a total that is known; the threshold is ours (``benchmarks``).
     """
     counts = np.asarray(histogram, dtype=np.float64)
     rows = np.atleast_2d(counts)

@@ -1,6 +1,5 @@
 """Public features: feature maps, neighbours and clusters; loads neither TensorFlow nor Keras."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
@@ -13,5 +12,3 @@ __all__ = [
     "denoise_labels",
     "find_clusters",
 ]
-
-keep_old_names(__name__)

@@ -137,6 +137,6 @@ def _remarks(epsilon: float, num_examples: int, kind: str, levels: list[float]) 
 
 @functools.cache
 def _measured() -> dict[str, Any]:
-    """Returns the measured accuracies, which ``tests/benchmarks/report.py`` writes."""
+    """Returns the measured accuracies, which ``benchmarks/report.py`` writes."""
     path = importlib.resources.files("tf_labeldp.front_door") / "measured.json"
     return json.loads(path.read_text(encoding="utf-8"))

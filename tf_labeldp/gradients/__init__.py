@@ -1,6 +1,5 @@
 """Products with the gradients of all labels, and projections onto their span and hulls."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.gradients._hull import project_onto_hull
 from tf_labeldp.gradients._operator import GradientOperator
 from tf_labeldp.gradients._span import project_onto_span
@@ -10,5 +9,3 @@ __all__ = [
     "project_onto_hull",
     "project_onto_span",
 ]
-
-keep_old_names(__name__)

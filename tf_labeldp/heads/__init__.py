@@ -5,7 +5,6 @@ sensitivity and make the one release. Its mechanism adds the noise: ``LabelMomen
 or ``HistogramMechanism.release``.
 """
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.heads._bootstrapped_head import BootstrappedHead
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._noise_cluster import NoiseCluster
@@ -22,5 +21,3 @@ __all__ = [
     "PrivateRidge",
     "teacher_labels",
 ]
-
-keep_old_names(__name__)

@@ -4,7 +4,6 @@ Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noi
 is drawn in ``_integer_noise``, that of statistics in ``_grid_noise``.
 """
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.mechanisms._alibi import ALIBI
 from tf_labeldp.mechanisms._base import (
     AggregateMechanism,
@@ -60,5 +59,3 @@ __all__ = [
     "check_mechanism",
     "optimal_bins",
 ]
-
-keep_old_names(__name__)

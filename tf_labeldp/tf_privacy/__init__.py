@@ -3,7 +3,6 @@
 The package ``tensorflow-privacy`` is needed when these are used, not when this part is imported.
 """
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.tf_privacy._denoised_query import DenoisedQuery
 from tf_labeldp.tf_privacy._query_noise import QueryNoise, load
 
@@ -12,5 +11,3 @@ __all__ = [
     "QueryNoise",
     "load",
 ]
-
-keep_old_names(__name__)

@@ -1,6 +1,5 @@
 """Training of Keras models on private labels: multi-stage training, and DP-SGD with denoisers."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.training._denoisers import AltConv, Denoiser, NoOp, SelfConv, SelfSpan
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism
 from tf_labeldp.training._label_dp_model import LabelDPModel, PrivacySpent
@@ -29,5 +28,3 @@ __all__ = [
     "fit",
     "make_private",
 ]
-
-keep_old_names(__name__)

@@ -92,7 +92,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     Put most examples into the first stage (80 % at epsilon 1, 60 to 70 % above). With the defaults
     two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above
-    (``tests/benchmarks``). The paper's settings are ``filter_labels=True`` and
+    (``benchmarks``). The paper's settings are ``filter_labels=True`` and
     ``temperature=1.0``; on MNIST at epsilon 1 the first lost 2 points, as it keeps the labels that
     confirm the model, and the second 4. Strong mixup cost that small CNN up to 13 points.
 

@@ -1,6 +1,5 @@
 """The vault of the true labels, and what leaves it; loads no TensorFlow."""
 
-from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse
 from tf_labeldp.vault._evaluation import Evaluation
 from tf_labeldp.vault._label_kinds import Classes, LabelKind, Numbers, Rows
@@ -29,5 +28,3 @@ __all__ = [
     "load_model",
     "select",
 ]
-
-keep_old_names(__name__)

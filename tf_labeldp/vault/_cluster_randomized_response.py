@@ -29,7 +29,7 @@ _THRESHOLDS = (0.1, 0.4, 0.9)
 """Of 1/K, by default, at these epsilons of the draw; interpolated, and constant beyond.
 
 With little epsilon nearly all labels are resampled, and should come from sharp distributions; with
-more of it resampled labels are best spread over all classes (``tests/benchmarks``).
+more of it resampled labels are best spread over all classes (``benchmarks``).
 """
 _MOST_FOR_COUNTS = 0.25
 """Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""

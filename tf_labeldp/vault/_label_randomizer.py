@@ -39,7 +39,7 @@ class LabelRandomizer(Randomizer):
     single labels: ``prior_epsilon`` is four times that of Theorem 7, so ``4 sqrt(k / n)`` for k
     values and n labels, but ``epsilon / 4`` at most; the values are closer to each other where
     amounts are small; and negative counts do not simply become zero, which would move mass to where
-    no labels are (``tests/benchmarks`` has what each does to the mean of the noisy labels).
+    no labels are (``benchmarks`` has what each does to the mean of the noisy labels).
 
     Attributes:
         epsilon: the whole, finite and above zero.

@@ -178,7 +178,7 @@ def _note_present(layers: Iterable[Any]) -> None:
 
 
 def _set_history(layer: Any, history: History) -> None:
-    from tf_labeldp.keras_layers._history_in_files import HistoryInFiles
+    from tf_labeldp.keras_layers._released_dense import HistoryInFiles
 
     name, owner = layer.name, weakref.ref(layer)
 
@@ -315,7 +315,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     """
     import keras
 
-    from tf_labeldp.keras_layers._history_in_files import ASSET
+    from tf_labeldp.keras_layers._released_dense import ASSET
 
     path = pathlib.Path(path).expanduser()
     if zipfile.is_zipfile(path) and b"tf_labeldp>" in zipfile.ZipFile(path).read("config.json"):

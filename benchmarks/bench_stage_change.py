@@ -3,7 +3,7 @@
 A stage change asks the model for priors on the new part, draws its labels, and filters the earlier
 ones; with random images, since time does not depend on what is in them.
 
-    python tests/benchmarks/bench_stage_change.py
+    python benchmarks/bench_stage_change.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Epsilon of peer-to-peer randomized response against cluster size: ours and the paper's bound.
 
-python tests/benchmarks/bench_peer_to_peer.py
+python benchmarks/bench_peer_to_peer.py
 """
 
 from __future__ import annotations

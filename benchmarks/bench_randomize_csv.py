@@ -1,6 +1,6 @@
 """Time and memory of ``tf-labeldp randomize`` on CSV files of ten million rows: a Markdown table.
 
-Run with ``python tests/benchmarks/bench_randomize_csv.py [ROWS]``. The file, which has an id, two
+Run with ``python benchmarks/bench_randomize_csv.py [ROWS]``. The file, which has an id, two
 features and the labels, is made in a temporary folder, once whole and once as eight files; the
 command runs in processes of its own, whose time and peak memory (resident set, all of the process)
 the operating system tells.

@@ -10,8 +10,8 @@ noise from a cipher, on the host unless the case says otherwise.
 TF Privacy is timed where tensorflow-privacy and tf-keras are installed (``make test-tf-privacy``
 makes ``.venv-tf-privacy`` with both).
 
-    python tests/benchmarks/bench_step_time.py
-    python tests/benchmarks/bench_step_time.py --rounds 3 --cases plain dp-sgd "AltConv 256"
+    python benchmarks/bench_step_time.py
+    python benchmarks/bench_step_time.py --rounds 3 --cases plain dp-sgd "AltConv 256"
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ draws noisy one-hot labels and trains with ``ALIBILoss``. The CNN is that of ``g
 Labels of these data sets are public; draws are seeded so that the table can be made again, and
 protect nobody. Every run is a line in a JSON file, so a benchmark that is stopped goes on.
 
-    python tests/benchmarks/bench_cluster_priors.py --data fashion_mnist
-    python tests/benchmarks/bench_cluster_priors.py --data mnist --methods RR "alibi laplace"
+    python benchmarks/bench_cluster_priors.py --data fashion_mnist
+    python benchmarks/bench_cluster_priors.py --data mnist --methods RR "alibi laplace"
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ After n receipts a draw, a release and the charge of an epoch are timed, each wi
 and the statement of the vault, with a store and without, at delta zero and above; medians of five.
 So is opening the store again.
 
-    python tests/benchmarks/bench_bookkeeping.py
-    python tests/benchmarks/bench_bookkeeping.py --receipts 10 100
+    python benchmarks/bench_bookkeeping.py
+    python benchmarks/bench_bookkeeping.py --receipts 10 100
 """
 
 from __future__ import annotations

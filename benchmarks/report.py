@@ -1,6 +1,6 @@
 """Makes the tables and plots of the benchmark pages from the files in `results/`.
 
-    python tests/benchmarks/report.py
+    python benchmarks/report.py
 
 What stands between `<!-- table SCRIPT/TABLE -->` and `<!-- end -->` in the pages is written here.
 After the name, `rows=A+B,C` chooses the rows of which the first three cells hold A and B, or C,
@@ -22,7 +22,7 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).parent
 PAGES = (HERE / "README.md", HERE / "REFERENCE.md")
-MEASURED = HERE.parents[1] / "tf_labeldp" / "front_door" / "measured.json"
+MEASURED = HERE.parent / "tf_labeldp" / "front_door" / "measured.json"
 _TABLE = re.compile(
     r"(?P<head>(?P<indent>[ ]*)<!-- table (?P<name>\S+)(?P<choice>[^>]*) -->\n)"
     r".*?(?P<end>[ ]*<!-- end -->)",

@@ -10,8 +10,8 @@ sets are public; draws are seeded so that the table can be made again, and prote
 are of the noise; the features are the same for all. Every figure is a line in a JSON file, so a
 benchmark that is stopped goes on where it was.
 
-    python tests/benchmarks/bench_one_release.py
-    python tests/benchmarks/bench_one_release.py --data adult --methods ridge logistic
+    python benchmarks/bench_one_release.py
+    python benchmarks/bench_one_release.py --data adult --methods ridge logistic
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which loss for counts: of the bins, of the training, or classes (``ghazi2023``, E.3 and G).
 
-    python tests/benchmarks/bench_count_losses.py
+    python benchmarks/bench_count_losses.py
 
 The number of claims of a policy (pg15training, 0 to 7), the network and settings of
 ``bench_regression.py``, trained by the squared error or by the Poisson loss of a log-rate. Noisy

@@ -1,6 +1,6 @@
 """Time and memory of optimal_bins: growth with k, and against Algorithm 2's O(k^3) table.
 
-python tests/benchmarks/bench_optimal_bins.py
+python benchmarks/bench_optimal_bins.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOSSES = ("squared_error", "absolute_error", "poisson")
 SIZES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 TARGETS = {401: 0.1, 5000: 1.0, 20_000: 10.0, 100_000: 300.0}  # seconds, for squared error
 TABLE_SIZES = (100, 200, 400, 800, 1600)
-ORACLES = pathlib.Path(__file__).parents[1] / "mechanisms" / "bins_oracles.py"
+ORACLES = pathlib.Path(__file__).parents[1] / "tests" / "mechanisms" / "bins_oracles.py"
 
 
 def instance(size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ temperatures and mixup parameters are those of the authors' CIFAR-10 profile. Ev
 a line in a JSON file, so a benchmark that is stopped goes on where it was; the table is made from
 it.
 
-    python tests/benchmarks/bench_lp_mst.py --data fashion_mnist mnist --variants profile no-mixup
+    python benchmarks/bench_lp_mst.py --data fashion_mnist mnist --variants profile no-mixup
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What ``randomize_labels`` costs an epoch of Fashion-MNIST: a Markdown table of ratios.
 
-Run with ``python tests/benchmarks/bench_tf_data.py``; the data are looked for in
+Run with ``python benchmarks/bench_tf_data.py``; the data are looked for in
 ``LABELDP_DATA_DIR``, else in ``../shared/data`` beside the repository. Each pipeline is iterated
 with and without the transform in turns, in one process. A median ratio is that over the rounds of
 (time with / time without) of a round, so that a load from elsewhere weighs on both. The bests are
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 import _results  # noqa: E402
 import numpy as np  # noqa: E402

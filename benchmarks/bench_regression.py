@@ -5,9 +5,9 @@ census data: the network, the epsilons and the measures are those of its appendi
 finished cell is a line in a JSON file, so a benchmark that is stopped goes on where it was, and two
 processes can share the work; the tables and plots are made from that file.
 
-    python tests/benchmarks/bench_regression.py --part 0/2 &
-    python tests/benchmarks/bench_regression.py --part 1/2
-    python tests/benchmarks/bench_regression.py --report-only
+    python benchmarks/bench_regression.py --part 0/2 &
+    python benchmarks/bench_regression.py --part 1/2
+    python benchmarks/bench_regression.py --report-only
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows a second of keyed draws by engine and number of workers, and a soak with its memory.
 
 Run it with the environment of each engine, which `make test-beam` and `make test-spark` make:
-``.venv-beam/bin/python tests/benchmarks/bench_scale.py beam``; also ``core``, ``spark`` and
+``.venv-beam/bin/python benchmarks/bench_scale.py beam``; also ``core``, ``spark`` and
 ``soak``. Each figure is that of a process of its own; memory is the peak over all its processes.
 """
 

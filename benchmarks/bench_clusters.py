@@ -10,7 +10,7 @@ logistic regression. On ``mnist-binary`` the labels say whether the digit is a 5
 Labels of these data sets are public; draws are seeded so that the table can be made again, and
 protect nobody. Every fit is a line in a JSON file, so a benchmark that is stopped goes on.
 
-    python tests/benchmarks/bench_clusters.py
+    python benchmarks/bench_clusters.py
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ delta is 1/n, as in the paper. ``--relation add_or_remove`` sets the noise as th
 does, ``replace_label`` by the definition of label DP; each line has the epsilon under both. Every
 finished run is a line in a JSON file, so a benchmark that is stopped goes on where it was.
 
-    python tests/benchmarks/bench_label_dp_pro.py --data mnist --methods dp-sgd gauss-newton
-    python tests/benchmarks/bench_label_dp_pro.py --data adult --set clipping=label_distance
-    python tests/benchmarks/bench_label_dp_pro.py --table
+    python benchmarks/bench_label_dp_pro.py --data mnist --methods dp-sgd gauss-newton
+    python benchmarks/bench_label_dp_pro.py --data adult --set clipping=label_distance
+    python benchmarks/bench_label_dp_pro.py --table
 
 Of two classes (Adult, a perceptron of 32 units) the table has the AUC, of others the accuracy.
 """

@@ -1,8 +1,8 @@
 """What the front door chooses, against its parts and against all else that was measured.
 
-    python tests/benchmarks/bench_front_door.py rows        # of numbers: against its parts
-    python tests/benchmarks/bench_front_door.py regression  # PrivateRegressor on insurance data
-    python tests/benchmarks/bench_front_door.py against     # others, from the result files
+    python benchmarks/bench_front_door.py rows        # of numbers: against its parts
+    python benchmarks/bench_front_door.py regression  # PrivateRegressor on insurance data
+    python benchmarks/bench_front_door.py against     # others, from the result files
 
 Rows of numbers: test accuracy on a fifth of the rows, mean of two seeds of the noise. "as they
 are" and "smoothed" are logistic regressions; "Fourier" is ridge. The rule was made on digits, MNIST

@@ -7,8 +7,8 @@ LP-2ST and what is made of RR). Settings were chosen on Fashion-MNIST. Labels of
 public; draws are seeded so that the table can be made again, and protect nobody. Every training is
 a line of a JSON file, so a benchmark that is stopped goes on where it was.
 
-    python tests/benchmarks/bench_learners.py
-    python tests/benchmarks/bench_learners.py --encoders 10 30 60 --data fashion_mnist
+    python benchmarks/bench_learners.py
+    python benchmarks/bench_learners.py --encoders 10 30 60 --data fashion_mnist
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Label-free feature maps under one release: time, accuracy, and how to choose their arguments.
 
-    python tests/benchmarks/bench_feature_maps.py --data fashion_mnist --seeds 5
-    python tests/benchmarks/bench_feature_maps.py --data mnist --sensitivity --save mnist.json
-    python tests/benchmarks/bench_feature_maps.py --sensitivity --proxy mnist.json
-    python tests/benchmarks/bench_feature_maps.py --data adult --sensitivity --head both
-    python tests/benchmarks/bench_feature_maps.py --data mnist --spread --head both
+    python benchmarks/bench_feature_maps.py --data fashion_mnist --seeds 5
+    python benchmarks/bench_feature_maps.py --data mnist --sensitivity --save mnist.json
+    python benchmarks/bench_feature_maps.py --sensitivity --proxy mnist.json
+    python benchmarks/bench_feature_maps.py --data adult --sensitivity --head both
+    python benchmarks/bench_feature_maps.py --data mnist --spread --head both
 
 With ``--spread``: heads with and without a spread over directions, on pixels and on small maps.
 Without ``--sensitivity``: the default map. With it: one argument changed at a time, and then two

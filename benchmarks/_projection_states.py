@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_labeldp.cli import _datasets, _models
 
 DATA_DIR = os.environ.get(
-    "LABELDP_DATA_DIR", str(pathlib.Path(__file__).parents[3] / "shared" / "data")
+    "LABELDP_DATA_DIR", str(pathlib.Path(__file__).parents[2] / "shared" / "data")
 )
 STATES = ("initialisation", "one epoch", "90 % accuracy")
 BATCH_SIZE = 1024

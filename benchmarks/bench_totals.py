@@ -1,6 +1,6 @@
 """Do noisy numbers add up? The mean of noisy labels against that of the true ones, and their error.
 
-    python tests/benchmarks/bench_totals.py
+    python benchmarks/bench_totals.py
 
 "Before" is Algorithm 3 of ``ghazi2023`` as it stands: equally spaced values, a prior for
 ``sqrt(k / n)``, negative counts to zero. "Now" is ``LabelRandomizer``. The number of values, the

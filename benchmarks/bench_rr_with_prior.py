@@ -1,7 +1,7 @@
 """Speed of RRWithPrior and InformativeRR, and what they tell of labels of which a head knows much.
 
-    python tests/benchmarks/bench_rr_with_prior.py
-    python tests/benchmarks/bench_rr_with_prior.py --tables posteriors
+    python benchmarks/bench_rr_with_prior.py
+    python benchmarks/bench_rr_with_prior.py --tables posteriors
 
 Times: one million labels of ten classes, a prior for each, in at most 1.5 s on two cores; memory
 linear in n * K; Algorithm 2 as a loop over examples beside it. Random bits come from the operating

@@ -11,10 +11,10 @@ for more of them: the search over all pairs (of some queries, scaled up to all) 
 in lists, and how many of the neighbours it finds. ``--accuracy`` fits heads on features that either
 search has smoothed.
 
-    python tests/benchmarks/bench_large_head.py --rows 100000 --against ce97f1e
-    python tests/benchmarks/bench_large_head.py --rows 100000 --head logistic
-    python tests/benchmarks/bench_large_head.py --smoothing 60000 200000 1000000
-    python tests/benchmarks/bench_large_head.py --accuracy
+    python benchmarks/bench_large_head.py --rows 100000 --against ce97f1e
+    python benchmarks/bench_large_head.py --rows 100000 --head logistic
+    python benchmarks/bench_large_head.py --smoothing 60000 200000 1000000
+    python benchmarks/bench_large_head.py --accuracy
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import numpy as np
 BATCH = 5000
 CLASSES = 10
 QUERIES = 4096
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def dataset(rows: int, width: int) -> Any:

@@ -1,6 +1,6 @@
 """What private evaluation costs in width, and how often the best of ten models is chosen.
 
-    python tests/benchmarks/bench_evaluation.py
+    python benchmarks/bench_evaluation.py
 
 Ten models of each data set are fitted in the clear on 300 to 10,000 examples; 10,000 others are
 held out. Of the accuracy (numbers: the mean squared error, as a part of the variance) the table has

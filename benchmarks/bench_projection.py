@@ -9,9 +9,9 @@ four products (``clipped``; the four are not in the counts of a curve, but in th
 curvature that a training step hands on to the next is that of another draw of noise. Each curve is
 a line in a JSON file, so a benchmark that is stopped goes on where it was.
 
-    python tests/benchmarks/bench_projection.py --plot tests/benchmarks/projection_convergence.png
-    python tests/benchmarks/bench_projection.py --quick
-    python tests/benchmarks/bench_projection.py --times
+    python benchmarks/bench_projection.py --plot benchmarks/projection_convergence.png
+    python benchmarks/bench_projection.py --quick
+    python benchmarks/bench_projection.py --times
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 system's bits by the transform of Box and Muller. The ways take turns; ratios are medians over
 rounds of the ratio within a round, and seconds are those of the processor.
 
-    python tests/benchmarks/bench_noise.py
-    python tests/benchmarks/bench_noise.py --weights 1000000 --rounds 3
+    python benchmarks/bench_noise.py
+    python benchmarks/bench_noise.py --weights 1000000 --rounds 3
 """
 
 from __future__ import annotations
