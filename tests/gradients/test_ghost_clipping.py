@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Clip
+from tf_labeldp.gradients._clip import Batch, Clip
 from tf_labeldp.gradients._ghost_clipping import (
     LayerRecord,
     clipped_sums,
@@ -16,6 +16,7 @@ from tf_labeldp.gradients._ghost_clipping import (
 from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Seen
 
 BATCH = 10
+NO_BATCH = Batch(None, None, None, None)
 
 
 def records(group_size: int = 1) -> list[LayerRecord]:
@@ -53,6 +54,10 @@ def expected(group_size: int, share: float = 0.5) -> tuple[list[np.ndarray], np.
     return [np.tensordot(factors, part, 1) for part in parts], norms, clip
 
 
+def sums_of(layers: list[LayerRecord], clip: Clip, max_bytes: int):
+    return clipped_sums(layers, lambda norms: clip.coefficients(norms, NO_BATCH, None), max_bytes)
+
+
 def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
     return [part.numpy() for layer in layers for part in layer]
 
@@ -61,7 +66,7 @@ def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
 @pytest.mark.parametrize("max_bytes", [2_600, 2_500, 20_000, 10**9])
 def test_memory_changes_nothing_but_the_plan(max_bytes: int, group_size: int):
     sums, norms, clip = expected(group_size)
-    found, found_norms = clipped_sums(records(group_size), Clip(clip, group_size), max_bytes)
+    found, found_norms = sums_of(records(group_size), Clip(clip, group_size), max_bytes)
     np.testing.assert_allclose(found_norms, norms, rtol=1e-5)
     for got, wanted in zip(flat(found), sums, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * clip)
@@ -116,22 +121,23 @@ def test_privacy_a_group_without_a_finite_gradient_adds_exactly_zero(place, bad,
         rest = {name: tf.constant(np.delete(part, row, axis=0)) for name, part in parts.items()}
         without.append(LayerRecord(record.name, record.rule, Seen(**rest)))
     clip = Clip(20.0)
-    found, norms = clipped_sums(broken, clip, max_bytes)
+    found, norms = sums_of(broken, clip, max_bytes)
     assert not np.isfinite(norms[row])
     assert np.all(np.isfinite(np.delete(norms, row)))
-    wanted, _ = clipped_sums(without, clip, max_bytes)
+    wanted, _ = sums_of(without, clip, max_bytes)
     for got, expected_part in zip(flat(found), flat(wanted), strict=True):
         np.testing.assert_allclose(got, expected_part, rtol=1e-5, atol=1e-4)
 
 
 def test_coefficients_clip_and_never_raise_a_norm():
     norms = tf.constant([0.0, 0.5, 2.0, 3.0, 1e30, np.inf, np.nan])
-    found = Clip(2.0).coefficients(norms).numpy()
+    found = Clip(2.0).coefficients(norms, NO_BATCH, None).numpy()
     np.testing.assert_allclose(found, [1, 1, 1, 2 / 3, 2e-30, 0, 0], rtol=1e-6)
 
 
 def test_privacy_a_clip_that_is_no_number_does_not_turn_clipping_off():
-    found = Clip(tf.constant(np.nan)).coefficients(tf.constant([0.5, 2.0])).numpy()
+    clip = Clip(tf.constant(np.nan))
+    found = clip.coefficients(tf.constant([0.5, 2.0]), NO_BATCH, None).numpy()
     assert np.all(np.isnan(found))
 
 
