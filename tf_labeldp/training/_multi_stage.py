@@ -1,4 +1,4 @@
-"""LP-MST: multi-stage training on labels that are randomized with the model's own priors."""
+"""LP-MST: multi-stage training on labels randomized with the model's own priors."""
 
 from __future__ import annotations
 
@@ -17,30 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import (
-    PrivacyGuarantee,
-    Private,
-    Public,
-    Receipt,
-    public_input,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Receipt, public_input
 from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.mechanisms import (
-    ClassificationMechanism,
-    Priors,
-    RandomizedResponse,
-    RRWithPrior,
-)
+from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.training._stage_data import (
-    FIT,
-    Features,
-    StageDataset,
-    StagePlan,
-    TrainingSet,
-)
+from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
 from tf_labeldp.vault._model_history import (
     attach,
@@ -57,7 +40,7 @@ _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
 
 @dataclasses.dataclass(frozen=True)
 class StageReport:
-    """What a stage trains on; computed from noisy labels alone.
+    """The training set of a stage in numbers, computed from noisy labels alone.
 
     Attributes:
         stage: number of the stage, from 1.
@@ -87,19 +70,17 @@ class MultiStageTraining(keras.callbacks.Callback):
         (epsilon, 0)-label-DP under replacement of one label, for the final model, all intermediate
         models and all noisy labels together (``ghazi2021``, Observation 4): each label is drawn
         once, and the priors of a stage depend on the labels of earlier parts alone. It assumes that
-        ``priors`` were made without these labels, and that training reads labels through the vault
+        ``priors`` do not depend on these labels, and that training reads labels through the vault
         only.
 
     Put most examples into the first stage (80 % at epsilon 1, 60 to 70 % above). With the defaults
-    two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above
-    (``tests/benchmarks``). The paper's settings are ``filter_labels=True`` and
-    ``temperature=1.0``; on MNIST at epsilon 1 the first lost 2 points, as it keeps the labels that
-    confirm the model, and the second 4. Strong mixup cost that small CNN up to 13 points.
+    two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above. The
+    paper's settings, ``filter_labels=True`` and ``temperature=1.0``, lost 2 and 4 points on MNIST
+    at epsilon 1.
 
     To resume a run that was killed, give the vault a ``store``, and keep the weights with
-    ``keras.callbacks.BackupAndRestore``. Without a store the labels would be drawn a second time,
-    so resuming raises. List this callback before others that change the learning rate, which a new
-    stage resets; callbacks that remember a best epoch are not aware of stages.
+    ``keras.callbacks.BackupAndRestore``. Without a store, resuming raises. List this callback
+    before others that change the learning rate, which a new stage resets.
 
     Args:
         features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; or a
@@ -114,9 +95,9 @@ class MultiStageTraining(keras.callbacks.Callback):
             Below one trusts the model more and makes k smaller.
         mixup_alpha: mixup with weights from Beta(alpha, alpha), one number or one per stage; zero
             for none. Needs floating-point features.
-        warm_start: whether a stage continues from the weights (and batch-norm statistics) of the
-            stage before. If not, it starts from the weights before training. The optimizer and its
-            learning-rate schedule restart in each stage in both cases.
+        warm_start: whether a stage continues from the weights of the stage before, or starts from
+            those before training. The optimizer and its learning-rate schedule restart in each
+            stage in both cases.
         reuse_labels: whether a stage also trains on the noisy labels of earlier stages.
         filter_labels: whether to leave out those that are not among the current model's top k
             classes, where k is the rounded mean k of RRWithPrior on the new part.
@@ -127,8 +108,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         from_logits: whether the model returns logits; None takes it from the compiled loss.
         sigmoid: whether the model has one output (batch, 1), of the second of two classes, for
             ``keras.losses.BinaryCrossentropy``; the labels of ``dataset()`` are then (batch, 1).
-        seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
-            labels' random bits come from the vault.
+        seed: of the partition, the shuffling and mixup; public. The labels' random bits come from
+            the vault.
         verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
 
     Raises:
@@ -216,14 +197,14 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
         self._first_priors: Priors | None = None
-        made_with = [f"-temperature-{one:g}" for one in self._plan.temperatures]
-        made_with[0] = ""
+        origins = [f"-temperature-{value:g}" for value in self._plan.temperatures]
+        origins[0] = ""
         if priors is not None:
-            given = Priors.of(priors)
-            rows = _validate.prior_rows("priors", given, len(labels), labels.num_classes)
-            made_with[0] = f"-priors-{array_digest(rows)[:12]}"
+            first = Priors.of(priors)
+            rows = _validate.prior_rows("priors", first, len(labels), labels.num_classes)
+            origins[0] = f"-priors-{array_digest(rows)[:12]}"
             rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
-            self._first_priors = Priors(rows, receipts=given.receipts)
+            self._first_priors = Priors(rows, receipts=first.receipts)
         if not re.fullmatch(r"[\w.-]+", key):
             raise ValueError(
                 f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
@@ -231,8 +212,8 @@ class MultiStageTraining(keras.callbacks.Callback):
             )
         # Names of the stages' draws, which identify their priors.
         self._keys = [
-            f"{key}-stage-{stage}-of-{len(made_with)}{text}"
-            for stage, text in enumerate(made_with, start=1)
+            f"{key}-stage-{stage}-of-{len(origins)}{origin}"
+            for stage, origin in enumerate(origins, start=1)
         ]
         self._from_logits = from_logits
         self._verbose = verbose
@@ -264,7 +245,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def reports(self) -> tuple[StageReport, ...]:
-        """What each stage entered so far trains on: a ``StageReport`` for each."""
+        """A ``StageReport`` for each stage so far: its new, reused and dropped labels."""
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
     def noisy_labels(self) -> NoisyLabels:
@@ -278,19 +259,17 @@ class MultiStageTraining(keras.callbacks.Callback):
         mechanism = RRWithPrior(self._epsilon, k)
         if not drawn:
             return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), mechanism)
-        priors: list[Any] = [one.priors for one in drawn]
+        priors: list[Any] = [noisy.priors for noisy in drawn]
         if self._first_priors is None:
             priors[0] = np.full(k, 1.0 / k)
-        receipts = merge_receipts(*(one.receipts for one in drawn))
-        rows = None
-        if all(one is not None for one in priors):  # a store of version 0.1 kept none
-            parts = zip(priors, drawn, strict=True)
-            rows = np.concatenate([np.broadcast_to(p, (len(one), k)) for p, one in parts])
+        receipts = merge_receipts(*(noisy.receipts for noisy in drawn))
+        parts = zip(priors, drawn, strict=True)
+        rows = np.concatenate([np.broadcast_to(p, (len(noisy), k)) for p, noisy in parts])
         return NoisyLabels(
-            np.concatenate([one.values for one in drawn]),
-            np.concatenate([one.indices for one in drawn]),
+            np.concatenate([noisy.values for noisy in drawn]),
+            np.concatenate([noisy.indices for noisy in drawn]),
             mechanism,
-            None if rows is None else Priors(rows, receipts=receipts),
+            Priors(rows, receipts=receipts),
             receipts,
         )
 
@@ -333,20 +312,22 @@ class MultiStageTraining(keras.callbacks.Callback):
                 f"batches on {replicas} replicas. Raise its fraction or the batch_size."
             )
         for stage, part in enumerate(self._plan.parts):
-            if not self._labels.has_draw(self._keys[stage]):  # no stage is drawn in vain
+            # Before the first draw, which would be in vain if a later one is refused.
+            if not self._labels.has_draw(self._keys[stage]):
                 self._labels.check_budget(self._mechanism(stage), part)
         if self._training_set is None:
             self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
             self._training_set = self._make_training_set(0)
-            alone = len(self._plan.parts) == 1  # the labels of all epochs, with or without callback
-            self._data.set(self._training_set, math.inf if alone else self._plan.epochs[0])
+            # A single stage has the labels of all epochs, with or without the callback.
+            single = len(self._plan.parts) == 1
+            self._data.set(self._training_set, math.inf if single else self._plan.epochs[0])
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
-        """Remembers how weights and optimizer start, before any other callback restores them.
+        """Copies the first weights and optimizer, before any other callback restores them.
 
-        Releases that the weights were made of are charged to the vault's budget.
+        Receipts of the weights count against the vault's budget.
         """
         super().set_model(model)
         optimizer = model.optimizer
@@ -357,9 +338,9 @@ class MultiStageTraining(keras.callbacks.Callback):
                 optimizer.build(model.trainable_variables)
         self._start_weights = _snapshot(model.variables)
         self._start_optimizer = _snapshot(optimizer.variables)
-        known = public_input(model, self._public).receipts
-        self._labels.adopt(known)
-        self._start_digests = begin_training(model, known)
+        receipts = public_input(model, self._public).receipts
+        self._labels.adopt(receipts)
+        self._start_digests = begin_training(model, receipts)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
@@ -426,11 +407,11 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._epoch_began = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the weights, which another callback may write into a file."""
+        """Records the weights, which another callback may write into a file."""
         note_epoch(self.model, self._start_digests)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Records the receipts of the final weights, to recognise the weights anywhere.
+        """Records the final weights and their receipts.
 
         Warns:
             UserWarning: training ended before the last stage.
@@ -441,14 +422,14 @@ class MultiStageTraining(keras.callbacks.Callback):
             unused = sum(part.size for part in parts[begun:])
             warnings.warn(
                 f"training ended in stage {begun} of {len(parts)}: the labels of {unused} of "
-                f"{len(self._labels)} examples were neither drawn nor charged, and the model has "
-                f"learnt nothing of them; on each of the others epsilon={self._epsilon:g} was "
-                "spent. Go on with the same call of fit, and initial_epoch= the epochs done.",
+                f"{len(self._labels)} examples were neither drawn nor charged; "
+                f"epsilon={self._epsilon:g} was spent on each of the others. Go on with the same "
+                "call of fit, and initial_epoch= the epochs done.",
                 stacklevel=2,
             )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Accounts for the steps to come, which are on noisy labels."""
+        """Covers the next steps, which are on noisy labels."""
         # Counted, not read: on JAX the optimizer does not have its state within an epoch.
         done = min(batch + self.model.steps_per_execution, self.steps_per_epoch)
         cover_steps(self.model.optimizer, self._epoch_began + done)
@@ -472,8 +453,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         priors = self._first_priors
         if stage > 0:
             self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
-            found = self._predict(part, self._plan.temperatures[stage])
-            priors = Priors(found, receipts=public_input(self.model).receipts)
+            rows = self._predict(part, self._plan.temperatures[stage])
+            priors = Priors(rows, receipts=public_input(self.model).receipts)
         self._draw(stage, priors)
         num_classes = self._labels.num_classes
         mean_k = float(num_classes)
@@ -509,7 +490,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
 
     def _receipts(self) -> tuple[Receipt, ...]:
-        """Returns the receipts of the stages that training has come to."""
+        """Returns the receipts of the stages that training has begun."""
         begun = [stage for stage in self._drawn_stages() if stage in self._reports]
         return merge_receipts(*(self._draw(stage, None).receipts for stage in begun))
 
@@ -522,8 +503,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         """Returns the noisy labels of a stage that has been drawn."""
         if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
-                f"this vault did not draw the labels of stage {stage + 1}, which training has left "
-                "behind. Give it the store of that run: PrivateLabels(..., store=path)."
+                f"this vault did not draw the labels of stage {stage + 1}, an earlier one. Give it "
+                "the store of that run: PrivateLabels(..., store=path)."
             )
         return self._draw(stage, None)
 
@@ -543,7 +524,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             return indices[:0]
         if not self._filter_labels or k >= self._labels.num_classes:
             return indices
-        noisy = np.concatenate([one.values for one in earlier])
+        noisy = np.concatenate([labels.values for labels in earlier])
         self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
         return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
 
@@ -559,7 +540,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         return pathlib.Path(self._labels.store_path) / "stages" / f"{self._keys[stage]}.npz"
 
     def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
-        """Stores which earlier labels were kept, for a run that resumes inside the stage."""
+        """Stores the kept earlier labels, for a run that resumes inside the stage."""
         path = self._state_path(stage)
         if path is None:
             return
@@ -614,4 +595,4 @@ def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
 
 def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:
     """Returns the variables, each with a copy of its value."""
-    return [(one, np.array(keras.ops.convert_to_numpy(one))) for one in variables]
+    return [(value, np.array(keras.ops.convert_to_numpy(value))) for value in variables]
