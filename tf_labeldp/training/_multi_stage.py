@@ -17,21 +17,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Receipt, public_input
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
 from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
+from tf_labeldp.gradients._model_checks import name_of, takes_codes, takes_rows
 from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms._classes import top_k_members
+from tf_labeldp.training._record_receipts import CountedTraining
 from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
-from tf_labeldp.vault._model_history import (
-    attach,
-    begin_training,
-    cover_steps,
-    end_training,
-    note_epoch,
-)
+from tf_labeldp.vault._model_history import attach
 from tf_labeldp.vault._records import publish
 
 _SHUFFLE_STREAM = 1
@@ -58,7 +54,7 @@ class StageReport:
     num_dropped: int
 
 
-class MultiStageTraining(keras.callbacks.Callback):
+class MultiStageTraining(CountedTraining):
     """Trains in stages, each on labels randomized with the model of the stage before.
 
     The examples are split at random, without looking at labels. Stage 1 randomizes the labels of
@@ -153,7 +149,6 @@ class MultiStageTraining(keras.callbacks.Callback):
         seed: int = 0,
         verbose: int = 1,
     ) -> None:
-        super().__init__()
         if not isinstance(labels, PrivateLabels):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
         if labels.label_range is not None:
@@ -170,7 +165,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._columns = 1 if sigmoid else labels.num_classes
         self._labels = labels
         public = public_input(features)
-        self._public = public.with_value(None)
+        super().__init__(public.receipts)
         self._features = Features(public.value)
         if self._features.num_examples != len(labels):
             raise ValueError(
@@ -219,10 +214,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._verbose = verbose
         self._training_set: TrainingSet | None = None
         self._first_epoch = True
-        self._epoch_began = 0  # steps taken by then
         self._start_weights: list[tuple[Any, np.ndarray]] = []
         self._start_optimizer: list[tuple[Any, np.ndarray]] = []
-        self._start_digests: list[bytes] = []
         self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
         self._kept: dict[int, np.ndarray] = {}
         self._data = StageDataset(
@@ -329,7 +322,6 @@ class MultiStageTraining(keras.callbacks.Callback):
 
         Receipts of the weights count against the vault's budget.
         """
-        super().set_model(model)
         optimizer = model.optimizer
         with _scope(model):
             if not model.built:
@@ -338,9 +330,8 @@ class MultiStageTraining(keras.callbacks.Callback):
                 optimizer.build(model.trainable_variables)
         self._start_weights = _snapshot(model.variables)
         self._start_optimizer = _snapshot(optimizer.variables)
-        receipts = public_input(model, self._public).receipts
-        self._labels.adopt(receipts)
-        self._start_digests = begin_training(model, receipts)
+        self._labels.adopt(merge_receipts(public_input(model).receipts, self._trained_on))
+        super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
@@ -363,25 +354,19 @@ class MultiStageTraining(keras.callbacks.Callback):
     def _check_model(self) -> None:
         """Raises where the model cannot be trained on one-hot noisy labels."""
         loss, k = self.model.loss, self._columns
-        name = str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
-        if "sparse" in name:
-            raise ValueError(
-                f"the dataset has one-hot labels, but the model was compiled with loss {name!r}. "
-                "Use keras.losses.CategoricalCrossentropy."
-            )
-        if k == 1 and "categorical" in name:
-            raise ValueError(
-                f"a model with sigmoid=True needs keras.losses.BinaryCrossentropy, got {name!r}."
-            )
         outputs = self.model(self._features.take(np.arange(1)), training=False)
-        shape = getattr(outputs, "shape", None)
-        if shape is None or tuple(shape) != (1, k):
-            came = type(outputs).__name__ if shape is None else tuple(shape)
-            one = k == 2 and shape is not None and tuple(shape) == (1, 1)
-            also = ", or give sigmoid=True" if one else ""
+        shape = tuple(getattr(outputs, "shape", ()))
+        if shape != (1, k):
+            also = ", or give sigmoid=True" if (k, shape) == (2, (1, 1)) else ""
             raise ValueError(
-                f"the model must return one tensor of shape (batch, {k}), but for one example it "
-                f"returned {came}. End it with keras.layers.Dense({k}){also}."
+                f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
+                f"one example. End it with keras.layers.Dense({k}){also}."
+            )
+        if takes_codes(loss) or (k == 1 and takes_rows(loss)):
+            wanted = "BinaryCrossentropy" if k == 1 else "CategoricalCrossentropy"
+            raise ValueError(
+                f"expected a loss of rows, since the dataset has one-hot labels, got "
+                f"{name_of(loss)!r}. Use keras.losses.{wanted}."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         row = row if k > 1 else _two_columns(row, logits=False)
@@ -402,13 +387,10 @@ class MultiStageTraining(keras.callbacks.Callback):
         if self._training_set is None or begins or self._first_epoch:
             self._training_set = self._make_training_set(stage)
         self._first_epoch = False
-        attach(self.model, self._receipts())
+        begun = [drawn for drawn in self._drawn_stages() if drawn in self._reports]
+        attach(self.model, merge_receipts(*(self._draw(s, None).receipts for s in begun)))
         self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
-        self._epoch_began = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Records the weights, which another callback may write into a file."""
-        note_epoch(self.model, self._start_digests)
+        super().on_epoch_begin(epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Records the final weights and their receipts.
@@ -416,7 +398,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         Warns:
             UserWarning: training ended before the last stage.
         """
-        end_training(self.model, self._start_digests)
+        super().on_train_end()
         parts, begun = self._plan.parts, len(self._reports)
         if begun < len(parts):
             unused = sum(part.size for part in parts[begun:])
@@ -427,12 +409,6 @@ class MultiStageTraining(keras.callbacks.Callback):
                 "call of fit, and initial_epoch= the epochs done.",
                 stacklevel=2,
             )
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Covers the next steps, which are on noisy labels."""
-        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
-        done = min(batch + self.model.steps_per_execution, self.steps_per_epoch)
-        cover_steps(self.model.optimizer, self._epoch_began + done)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops a run that does not read this dataset, after its first step."""
@@ -488,11 +464,6 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _drawn_stages(self) -> list[int]:
         return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
-
-    def _receipts(self) -> tuple[Receipt, ...]:
-        """Returns the receipts of the stages that training has begun."""
-        begun = [stage for stage in self._drawn_stages() if stage in self._reports]
-        return merge_receipts(*(self._draw(stage, None).receipts for stage in begun))
 
     def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
         """Returns the stage's noisy labels, drawn now if they were not before."""

@@ -32,7 +32,50 @@ _BY_HAND = Assumption(
 )
 
 
-class RecordReceipts(keras.callbacks.Callback):
+class CountedTraining(keras.callbacks.Callback):
+    """Attaches receipts to the model of a training, and records its steps and its weights."""
+
+    def __init__(self, receipts: Receipts) -> None:
+        super().__init__()
+        self._trained_on = receipts
+        self._before: list[bytes] | None = None
+        self._began = 0  # steps before this epoch
+
+    def set_model(self, model: keras.Model) -> None:
+        """Records the receipts of the model, before another callback restores its weights."""
+        super().set_model(model)
+        self._before = begin_training(model, self._trained_on)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Reads the number of steps before this epoch."""
+        inner = inner_optimizer(self.model.optimizer)
+        self._began = int(value_of(inner.iterations)) if inner.built else 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Covers the next steps: a training that is interrupted is counted up to there."""
+        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
+        batches = batch + self.model.steps_per_execution
+        if (in_epoch := self.params.get("steps")) is not None:
+            batches = min(batches, in_epoch)
+        together = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
+        cover_steps(self.model.optimizer, self._began + -(-batches // together))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Records the weights, which another callback may write into a file."""
+        note_epoch(self.model, self._before or ())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Records the final weights."""
+        self.end()
+
+    def end(self) -> None:
+        """Records the final weights, once; also of a training that was interrupted."""
+        before, self._before = self._before, None
+        if before is not None:
+            end_training(self.model, before)
+
+
+class RecordReceipts(CountedTraining):
     """Attaches the receipts of noisy labels to the Keras model that ``model.fit`` trains on them.
 
     For data sets and targets made by hand; ``tf_labeldp.fit`` makes them for you. List it last,
@@ -65,10 +108,7 @@ class RecordReceipts(keras.callbacks.Callback):
         2.0
     """
 
-    _before: list[bytes] | None = None
-
     def __init__(self, *noisy: Public[Any]) -> None:
-        super().__init__()
         receipts = public_input(*noisy).receipts
         if not receipts:
             raise ValueError(_NO_RECEIPTS)
@@ -76,48 +116,7 @@ class RecordReceipts(keras.callbacks.Callback):
             _check_receipts(labels)
         free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), (_BY_HAND,))
         by_hand = Receipt(receipts[-1].labels, free, "targets made by hand", "declared")
-        self._receipts = merge_receipts(receipts, [by_hand])
-
-    def set_model(self, model: keras.Model) -> None:
-        """Records the receipts of the model, before another callback restores its weights."""
-        super().set_model(model)
-        self._before = begin_training(model, self._receipts)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Reads the number of steps before this epoch."""
-        inner = inner_optimizer(self.model.optimizer)
-        self._began = int(value_of(inner.iterations)) if inner.built else 0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Covers the next steps: a training that is interrupted is counted up to there."""
-        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
-        batches = batch + self.model.steps_per_execution
-        if (in_epoch := self.params.get("steps")) is not None:
-            batches = min(batches, in_epoch)
-        together = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
-        cover_steps(self.model.optimizer, self._began + -(-batches // together))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Records the weights, which another callback may write into a file."""
-        note_epoch(self.model, self._before or ())
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Records the final weights."""
-        self.end()
-
-    def end(self) -> None:
-        """Records the final weights, once; also of a training that was interrupted."""
-        before, self._before = self._before, None
-        if before is not None:
-            end_training(self.model, before)
-
-
-class _OfThisDraw(RecordReceipts):
-    """Records receipts where ``fit`` itself makes the targets."""
-
-    def __init__(self, receipts: Receipts) -> None:
-        keras.callbacks.Callback.__init__(self)
-        self._receipts = receipts
+        super().__init__(merge_receipts(receipts, [by_hand]))
 
 
 def fit(
@@ -194,7 +193,7 @@ def fit(
     x = keras.tree.map_structure(take, x)
     if weights is not None:
         settings["sample_weight"] = take(weights)
-    recorded = _OfThisDraw(public.receipts)
+    recorded = CountedTraining(public.receipts)
     callbacks = settings.pop("callbacks", None) or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     y = y.astype(np.float32) if y.dtype == np.float64 else y
