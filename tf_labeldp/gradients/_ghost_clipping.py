@@ -22,7 +22,7 @@ from tf_labeldp.gradients._layer_rules import (
     LayerRule,
     NoRuleError,
     Rule,
-    Seen,
+    Taps,
     layer_rules,
 )
 
@@ -32,7 +32,7 @@ class LayerRecord(NamedTuple):
 
     name: str
     rule: Rule
-    seen: Seen
+    taps: Taps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +55,15 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
     plans: dict[int, Plan] = {}
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
-    for place, (name, rule, seen) in enumerate(records):
-        copies = 1 if seen.coordinates is None else 3  # before, after and in between
+    for place, (name, rule, taps) in enumerate(records):
+        copies = 1 if taps.coordinates is None else 3  # before, after and in between
         formed = FLOAT_BYTES * rule.num_weights * copies
-        ghost = rule.norm_bytes(seen)
+        ghost = rule.norm_bytes(taps)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
-            wanted.append((formed * seen.groups, place))
+            wanted.append((formed * taps.groups, place))
         if work[place][1] > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too small for layer {name!r}: the norm of one gradient "
@@ -91,7 +91,7 @@ def clipped_sums(
     """
     plans = make_plans(records, max_bytes)
     kept = [
-        record.rule.gradients(record.seen) if plan.keep else []
+        record.rule.gradients(record.taps) if plan.keep else []
         for record, plan in zip(records, plans, strict=True)
     ]
     squares = [
@@ -103,22 +103,22 @@ def clipped_sums(
     sums = [
         [weighted_sum(coefficients, part) for part in gradients]
         if gradients
-        else rule.sum(seen, tf.repeat(coefficients, seen.group_size))
-        for (_, rule, seen), gradients in zip(records, kept, strict=True)
+        else rule.sum(taps, tf.repeat(coefficients, taps.group_size))
+        for (_, rule, taps), gradients in zip(records, kept, strict=True)
     ]
     return sums, norms
 
 
 def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
     """Returns the squared norms (groups,) of a layer, ``plan.chunk`` groups at a time."""
-    _, rule, seen = record
+    _, rule, taps = record
 
     def squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=gradients)
+        chunk = dataclasses.replace(taps, inputs=inputs, output_gradients=gradients)
         return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
 
-    rows = plan.chunk * seen.group_size
-    return map_chunks(squares, (seen.inputs, seen.output_gradients), rows, plan.chunk)
+    rows = plan.chunk * taps.group_size
+    return map_chunks(squares, (taps.inputs, taps.output_gradients), rows, plan.chunk)
 
 
 def map_chunks(
@@ -186,8 +186,8 @@ class GhostClipping:
         parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
         for rule, *tensors in zip(self._layers, *parts, strict=True):
             own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
-            seen = Seen(*rule.factors(*tensors), clip.group_size, own)
-            records.append(LayerRecord(rule.layer.name, rule.rule, seen))
+            taps = Taps(*rule.factors(*tensors), clip.group_size, own)
+            records.append(LayerRecord(rule.layer.name, rule.rule, taps))
 
         sums, norms = clipped_sums(
             records, lambda norms: clip.coefficients(norms, batch, outputs), max_bytes

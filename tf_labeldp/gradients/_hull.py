@@ -1,7 +1,7 @@
 """Projections of a noisy gradient onto a convex hull of per-example, per-label gradients.
 
 In this order: the set of coefficients that a hull stands for, the problem, its two solvers, and the
-front door, ``project_onto_hull``. A projection stops where ``HullProblem.is_solved`` says so.
+front door, ``project_onto_hull``. A projection stops where ``HullProblem.is_solved`` is true.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class HullProblem(NamedTuple):
         return self.centred(Point(start, image, self.slope(image))), 1
 
     def centred(self, point: Point) -> Point:
-        """Returns the point with its slope centred anew."""
+        """Returns the point with its slope centred."""
         return point._replace(slope=self.feasible.centred(point.coefficients, point.slope))
 
     def gap(self, point: Point) -> tf.Tensor:

@@ -25,7 +25,7 @@ _EPSILON = 2.0**-52  # of float64
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class Taps:
     """The tensors of one layer in one backward pass: the batch first, the channels last.
 
     Attributes:
@@ -61,32 +61,32 @@ class Rule(abc.ABC):
         """Number of entries of the gradient of all weights."""
 
     @abc.abstractmethod
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
         """Returns the gradient of each group for each weight, (groups, *weight shape)."""
 
-    def gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def gradients(self, taps: Taps) -> list[tf.Tensor]:
         """Returns the gradient of each group for each weight, in the coordinates."""
-        return in_coordinates(seen.coordinates, self.plain_gradients(seen))
+        return in_coordinates(taps.coordinates, self.plain_gradients(taps))
 
-    def norm_bytes(self, seen: Seen) -> int | None:
+    def norm_bytes(self, taps: Taps) -> int | None:
         """Returns the working memory of ``squared_norms`` per group; None without that method."""
         return None
 
-    def squared_norms(self, seen: Seen) -> tf.Tensor:
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
         """Returns the squared norms (groups,) of ``gradients`` without forming them."""
         raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
 
-    def sum(self, seen: Seen, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:
+    def sum(self, taps: Taps, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:
         """Returns the sum of the gradients of all rows, times coefficients (B,).
 
         A coefficient of zero drops its row, even NaN.
         """
-        inputs, gradients = seen.inputs, seen.output_gradients
+        inputs, gradients = taps.inputs, taps.output_gradients
         if coefficients is not None:
             dropped = coefficients == 0
             inputs, gradients = zero_where(dropped, inputs), zero_where(dropped, gradients)
             gradients *= by_row(coefficients, gradients)
-        whole = Seen(inputs, gradients, gradients.shape[0], seen.coordinates)
+        whole = Taps(inputs, gradients, gradients.shape[0], taps.coordinates)
         return [tf.squeeze(gradient, 0) for gradient in self.gradients(whole)]
 
 
@@ -110,16 +110,16 @@ class ScaleRule(Rule):
     def num_weights(self) -> int:
         return math.prod(self.shape) * (self.has_scale + self.has_offset)
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        summed = [axis for axis in range(1, seen.inputs.shape.rank) if axis not in self.axes]
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        summed = [axis for axis in range(1, taps.inputs.shape.rank) if axis not in self.axes]
 
         def by_group(values: tf.Tensor) -> tf.Tensor:
             rows = tf.reduce_sum(values, axis=summed)
-            grouped = tf.reshape(rows, (seen.groups, seen.group_size, *self.shape))
+            grouped = tf.reshape(rows, (taps.groups, taps.group_size, *self.shape))
             return tf.reduce_sum(grouped, axis=1)
 
-        scale = [by_group(seen.inputs * seen.output_gradients)] if self.has_scale else []
-        return scale + ([by_group(seen.output_gradients)] if self.has_offset else [])
+        scale = [by_group(taps.inputs * taps.output_gradients)] if self.has_scale else []
+        return scale + ([by_group(taps.output_gradients)] if self.has_offset else [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,25 +133,25 @@ class LookupRule(Rule):
     def num_weights(self) -> int:
         return self.num_rows * self.width
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        groups = seen.groups
-        indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        groups = taps.groups
+        indices = tf.cast(tf.reshape(taps.inputs, (groups, -1)), tf.int64)
         # A negative index is dropped by the segment sum, as it has no row.
         slots = tf.range(groups, dtype=tf.int64)[:, tf.newaxis] * self.num_rows + indices
         slots = tf.where((indices >= 0) & (indices < self.num_rows), slots, -1)
-        rows = self._rows(seen.output_gradients, slots, groups * self.num_rows)
+        rows = self._rows(taps.output_gradients, slots, groups * self.num_rows)
         return [tf.reshape(rows, (groups, self.num_rows, self.width))]
 
-    def norm_bytes(self, seen: Seen) -> int | None:
-        mixes_rows = seen.coordinates is not None and seen.coordinates[0].left is not None
-        if seen.positions is None or mixes_rows:
+    def norm_bytes(self, taps: Taps) -> int | None:
+        mixes_rows = taps.coordinates is not None and taps.coordinates[0].left is not None
+        if taps.positions is None or mixes_rows:
             return None
-        return 3 * FLOAT_BYTES * seen.positions * self.width
+        return 3 * FLOAT_BYTES * taps.positions * self.width
 
-    def squared_norms(self, seen: Seen) -> tf.Tensor:
-        groups = seen.groups
-        indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
-        products = tf.reshape(seen.output_gradients, (groups, -1, self.width))
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
+        groups = taps.groups
+        indices = tf.cast(tf.reshape(taps.inputs, (groups, -1)), tf.int64)
+        products = tf.reshape(taps.output_gradients, (groups, -1, self.width))
         # Equal indices of a group add up before the norm: sorted, they are neighbours.
         order = tf.argsort(indices, axis=1)
         indices = tf.gather(indices, order, batch_dims=1)
@@ -161,8 +161,8 @@ class LookupRule(Rule):
         positions = tf.shape(slots)[1]
         slots += tf.range(groups)[:, tf.newaxis] * positions
         rows = self._rows(products, slots, groups * positions)
-        if seen.coordinates is not None:
-            rows = seen.coordinates[0].of_outputs(rows)
+        if taps.coordinates is not None:
+            rows = taps.coordinates[0].of_outputs(rows)
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
@@ -231,23 +231,23 @@ class ProductRule(Rule):
         kernel = math.prod(self.kernel_shape) if self.has_kernel else 0
         return kernel + (self.num_outputs if self.has_bias else 0)
 
-    def _factors(self, seen: Seen) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _factors(self, taps: Taps) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns views (N, positions, in) and output gradients (N, positions, out) by group."""
 
         def by_group(values: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(values, (seen.groups, -1, values.shape[-1]))
+            return tf.reshape(values, (taps.groups, -1, values.shape[-1]))
 
-        views = [seen.inputs] if self.has_kernel else []
+        views = [taps.inputs] if self.has_kernel else []
         if self.has_kernel and self.window is not None:
-            views = self.window.views(seen.inputs, seen.output_gradients.shape[1:-1])
-        return [by_group(view) for view in views], by_group(seen.output_gradients)
+            views = self.window.views(taps.inputs, taps.output_gradients.shape[1:-1])
+        return [by_group(view) for view in views], by_group(taps.output_gradients)
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        views, products = self._factors(seen)
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        views, products = self._factors(taps)
         gradients = []
         if self.has_kernel:
             kernel = self._kernel_gradients(views, products)
-            gradients.append(tf.reshape(kernel, (seen.groups, *self.kernel_shape)))
+            gradients.append(tf.reshape(kernel, (taps.groups, *self.kernel_shape)))
         if self.has_bias:
             gradients.append(tf.reduce_sum(products, axis=1))
         return gradients
@@ -257,20 +257,20 @@ class ProductRule(Rule):
             return tf.matmul(tf.stack([view[..., 0] for view in views], axis=1), products)
         return tf.stack([tf.matmul(v, products, transpose_a=True) for v in views], axis=1)
 
-    def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.positions is None:
+    def norm_bytes(self, taps: Taps) -> int | None:
+        if taps.positions is None:
             return None
         # Two Gram matrices in double precision.
-        needed = 4 * FLOAT_BYTES * seen.positions**2 if seen.positions > 1 else 2 * FLOAT_BYTES
-        if seen.coordinates is not None:  # and both factors, before and after
+        needed = 4 * FLOAT_BYTES * taps.positions**2 if taps.positions > 1 else 2 * FLOAT_BYTES
+        if taps.coordinates is not None:  # and both factors, before and after
             fan_in = math.prod(self.kernel_shape[:-1])
-            needed += 4 * FLOAT_BYTES * seen.positions * (fan_in + self.num_outputs)
+            needed += 4 * FLOAT_BYTES * taps.positions * (fan_in + self.num_outputs)
         return needed
 
-    def squared_norms(self, seen: Seen) -> tf.Tensor:
-        if seen.coordinates is not None:
-            return tf.add_n([rule.squared_norms(part) for rule, part in self._changed(seen)])
-        views, products = self._factors(seen)
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
+        if taps.coordinates is not None:
+            return tf.add_n([rule.squared_norms(part) for rule, part in self._changed(taps)])
+        views, products = self._factors(taps)
         bias = tf.reduce_sum(tf.square(tf.reduce_sum(products, axis=1)), axis=-1)
         bias = tf.cast(bias, tf.float32)
         total = bias if self.has_bias else tf.zeros_like(bias)
@@ -292,26 +292,26 @@ class ProductRule(Rule):
         exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
         return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
 
-    def _changed(self, seen: Seen) -> list[tuple[ProductRule, Seen]]:
+    def _changed(self, taps: Taps) -> list[tuple[ProductRule, Taps]]:
         """Returns dense layers without coordinates whose squared norms add up to the same.
 
         One is for the kernel and one for the bias: ``A (a g^T) B`` is ``(A a) (B^T g)^T``, at each
         position.
         """
-        found, coordinates = [], list(seen.coordinates or ())
+        found, coordinates = [], list(taps.coordinates or ())
         shape = math.prod(self.kernel_shape[:-1]), self.num_outputs
         # Where positions may cancel, single precision would round more than is left of the norm.
-        wide = tf.float32 if seen.positions == 1 else tf.float64
-        inputs, gradients = (tf.cast(part, wide) for part in (seen.inputs, seen.output_gradients))
+        wide = tf.float32 if taps.positions == 1 else tf.float64
+        inputs, gradients = (tf.cast(part, wide) for part in (taps.inputs, taps.output_gradients))
         if self.has_kernel:
             if self.window is not None:
                 inputs = tf.concat(self.window.views(inputs, gradients.shape[1:-1]), -1)
             of_kernel = coordinates.pop(0)
             mapped = of_kernel.of_inputs(inputs), of_kernel.of_outputs(gradients)
-            found.append((ProductRule(shape, True, False), Seen(*mapped, seen.group_size)))
+            found.append((ProductRule(shape, True, False), Taps(*mapped, taps.group_size)))
         if self.has_bias:
             mapped = inputs, coordinates.pop(0).of_outputs(gradients)
-            found.append((ProductRule(shape, False, True), Seen(*mapped, seen.group_size)))
+            found.append((ProductRule(shape, False, True), Taps(*mapped, taps.group_size)))
         return found
 
 
@@ -325,7 +325,7 @@ class GroupedRule(ProductRule):
 
     channel_groups: int = 1
 
-    def norm_bytes(self, seen: Seen) -> int | None:
+    def norm_bytes(self, taps: Taps) -> int | None:
         return None
 
     def _kernel_gradients(self, views: list[tf.Tensor], products: tf.Tensor) -> tf.Tensor:
@@ -504,7 +504,7 @@ def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     )
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        return normalized(_as_seen(layer, inputs)), gradients
+        return normalized(_as_rounded(layer, inputs)), gradients
 
     return [LayerRule(layer, rule, variables, factors)]
 
@@ -531,7 +531,7 @@ def _kernel_and_bias(
         before_activation.build(input_shape)
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        inputs = _as_seen(layer, inputs)
+        inputs = _as_rounded(layer, inputs)
         if before_activation is None:
             gradients = _SLOPES[layer.activation](tf.cast(outputs, tf.float32), gradients)
         else:
@@ -608,7 +608,7 @@ def _window(layer: Any, input_shape: _Shape) -> Window | None:
     return Window(size, strides, dilations, tuple(padding))
 
 
-def _as_seen(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+def _as_rounded(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
     """Returns inputs in ``float32``, rounded as the layer rounds them."""
     return tf.cast(tf.cast(inputs, layer.compute_dtype), tf.float32)
 

@@ -129,7 +129,7 @@ _OF_ROWS = [
     keras.losses.categorical_crossentropy,
     keras.losses.categorical_focal_crossentropy,
 ]
-# They take probabilities unless told from_logits=True.
+# They take probabilities without from_logits=True.
 _OF_PROBABILITIES = [
     _OF_CODES,
     *_OF_ROWS,

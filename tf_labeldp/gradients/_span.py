@@ -57,7 +57,7 @@ def project_onto_span(
 
     Raises:
         TypeError: ``max_products`` is not an integer.
-        ValueError: ``target`` does not fit the variables or is not finite (seen in eager mode),
+        ValueError: ``target`` does not fit the variables or is not finite (in eager mode),
             ``max_products`` is below 3, or ``tolerance`` negative.
 
     Example:

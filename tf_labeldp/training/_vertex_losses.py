@@ -184,4 +184,3 @@ def _ends(
         f"the range of the labels is unknown: with {name_of(loss)!r} the model predicts numbers. "
         "Give it in PrivateLabels(labels, low=..., high=...), or train with denoiser=None."
     )
-
