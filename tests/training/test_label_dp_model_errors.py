@@ -179,7 +179,7 @@ def test_private_batches_for_validation() -> None:
 
 def test_alt_denoisers_without_public_examples() -> None:
     x, y = data()
-    with pytest.raises(ValueError, match="needs 4 public examples in each step, and arrays"):
+    with pytest.raises(ValueError, match="needs 4 public examples in each step, and the data"):
         private_model(denoiser=AltConv(4)).fit(x, y)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(10, drop_remainder=True)
     with pytest.raises(ValueError, match="needs 4 public examples in each step, and the data"):

@@ -121,8 +121,8 @@ class Clip:
         losses, rows = batch.loss(batch.y, outputs), batch.weights.shape[0]
         if tuple(losses.shape) != (rows,):
             raise ValueError(
-                f"losses must be per example: for {rows} examples the loss must return shape "
-                f"({rows},), got {tuple(losses.shape)}. Do not sum or average over examples."
+                f"losses must be per example: expected shape ({rows},), got {tuple(losses.shape)}. "
+                "Do not sum or average over examples."
             )
         return tf.reduce_sum(tf.cast(losses, tf.float32) * batch.weights) * batch.loss_scale
 

@@ -135,7 +135,7 @@ def _starting_coefficients(
         _validate.one_of("start", start, STARTS)
         start = feasible.fill(_probabilities(start, predictions, shape, dtype))
     # Probabilities of half precision miss their sum of one by more than the gap may.
-    return feasible.project(tf.ensure_shape(tf.cast(start, dtype), shape))
+    return feasible.project(_of_shape("start", start, shape, dtype))
 
 
 def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
@@ -144,10 +144,16 @@ def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> 
         return tf.fill(shape, tf.constant(1.0 / shape[1], dtype))
     if predictions is None:
         raise ValueError(
-            "'predictions' needs predictions=, the model's probabilities (n, K) of the labels: "
-            "tf.nn.softmax(model(x)). Without them use 'uniform'."
+            "'predictions' needs predictions=, the model's probabilities (n, K) of the labels."
         )
-    return tf.ensure_shape(tf.cast(predictions, dtype), shape)
+    return _of_shape("predictions", predictions, shape, dtype)
+
+
+def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
+    value = tf.cast(value, dtype)
+    if not value.shape.is_compatible_with(shape):
+        raise ValueError(f"{name} must have the losses' shape {tuple(shape)}, got {value.shape}.")
+    return tf.ensure_shape(value, shape)
 
 
 # The problem.
@@ -299,8 +305,7 @@ def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> S
     if solver != "pgd":
         if (step_size, steps) != (None, None):
             raise ValueError(
-                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: "
-                "max_products limits the other solvers."
+                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out."
             )
         return solver if callable(solver) else solve_conjugate
     step_size = _PGD_STEP_SIZE if step_size is None else step_size

@@ -60,17 +60,15 @@ def check_layers(model: keras.Model) -> None:
     ]
     if regularized:
         raise ValueError(
-            f"layers {regularized} have activity regularizers, whose loss would be trained on "
-            "outside of the clipped one. Regularize the weights instead (kernel_regularizer), or "
-            "add the term to the per-example loss."
+            f"layers {regularized} have activity regularizers, whose loss would not be clipped. "
+            "Use kernel_regularizer, or add the term to the per-example loss."
         )
     weight_losses = sum(v.regularizer is not None for v in model.trainable_variables)
     if len(model.losses) > weight_losses:
         raise added_loss(model)
     if model.built and not model.trainable_variables:
         raise ValueError(
-            f"model {model.name!r} has no trainable variables. Set trainable=True on the layers "
-            "to train."
+            f"model {model.name!r} has no trainable variables. Set trainable=True on some layers."
         )
 
 
@@ -215,8 +213,7 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         came = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
         raise TypeError(
             "the loss must be a keras.losses.Loss, its name or a function of y_true and y_pred, "
-            f"got {came}. Losses must be per example: for instance "
-            "keras.losses.SparseCategoricalCrossentropy(from_logits=True)."
+            f"got {came}. Give keras.losses.SparseCategoricalCrossentropy(from_logits=True), say."
         )
     function = found.call if is_keras else found
     dtype = found.dtype if is_keras else None
@@ -231,8 +228,7 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         if rank == 0 or (None not in (batch, losses.shape[0]) and losses.shape[0] != batch):
             raise ValueError(
                 f"losses must be per example: for {batch} examples the loss {name_of(found)!r} "
-                f"must return shape ({batch},), got shape {tuple(losses.shape)}. Return the losses "
-                "before they are summed or averaged over examples."
+                f"must return shape ({batch},), got shape {tuple(losses.shape)}."
             )
         return losses if rank == 1 else tf.reduce_mean(losses, axis=list(range(1, rank)))
 
@@ -272,9 +268,7 @@ def check_outputs(model: keras.Model, loss: Any) -> None:
     if _function_of(found) in _OF_PROBABILITIES and not from_logits:
         raise ValueError(
             f"the model ends in {last.name!r}, a Dense layer without activation, and the loss "
-            "takes probabilities. Give the loss from_logits=True, such as keras.losses."
-            "SparseCategoricalCrossentropy(from_logits=True), or end the model in a softmax (or "
-            "sigmoid)."
+            "takes probabilities. Give the loss from_logits=True, or end the model in a softmax."
         )
 
 

@@ -71,10 +71,7 @@ class GradientOperator:
         products: str = PRODUCTS[0],
     ) -> None:
         if not callable(losses):
-            raise TypeError(
-                f"losses must be a callable without arguments, got {type(losses).__name__}. Write "
-                "lambda: -tf.nn.log_softmax(model(x))."
-            )
+            raise TypeError(f"losses must be a callable, got {type(losses).__name__}.")
         self._forward = _validate.one_of("products", products, PRODUCTS) == "forward"
         self._losses = losses
         self._variables = [_plain_variable(variable) for variable in variables]
@@ -185,8 +182,8 @@ def _checked_losses(values: Any) -> tf.Tensor:
         raise TypeError(f"losses() must return floats, got {values.dtype.name}.")
     if values.shape.rank != 2 or not values.shape.is_fully_defined():
         raise ValueError(
-            f"losses() must return one loss per example and label, in a fixed shape (n, K), got "
-            f"{values.shape}. Batches of unknown size: pad them, and give a mask."
+            f"losses() must return losses of a fixed shape (n, K), got {values.shape}. Batches of "
+            "unknown size: pad them, and give a mask."
         )
     return values
 
@@ -200,8 +197,7 @@ def _checked_scales(scales: Any, values: tf.Tensor) -> tf.Tensor:
         fits = False
     if not fits:
         raise ValueError(
-            f"scales must broadcast to the losses' shape {tuple(values.shape)}, got "
-            f"{tuple(scales.shape)}. One factor an example has shape (n, 1)."
+            f"scales must broadcast to shape {tuple(values.shape)}, got {tuple(scales.shape)}."
         )
     return scales
 

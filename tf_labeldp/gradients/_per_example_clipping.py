@@ -115,10 +115,7 @@ class PerExampleClipping:
         """Checks the model and chooses its method, again if other variables are trained now."""
         model = self._model
         if not model.built:
-            raise ValueError(
-                f"model {model.name!r} is not built. Call it on a batch of features, or "
-                "give it a keras.Input, before its gradients are clipped."
-            )
+            raise ValueError(f"model {model.name!r} is not built. Call it on a batch of features.")
         trained = (
             *((id(layer), layer.trainable) for layer in all_layers(model)),
             *map(id, model.trainable_variables),  # other ones after `enable_lora`
@@ -167,15 +164,11 @@ def _checked(batch: Batch, group_size: int) -> Batch:
     if len(sizes) != 1 or weights.shape.rank != 1 or any(part.shape.rank == 0 for part in parts):
         raise ValueError(
             "features, labels and weights must have the same fixed number of rows, got shapes "
-            f"{[tuple(part.shape) for part in parts]}. Use batches of a fixed size, such as "
-            "tf_labeldp.data.poisson_batches gives."
+            f"{[tuple(part.shape) for part in parts]}. Use data.poisson_batches."
         )
     rows = sizes.pop()
     if rows % group_size:
-        raise ValueError(
-            f"a batch of {rows} rows cannot be cut into groups of {group_size}. Choose a "
-            "group size (num_microbatches) that divides the batch size."
-        )
+        raise ValueError(f"{rows} rows cannot be cut into groups of {group_size}.")
     x, y, weights = tf.nest.map_structure(
         lambda part: tf.ensure_shape(part, (rows, *part.shape[1:])), (x, y, weights)
     )

@@ -183,9 +183,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     @report_training_metrics.setter
     def report_training_metrics(self, value: bool) -> None:
         if self._is_training():
-            raise RuntimeError(
-                "report_training_metrics can't be changed while fit is under way. Set it before."
-            )
+            raise RuntimeError("report_training_metrics can't be changed while fit is under way.")
         self._report_training_metrics = bool(value)
 
     def compile(self, optimizer: Any = None, loss: Any = None, **settings: Any) -> None:
@@ -202,8 +200,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         if not isinstance(optimizer, LabelDPOptimizer):
             raise TypeError(
                 f"optimizer must be a LabelDPOptimizer, got {type(optimizer).__name__}. Wrap it: "
-                "LabelDPOptimizer(keras.optimizers.SGD(0.5), l2_norm_clip=1.0, "
-                "noise_multiplier=...). A LabelDPModel never trains in the clear."
+                "LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, noise_multiplier=...)."
             )
         _check_compile(settings, optimizer)
         jit_compile = settings.pop("jit_compile", False) is True
@@ -212,8 +209,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         owner = getattr(optimizer, "_owner", lambda: None)()
         if owner is not None and owner is not self:
             raise ValueError(
-                "optimizer belongs to another LabelDPModel, and counts its steps. Make one for "
-                "each model: LabelDPOptimizer.from_config(optimizer.get_config())."
+                "optimizer belongs to another LabelDPModel, and counts its steps. Make a new one: "
+                "LabelDPOptimizer.from_config(optimizer.get_config())."
             )
         check_layers(self)
         losses = per_example_loss(loss)
@@ -262,15 +259,13 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         validation = settings.get("validation_data")
         if isinstance(validation, PoissonBatches):
             raise TypeError(
-                "validation_data can't be poisson_batches, of private labels. Give (x, y) of "
-                "public labels."
+                "validation_data can't be poisson_batches, of private labels. Give public (x, y)."
             )
         plan = TrainingPlan.of(x, y, settings, self.optimizer)
         if plan.sampling_probability is None and not allow_unaccounted:
             raise ValueError(
                 "the sampling of a dataset is unknown, so nothing could be promised. Fit on "
-                "tf_labeldp.data.poisson_batches(x, labels, ...) or on arrays; or train without a "
-                "promise, by fit(..., allow_unaccounted=True)."
+                "data.poisson_batches or arrays, or without a promise: allow_unaccounted=True."
             )
         self._check_plan(plan)
         settings["callbacks"] = self._spending.with_charges(
@@ -307,14 +302,12 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             layer = layer_not_compiled(self)
             if layer is not None:
                 raise ValueError(
-                    f"jit_compile=True: XLA can't compile {layer}. Build it of operations that "
-                    "XLA supports, or compile the model without jit_compile."
+                    f"jit_compile=True: XLA can't compile {layer}. Replace it, or compile without."
                 )
         # Outside of the handler, so that the new error has no link to the one withheld.
         raise self._guard.error or RuntimeError(
-            f"training stopped with {withheld} of TensorFlow, whose text is withheld, since it may "
-            "quote labels. Run the same on made-up labels of the same shape, dtype and range to "
-            "see it. (An error in reading the features shows when they are read alone.)"
+            f"training stopped with {withheld} of TensorFlow, whose text is withheld: it may quote "
+            "labels. To see it, run the same on made-up labels, or read the features alone."
         )
 
     def _check_plan(self, plan: TrainingPlan) -> None:
@@ -327,19 +320,15 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         replicas = self.distribute_strategy.num_replicas_in_sync
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(
-                "MultiWorkerMirroredStrategy is not supported: each worker would sample and draw "
-                "noise of its own. Train on one machine, with MirroredStrategy for several GPUs."
+                "MultiWorkerMirroredStrategy is not supported: each worker would draw its own "
+                "noise. Use MirroredStrategy, on one machine."
             )
         if self._guard.compiled and replicas > 1:
-            raise ValueError(
-                "jit_compile=True works on one replica only. Leave it out, or train without a "
-                "strategy."
-            )
+            raise ValueError("jit_compile=True works on one replica only. Leave one of them out.")
         for name, size in plan.shared().items():
             if size % replicas:
                 raise ValueError(
-                    f"{name}={size} must be a multiple of {replicas}: the replicas of the strategy "
-                    "share each batch evenly."
+                    f"{name}={size} must be a multiple of {replicas}, for the replicas to share."
                 )
         plan.check_labels(self, self.optimizer.clipping)
 
@@ -369,8 +358,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def train_on_batch(self, *unused: Any, **also_unused: Any) -> NoReturn:
         """Raises: a batch by itself is not charged, and its sampling is unknown."""
         raise RuntimeError(
-            "train_on_batch is not private: the cost of a batch depends on how it was drawn. Call "
-            "fit on tf_labeldp.data.poisson_batches."
+            "train_on_batch is not private: the cost of a batch depends on its sampling. Use fit."
         )
 
     def evaluate(
@@ -390,14 +378,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def _assert_compiled(self) -> None:
         if not isinstance(getattr(self, "optimizer", None), LabelDPOptimizer):
             raise RuntimeError(
-                "LabelDPModel must be compiled before fit: model.compile(LabelDPOptimizer(...), "
-                "loss=...)."
+                "LabelDPModel must be compiled before fit: compile(LabelDPOptimizer(...), loss)."
             )
         if self._spending.optimizer is not self.optimizer:
-            raise RuntimeError(
-                "the optimizer was exchanged without compile. Call model.compile(optimizer, "
-                "loss=...)."
-            )
+            raise RuntimeError("the optimizer was exchanged without compile. Call model.compile.")
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that takes steps; see ``keras.Model``."""
@@ -417,10 +401,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         """
         plan = self._spending.plan if self._is_training() else None
         if plan is None:
-            raise RuntimeError(
-                "train_step is for fit alone, which charges its steps. Call fit on "
-                "tf_labeldp.data.poisson_batches."
-            )
+            raise RuntimeError("train_step is for fit alone, which charges its steps.")
         x, y, weights, alt = _unpacked(data)
         y, weights = self._guard.admitted((y, weights))
         written = [*self.variables, *self.optimizer.variables]
@@ -476,8 +457,7 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
         raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")
     if settings.get("steps_per_execution") == "auto":
         raise ValueError(
-            "steps_per_execution='auto' is not supported: steps are charged per epoch. Give a "
-            "number that divides the steps of an epoch."
+            "steps_per_execution='auto' is not supported. Give a divisor of the steps per epoch."
         )
 
 
@@ -486,8 +466,8 @@ def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:
     parts = data if isinstance(data, (tuple, list)) else (data,)
     if not 2 <= len(parts) <= 4:
         raise ValueError(
-            f"a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
-            f"{len(parts)} parts. Fit on tf_labeldp.data.poisson_batches."
+            "a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
+            f"{len(parts)} parts."
         )
     x, y, weights, alt = [*parts, None, None][:4]
     if weights is None:
@@ -538,10 +518,7 @@ class PrivacySpent(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that the first epoch stays within the target."""
         if not isinstance(self.model, LabelDPModel):
-            raise TypeError(
-                f"PrivacySpent needs a LabelDPModel, got {type(self.model).__name__}. Make one "
-                "with LabelDPModel.from_model(model)."
-            )
+            raise TypeError(f"PrivacySpent needs a LabelDPModel, got {type(self.model).__name__}.")
         after = self._after_another()
         if self.target_epsilon is not None and after > self.target_epsilon:
             raise ValueError(

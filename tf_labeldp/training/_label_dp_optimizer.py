@@ -17,7 +17,8 @@ from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
 from tf_labeldp.training._preconditioner import GaussNewton
 
-_LEAST_CLIP = 1e-10
+_CLIPS = "[1e-10, 1e10]"
+"""Squares of other norms would leave the range of single precision."""
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
 _NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping", "insecure_seed")
@@ -107,19 +108,17 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         changed = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
         if changed:
             raise TypeError(
-                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}; set it on "
-                "inner_optimizer."
+                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}: see inner_optimizer."
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
-        self._l2_norm_clip = _checked_clip(l2_norm_clip)
+        l2_norm_clip = _validate.positive_finite("l2_norm_clip", l2_norm_clip)
+        self._l2_norm_clip = _validate.number_in("l2_norm_clip", l2_norm_clip, _CLIPS)
         self._noise = _checked_noise(noise, noise_multiplier, insecure_seed)
         self.insecure_seed = insecure_seed
         self._denoiser = NoOp() if denoiser is None else denoiser
         if not isinstance(self._denoiser, Denoiser):
-            raise TypeError(
-                f"denoiser must be a tf_labeldp denoiser or None, got {type(denoiser).__name__}."
-            )
+            raise TypeError(f"denoiser must be a Denoiser or None, got {type(denoiser).__name__}.")
         self._preconditioner = _checked_preconditioner(preconditioner, self._denoiser)
         if num_microbatches is not None:
             num_microbatches = _validate.integer_at_least("num_microbatches", num_microbatches, 1)
@@ -290,8 +289,7 @@ def _checked_inner(inner: Any) -> keras.optimizers.Optimizer:
         raise TypeError(f"inner_optimizer must be a Keras optimizer, got {type(inner).__name__}.")
     if isinstance(inner, (LabelDPOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
-            f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Give the one "
-            "inside it; losses in half precision are scaled by LabelDPModel itself."
+            f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Unwrap it."
         )
     clipping = [name for name in _FIXED if getattr(inner, name, None)]
     if clipping:
@@ -313,27 +311,17 @@ def _checked_noise(
         return GaussianNoise(noise_multiplier, insecure_seed=insecure_seed)
     if not isinstance(noise, NoiseMechanism):
         raise TypeError(
-            f"noise must be a tf_labeldp.training.NoiseMechanism, got {type(noise).__name__}. For "
-            "a DPQuery of TF Privacy write tf_labeldp.tf_privacy.QueryNoise(query)."
+            f"noise must be a training.NoiseMechanism, got {type(noise).__name__}. Wrap a DPQuery: "
+            "tf_labeldp.tf_privacy.QueryNoise(query)."
         )
     if noise_multiplier is not None and noise_multiplier != noise.noise_multiplier:
         raise ValueError(
             f"noise_multiplier={noise_multiplier:g} contradicts noise, which has "
-            f"{noise.noise_multiplier:g}. Leave noise_multiplier out."
+            f"{noise.noise_multiplier:g}. Leave it out."
         )
     if insecure_seed is not None and getattr(noise, "insecure_seed", None) != insecure_seed:
         raise ValueError("insecure_seed and noise were both given; give the seed to the noise.")
     return noise
-
-
-def _checked_clip(value: Any) -> float:
-    clip = _validate.positive_finite("l2_norm_clip", value)
-    if not _LEAST_CLIP <= clip <= 1.0 / _LEAST_CLIP:
-        raise ValueError(
-            f"l2_norm_clip must be between {_LEAST_CLIP:g} and {1.0 / _LEAST_CLIP:g}, as norms are "
-            f"in single precision, got {clip:g}. Scale the loss instead."
-        )
-    return clip
 
 
 def _check_by_distance(noise: NoiseMechanism, num_microbatches: int | None) -> None:
@@ -345,8 +333,8 @@ def _check_by_distance(noise: NoiseMechanism, num_microbatches: int | None) -> N
         )
     if type(noise) is not GaussianNoise:
         raise ValueError(
-            "clipping='label_distance' needs GaussianNoise: other noise is accounted for gradients "
-            f"of norm l2_norm_clip at most, got {type(noise).__name__}. Use clipping='norm'."
+            f"clipping='label_distance' needs GaussianNoise, got {type(noise).__name__}, which is "
+            "accounted for gradients of norm l2_norm_clip. Use clipping='norm'."
         )
 
 
@@ -356,12 +344,10 @@ def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | Non
     if value == "gauss_newton":
         value = GaussNewton()
     if not isinstance(value, GaussNewton):
-        raise TypeError(
-            f"preconditioner must be 'gauss_newton', a GaussNewton or None, got {value!r}."
-        )
+        raise TypeError(f"preconditioner must be a GaussNewton, its name or None, got {value!r}.")
     if not isinstance(denoiser, NoOp):
         raise ValueError(
-            f"preconditioner and {type(denoiser).__name__} were both given: a denoiser would "
-            "project in other coordinates than the gradients are in. Leave one of them out."
+            f"preconditioner and {type(denoiser).__name__} were both given, which use different "
+            "coordinates. Leave one of them out."
         )
     return value

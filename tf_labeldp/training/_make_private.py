@@ -102,9 +102,7 @@ def make_private(
     epochs = _validate.integer_at_least("epochs", epochs, 1)
     batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
     if batch_size > len(labels):
-        raise ValueError(
-            f"batch_size must be at most the number of labels, {len(labels)}, got {batch_size}."
-        )
+        raise ValueError(f"batch_size must be at most {len(labels)}, the labels, got {batch_size}.")
     delta = labels.budget.delta if delta is None else delta
     if not delta:
         raise ValueError(

@@ -153,8 +153,8 @@ class MultiStageTraining(CountedTraining):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
         if labels.label_range is not None:
             raise ValueError(
-                "labels must be classes, and these are numbers. Draw noisy numbers by "
-                "labels.randomize(tf_labeldp.LabelRandomizer(...)), and fit any model on them."
+                "labels must be classes, and these are numbers. Fit any model on noisy numbers of "
+                "labels.randomize(tf_labeldp.LabelRandomizer(...))."
             )
         if sigmoid and labels.num_classes != 2:
             raise ValueError(
@@ -184,10 +184,7 @@ class MultiStageTraining(CountedTraining):
         )
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:
-            raise ValueError(
-                "mixup_alpha > 0 needs floating-point features. Cast them, for example "
-                "x.astype('float32') / 255."
-            )
+            raise ValueError("mixup_alpha > 0 needs floating-point features. Cast them.")
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
@@ -201,10 +198,7 @@ class MultiStageTraining(CountedTraining):
             rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
             self._first_priors = Priors(rows, receipts=first.receipts)
         if not re.fullmatch(r"[\w.-]+", key):
-            raise ValueError(
-                f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
-                "files in the vault's store."
-            )
+            raise ValueError(f"key must be letters, digits, '_', '-' and '.', got {key!r}.")
         # Names of the stages' draws, which identify their priors.
         self._keys = [
             f"{key}-stage-{stage}-of-{len(origins)}{origin}"
@@ -372,8 +366,8 @@ class MultiStageTraining(CountedTraining):
         row = row if k > 1 else _two_columns(row, logits=False)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(
-                "the model's output is not a probability distribution, and its loss does not say "
-                "from_logits=True. Say so there or here, or end the model with a softmax."
+                "the model's output is not a probability distribution, and its loss has no "
+                "from_logits=True. Set it there or here, or end the model with a softmax."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -474,8 +468,8 @@ class MultiStageTraining(CountedTraining):
         """Returns the noisy labels of a stage that has been drawn."""
         if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
-                f"this vault did not draw the labels of stage {stage + 1}, an earlier one. Give it "
-                "the store of that run: PrivateLabels(..., store=path)."
+                f"this vault did not draw the labels of stage {stage + 1}. Give it the store of "
+                "that run: PrivateLabels(..., store=path)."
             )
         return self._draw(stage, None)
 

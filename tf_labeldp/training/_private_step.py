@@ -258,12 +258,6 @@ class PrivateStep:
         forward = TrainingPass(self._model, by_example=by_example, pieces=pieces)
 
         def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
-            if needs.num_examples and alt is None:
-                raise ValueError(
-                    f"{type(needs).__name__} needs {needs.num_examples} public examples in each "
-                    "step, and the data have none. Fit on tf_labeldp.data.poisson_batches, which "
-                    "supplies them."
-                )
             return vertex_losses(
                 forward,
                 self._model.loss,

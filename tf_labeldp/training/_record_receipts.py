@@ -173,15 +173,14 @@ def fit(
     model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
     if not isinstance(labels, NoisyLabels):
         raise TypeError(
-            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. Give the result "
-            "of PrivateLabels.randomize; for several outputs, make the targets yourself and call "
-            "model.fit(..., callbacks=[RecordReceipts(first, second)])."
+            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. For several "
+            "outputs, call model.fit(..., callbacks=[RecordReceipts(first, second)])."
         )
     _check_receipts(labels)
     if hasattr(x, "as_numpy_iterator"):
         raise TypeError(
-            "expected x as arrays, got a data set. Fit it by model.fit(dataset, "
-            "callbacks=[RecordReceipts(noisy)])."
+            "expected x as arrays, got a data set. Give it to model.fit, with "
+            "callbacks=[RecordReceipts(noisy)]."
         )
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
@@ -217,7 +216,7 @@ def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
         if number == size and _counts_from_a_part(noisy):
             raise ValueError(
                 f"expected x with a row for each of {len(noisy)} noisy labels of a part of the "
-                f"vault, got {size} rows. Give the features of the part, x[part.indices]."
+                f"vault, got {size} rows. Give x[part.indices]."
             )
         if number == size:
             return noisy.indices
@@ -225,8 +224,7 @@ def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
             return slice(None)
     raise ValueError(
         f"expected x (and sample_weight) with a row for each of the {size} examples of the vault, "
-        f"or for each of the {len(noisy)} noisy labels, got {sorted(lengths)}. Give them in the "
-        "order of the labels."
+        f"or for each of the {len(noisy)} noisy labels, in their order, got {sorted(lengths)}."
     )
 
 

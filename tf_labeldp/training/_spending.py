@@ -212,9 +212,8 @@ class Spending:
         delta = plan.vault.budget.delta
         if delta <= 0.0:
             raise ValueError(
-                "the vault's budget has delta=0, and Gaussian noise needs one above zero. Make "
-                f"the vault with PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...), "
-                "below 1 / n."
+                "the vault's budget has delta=0, and Gaussian noise needs one above zero. Make it "
+                f"with PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...)."
             )
         return delta
 

@@ -53,16 +53,10 @@ class StagePlan:
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         if np.ndim(fractions) != 1:
-            raise ValueError(
-                f"fractions must be a sequence with one number per stage, got {fractions!r}. Use "
-                "(1.0,) for one stage."
-            )
+            raise ValueError(f"fractions must have one number per stage, got {fractions!r}.")
         shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
         if abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
-            raise ValueError(
-                f"fractions must sum to one, got {list(fractions)} with sum "
-                f"{math.fsum(shares):.6g}. Use (1.0,) for one stage."
-            )
+            raise ValueError(f"fractions must sum to one, got {math.fsum(shares):.6g}.")
         steps = math.ceil(num_examples / batch_size)
         ends = np.floor(np.cumsum(shares) * num_examples + 1e-9).astype(np.int64)[:-1]
         order = np.random.default_rng(seed).permutation(num_examples)
@@ -99,10 +93,7 @@ def _per_stage(
 ) -> tuple[Any, ...]:
     values = (value,) * count if np.ndim(value) == 0 else tuple(value)
     if len(values) != count:
-        raise ValueError(
-            f"{name} must be one value or one per stage: got {len(values)} values for {count} "
-            "stages."
-        )
+        raise ValueError(f"{name} must be one value or one per stage ({count}), got {len(values)}.")
     return tuple(check(name, entry) for entry in values)
 
 
@@ -241,8 +232,7 @@ class StageDataset:
         if left < 1:
             raise RuntimeError(
                 "expected the MultiStageTraining among the callbacks of model.fit, got none in all "
-                "epochs of stage 1; without it, later epochs would train on the noisy labels of "
-                f"stage 1 again. Call {FIT}."
+                f"epochs of stage 1: later ones would repeat its noisy labels. Call {FIT}."
             )
         if current is None:
             raise RuntimeError("the dataset of MultiStageTraining was iterated before its draw.")

@@ -61,6 +61,13 @@ class TrainingPlan:
         """Returns the plan of ``fit(x, y, **settings)``, or raises where it can't be private."""
         if isinstance(x, PoissonBatches):
             return PoissonPlan.of_batches(x, y, settings, optimizer)
+        spec = x.element_spec if isinstance(x, tf.data.Dataset) else ()
+        if optimizer.num_examples and not (isinstance(spec, tuple) and len(spec) == 4):
+            needs = optimizer.preconditioner or optimizer.denoiser
+            raise ValueError(
+                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
+                "step, and the data have none. Fit on data.poisson_batches."
+            )
         if y is None or isinstance(x, tf.data.Dataset):
             return TrainingPlan(optimizer.num_microbatches)
         return ArrayPlan.of_arrays(x, y, settings, optimizer)
@@ -103,14 +110,13 @@ class TrainingPlan:
         if not fits:
             raise ValueError(
                 f"{came}, but the model has {outputs} outputs. Give its last layer one unit for "
-                "each class (these are numbered from zero), or for each label of a row."
+                "each class (numbered from zero), or for each label of a row."
             )
 
     def _check_two_classes(self, outputs: int) -> None:
         if self.unit != "label":
             raise ValueError(
-                "clipping='label_distance' protects single labels, and these batches are of users. "
-                "Use clipping='norm'."
+                "clipping='label_distance' protects single labels, and these batches are of users."
             )
         if self.vault is None:
             labels = self.known_labels()
@@ -138,9 +144,8 @@ class TrainingPlan:
         size = 0 if rows is None else rows * num_replicas // self.num_microbatches
         if not size or rows * num_replicas != size * self.num_microbatches or rows % size:
             raise ValueError(
-                f"num_microbatches={self.num_microbatches} must divide the batch, which has "
-                f"{'an unknown number of' if rows is None else rows} rows on each of "
-                f"{num_replicas} replica(s). Batch the dataset with drop_remainder=True."
+                f"num_microbatches={self.num_microbatches} must divide the batch of {rows} rows on "
+                f"each of {num_replicas} replica(s). Batch with drop_remainder=True."
             )
         return int(size)
 
@@ -176,8 +181,8 @@ class PoissonPlan(TrainingPlan):
         extra = extra if y is None else ["y", *extra]
         if extra:
             raise ValueError(
-                f"fit got poisson_batches together with {', '.join(extra)}, which they settle "
-                "themselves. Set probability, steps and labels in poisson_batches."
+                f"fit got poisson_batches together with {', '.join(extra)}. Set probability, steps "
+                "and labels in poisson_batches."
             )
         microbatches, disjoint = optimizer.num_microbatches, optimizer.denoiser.reveals_batch
         q, uses = batches.sampling_probability, batches.steps
@@ -223,22 +228,20 @@ def _check_microbatches(batches: PoissonBatches, microbatches: int, sampled: boo
     """Raises where batches can't be cut into groups, or where sampling does not amplify."""
     if batches.privacy_unit == "user":
         raise ValueError(
-            "num_microbatches can't be used with batches of users: a user's examples are "
-            "clipped together. Leave it out."
+            "num_microbatches can't be used with users, whose examples are clipped together."
         )
     rows = batches.buffer_size * batches.group_size
     if rows % microbatches:
         raise ValueError(
             f"num_microbatches={microbatches} does not divide the buffer of {rows} rows. Set "
-            "buffer_size in poisson_batches to a multiple of it."
+            "buffer_size in poisson_batches."
         )
     if sampled and microbatches != rows:
         # The sample decides which examples are neighbours: one example more or less changes many of
         # the clipped means, which the accounting of sampled batches does not allow for.
         raise ValueError(
-            f"num_microbatches={microbatches} clips means of {rows // microbatches} "
-            "neighbouring examples, for which amplification by sampling does not hold. Fit on "
-            "arrays, which are not sampled, or leave num_microbatches out."
+            f"num_microbatches={microbatches} clips means of {rows // microbatches} examples, for "
+            "which amplification by sampling does not hold. Fit on arrays, or leave it out."
         )
 
 
@@ -259,21 +262,14 @@ class ArrayPlan(TrainingPlan):
     @classmethod
     def of_arrays(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> ArrayPlan:
         """Returns the plan, and takes its own settings out of ``settings``."""
-        if optimizer.num_examples:
-            needs = optimizer.preconditioner or optimizer.denoiser
-            raise ValueError(
-                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
-                "step, and arrays have none. Fit on tf_labeldp.data.poisson_batches(x, labels, "
-                "sampling_probability=..., steps=...)."
-            )
         _check_class_weight(settings)
         for name, instead in _NOT_WITH_ARRAYS.items():
             if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
         if isinstance(y, PrivateLabels):
             raise TypeError(
-                "labels in a PrivateLabels vault come with batches: fit(tf_labeldp.data."
-                "poisson_batches(x, labels, sampling_probability=..., steps=...))."
+                "labels in a PrivateLabels vault come with batches: fit(data.poisson_batches(x, "
+                "labels, sampling_probability=..., steps=...))."
             )
         public = public_input(x, settings.pop("sample_weight", None))
         x, weights = public.value
@@ -284,22 +280,18 @@ class ArrayPlan(TrainingPlan):
         lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
         if any(length != (n,) for length in lengths):
             raise ValueError(
-                f"features, labels and sample_weight must have one row for each example, got "
+                "features, labels and sample_weight must have one row for each example, got "
                 f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
             )
         size = min(int(settings.pop("batch_size", None) or 32), n)
         if size < 2 and not optimizer.denoiser.takes_single_examples:
             raise ValueError(
-                f"batch_size must be at least 2, got {size}: with one example per step, noise has "
-                "nothing to average over. (SelfSpan on single examples is LP-Normal-SGD, and "
-                "allowed.)"
+                f"batch_size must be at least 2, got {size}. (SelfSpan allows single examples: "
+                "LP-Normal-SGD.)"
             )
         microbatches = optimizer.num_microbatches
         if microbatches is not None and size % microbatches:
-            raise ValueError(
-                f"num_microbatches={microbatches} must divide batch_size={size}. Change one of "
-                "them."
-            )
+            raise ValueError(f"num_microbatches={microbatches} must divide batch_size={size}.")
         return cls(
             arrays=arrays,
             batch_size=size,
@@ -331,7 +323,7 @@ def _check_class_weight(settings: dict[str, Any]) -> None:
     if _is_given(settings.pop("class_weight", None)):
         raise ValueError(
             "class_weight is not supported by LabelDPModel. Weigh inside the loss, whose gradients "
-            "are clipped: loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
+            "are clipped: loss=lambda y, outputs: tf.gather(weights, y) * "
             "keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)."
         )
 
