@@ -26,18 +26,7 @@ def check_layers(model: keras.Model) -> None:
     Clipping bounds the effect of one label on a step only if no layer uses statistics of the batch,
     and if the clipped loss is the only one (weight regularizers are fine: no label enters them).
 
-    Raises:
-        ValueError: layers that mix examples (all of them are named, with a replacement), activity
-            regularizers, losses from ``add_loss``, or no trainable variable.
-
-    Example:
-        >>> import keras
-        >>> layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
-        >>> try:
-        ...     check_layers(keras.Sequential(layers))
-        ... except ValueError as error:
-        ...     print(str(error)[:42])
-        these layers mix the examples of a batch,
+    The error names all layers that mix examples, each with a replacement.
     """
     layers = all_layers(model)
     problems = []
@@ -192,20 +181,6 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     The reduction of a ``keras.losses.Loss`` is left out: gradients are clipped example by example
     and divided by the expected batch size later. Losses with more axes (one number per time step,
     say) are averaged over them. The callable raises a ``ValueError`` for a loss over the batch.
-
-    Args:
-        loss: a ``keras.losses.Loss``, its name, or a function of ``y_true`` and ``y_pred`` that
-            returns one number per example.
-
-    Raises:
-        TypeError: not a loss.
-        ValueError: no loss has that name.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> squared = per_example_loss(keras.losses.MeanSquaredError())
-        >>> print(squared(np.array([[1.0], [2.0]]), np.array([[1.0], [5.0]])).numpy())
-        [0. 9.]
     """
     found = loss_object(loss)
     is_keras = isinstance(found, keras.losses.Loss)
@@ -276,11 +251,7 @@ def check_labels_fit(model: keras.Model, loss: Any, labels: Any) -> None:
     """Raises a ``ValueError`` where one of Keras's losses can't take labels of these shapes.
 
     The loss is traced, so that no label is read. Other losses are not checked.
-
-    Args:
-        model: functional.
-        loss: as for ``per_example_loss``.
-        labels: ``tf.TensorSpec`` of a batch of labels.
+    ``labels`` is the ``tf.TensorSpec`` of a batch.
     """
     if not _is_row_by_row(loss):
         return

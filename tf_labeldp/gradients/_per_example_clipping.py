@@ -58,27 +58,10 @@ class PerExampleClipping:
         to TensorFloat-32, turn that off:
         ``tf.config.experimental.enable_tensor_float_32_execution(False)``.
 
-    Args:
-        model: a built Keras model.
-        speed: how gradients are computed; None for the defaults.
-
-    Raises:
-        ValueError: a layer mixes examples or adds losses, nothing is trainable, or the method of
-            ``speed`` cannot handle the model.
-
+    The method of ``speed`` must be able to handle the built model, or a ``ValueError`` is raised.
     Sources: Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1; Bu et al.
     2023, "Differentially private optimization on large foundation models at almost no cost",
     algorithm 1.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-        >>> x, y = np.array([[3.0, 4.0], [0.0, 0.1]], "float32"), np.zeros((2, 1), "float32")
-        >>> loss = lambda y_true, y_pred: keras.ops.sum(y_pred, axis=1)
-        >>> batch = Batch(x, y, np.ones(2), loss)
-        >>> result = PerExampleClipping(model).clipped_sum(batch, Clip(1.0))
-        >>> print(result.norms.numpy().round(3), result.gradients[0].numpy().ravel().round(3))
-        [5.  0.1] [0.6 0.9]
     """
 
     def __init__(self, model: keras.Model, speed: Speed | None = None) -> None:

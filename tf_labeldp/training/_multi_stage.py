@@ -206,7 +206,6 @@ class MultiStageTraining(CountedTraining):
         ]
         self._from_logits = from_logits
         self._verbose = verbose
-        self._training_set: TrainingSet | None = None
         self._first_epoch = True
         self._start_weights: list[tuple[Any, np.ndarray]] = []
         self._start_optimizer: list[tuple[Any, np.ndarray]] = []
@@ -302,13 +301,13 @@ class MultiStageTraining(CountedTraining):
             # Before the first draw, which would be in vain if a later one is refused.
             if not self._labels.has_draw(self._keys[stage]):
                 self._labels.check_budget(self._mechanism(stage), part)
-        if self._training_set is None:
+        if not self._reports:
             self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
-            self._training_set = self._make_training_set(0)
             # A single stage has the labels of all epochs, with or without the callback.
             single = len(self._plan.parts) == 1
-            self._data.set(self._training_set, math.inf if single else self._plan.epochs[0])
+            passes = math.inf if single else self._plan.epochs[0]
+            self._data.set(self._training_set(stage=0, epoch=0), passes)
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
@@ -376,14 +375,12 @@ class MultiStageTraining(CountedTraining):
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:
             self._resume(stage if begins else stage + 1)
+        self._first_epoch = False
         if begins:
             self._begin(stage)
-        if self._training_set is None or begins or self._first_epoch:
-            self._training_set = self._make_training_set(stage)
-        self._first_epoch = False
         begun = [drawn for drawn in self._drawn_stages() if drawn in self._reports]
         attach(self.model, merge_receipts(*(self._draw(s, None).receipts for s in begun)))
-        self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
+        self._data.set(self._training_set(stage, epoch))
         super().on_epoch_begin(epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -443,14 +440,12 @@ class MultiStageTraining(CountedTraining):
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
             )
 
-    def _make_training_set(self, stage: int) -> TrainingSet:
-        """Returns the stage's training set, for its first epoch."""
+    def _training_set(self, stage: int, epoch: int) -> TrainingSet:
         noisy = np.full(len(self._labels), -1, dtype=np.int64)
         for drawn in self._drawn_stages():
             noisy[self._plan.parts[drawn]] = self._draw(drawn, None).values
         indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
-        alpha, start = self._plan.mixup_alphas[stage], self._plan.starts[stage]
-        return TrainingSet(indices, noisy[indices], alpha, epoch=start)
+        return TrainingSet(indices, noisy[indices], self._plan.mixup_alphas[stage], epoch)
 
     def _mechanism(self, stage: int) -> ClassificationMechanism:
         kind = RandomizedResponse if stage == 0 and self._first_priors is None else RRWithPrior

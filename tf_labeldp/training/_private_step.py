@@ -59,11 +59,8 @@ class StepGuard:
         and the function that ``taking_turns`` returns raises the same error as elsewhere when the
         program has run.
 
-    Args:
-        compiled: whether checks are values in the program of a step, instead of calls of Python.
-
     Attributes:
-        compiled: as given.
+        compiled: whether checks are values in the program of a step, instead of calls of Python.
         error: the error of a stopped step; TensorFlow replaces it by another on the way.
     """
 
@@ -219,15 +216,6 @@ class PrivateStep:
         Of a batch's labels only the noisy sum of clipped gradients leaves, and only after the guard
         has admitted the step. The inputs of denoiser and preconditioner depend on features, weights
         and that sum.
-
-    Args:
-        model: whose trainable variables are trained.
-        optimizer: it is compiled with.
-        per_example_loss: (y_true, y_pred) -> (batch,).
-        guard: checks each step.
-
-    Raises:
-        ValueError: ``optimizer.method`` is not for this model.
     """
 
     def __init__(

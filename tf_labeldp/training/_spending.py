@@ -68,13 +68,7 @@ class Run:
 
 
 class Spending:
-    """Charges the steps of one model to the vault of its labels, and attaches their receipts.
-
-    Args:
-        model: to be trained.
-        optimizer: the source of noise.
-        guard: admits the steps that have been charged.
-    """
+    """Charges the steps of one model to the vault of its labels, and attaches their receipts."""
 
     def __init__(self, model: keras.Model, optimizer: Any, guard: StepGuard) -> None:
         self._model, self.optimizer, self._guard = model, optimizer, guard
