@@ -37,15 +37,11 @@ class LayerRecord(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one layer is handled.
+    """How one layer is handled."""
 
-    Attributes:
-        keep: form all gradients once, and use them for the norms and for the sum.
-        ghost: norms without gradients.
-        chunk: groups whose norms are computed at a time.
-    """
-
+    # Form all gradients once, and use them for the norms and for the sum.
     keep: bool
+    # Compute norms without gradients, in chunks of this number of groups.
     ghost: bool
     chunk: int
 

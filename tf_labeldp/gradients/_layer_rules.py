@@ -360,13 +360,10 @@ Factors = tuple[tf.Tensor, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LayerRule:
-    """Trained weights of a layer, and how their gradients follow.
+    """Trained weights of a layer, and their rule.
 
-    Attributes:
-        layer: the layer.
-        rule: of its per-example gradients.
-        variables: that the rule gives gradients of, in its order.
-        factors: from the layer's inputs, outputs and output gradients to those of the rule.
+    ``factors`` maps the layer's inputs, outputs and output gradients to those of the rule, which
+    gives the gradients of ``variables``, in this order.
     """
 
     layer: keras.Layer
@@ -380,10 +377,9 @@ _MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
 
 
 def rule_of(*kinds: type) -> Callable[[Any], Any]:
-    """Registers the function that makes the rules of layers of these classes.
+    """Registers a function from layers of these classes, and their input shapes, to rules.
 
-    It gets the layer and its input shape, and returns None where the layer is used in a way that
-    has no rule.
+    It returns None for a layer that is used in a way without a rule.
     """
 
     def register(make: Any) -> Any:

@@ -165,9 +165,9 @@ def is_plain_cross_entropy(loss: Any, kind: str) -> bool:
     "Categorical" covers labels as codes and as one-hot rows.
     """
     loss = loss_object(loss)
-    kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
-    if kind == "binary":
-        kinds = (keras.losses.BinaryCrossentropy,)
+    kinds: tuple[Any, ...] = (keras.losses.BinaryCrossentropy,)
+    if kind == "categorical":
+        kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
     if type(loss) not in kinds:
         return False
     config = loss.get_config()

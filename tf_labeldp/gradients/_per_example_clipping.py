@@ -18,22 +18,16 @@ _FLOAT16_LOSS_SCALE = 256.0  # entries from 2e-10 to 255 survive; above, the exa
 
 
 class ClippedSum(NamedTuple):
-    """The result of ``PerExampleClipping.clipped_sum``.
+    """The result of ``PerExampleClipping.clipped_sum``."""
 
-    Attributes:
-        gradients: the sum of the clipped gradients, ``float32``, one tensor for each of
-            ``model.trainable_variables``, in their order.
-        norms: L2 norms of the groups' gradients before clipping, ``float32`` (B / group_size,).
-            They depend on labels: not to be released.
-        outputs: the model's outputs (B, ...), in training mode.
-        finite: whether the output of each layer is finite: scalar booleans by the layers' names.
-            Computed from features and weights alone. The layers are only checked, by another pass
-            without dropout, when the model's outputs are not all finite.
-    """
-
+    # The clipped sum, float32, for each of ``model.trainable_variables``.
     gradients: list[tf.Tensor]
+    # L2 norms (B / group_size,) before clipping. They depend on labels: not to be released.
     norms: tf.Tensor
+    # The model's outputs (B, ...), in training mode.
     outputs: tf.Tensor
+    # Whether the output of each layer is finite, by its name; depends on features and weights
+    # alone. Layers are only checked where the model's outputs are not all finite.
     finite: dict[str, tf.Tensor]
 
 

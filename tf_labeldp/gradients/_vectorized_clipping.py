@@ -129,17 +129,14 @@ def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Properties of the graph of one example.
+    """Properties of the graph of one example."""
 
-    Attributes:
-        num_bytes: of all tensors of the forward and backward pass: more than is ever held at
-            once, and less where a loop runs inside (an RNN).
-        one_by_one: why TensorFlow cannot vectorize it; empty if it can.
-        signature: of the results.
-    """
-
+    # Of all tensors of the forward and backward pass: more than is ever held at once, and less
+    # where a loop runs inside (an RNN).
     num_bytes: int
+    # Why TensorFlow cannot vectorize it; empty if it can.
     one_by_one: str
+    # Of the results.
     signature: Any
 
     @classmethod

@@ -268,18 +268,13 @@ class AltConv(_Hull):
             is removed along with the noise, and noise averages out. 0.7 suits SGD (0.5 with much
             noise, 0.85 on harder data). For an inner optimizer that rescales coordinates, such as
             ``Adam(0.02)``, 0 is best, and 0.2 with noise multipliers below 2.
-        hull: ``"per_example"``: the coefficients of each example sum to 1 / n2; ``"joint"``: all
-            of them to one (the paper's set, which is larger).
-        start: first coefficients: the model's ``"predictions"`` or ``"uniform"``.
-        solver: ``"conjugate"``; ``"pgd"``, the paper's projected gradient of fixed ``steps`` and
-            ``step_size``; or a callable, see ``gradients.project_onto_hull``. To be saved with a
-            model, a callable must be registered with Keras.
+        hull: as for ``gradients.project_onto_hull``, and so are ``start``, ``solver``,
+            ``step_size`` and ``steps``; to be saved with a model, a callable ``solver`` must be
+            registered with Keras.
         relative_gap: stop once the Frank-Wolfe gap is this small, relative to the result; above 0.
         max_products: the most products with the gradient matrix per step, at least 4: half of them
             are backward passes through all public examples. On harder data 20, and without a
             ``residual`` 20 to 40, gain accuracy.
-        step_size: of ``"pgd"`` alone.
-        steps: of ``"pgd"`` alone.
         products: how products with the transpose are computed; see ``gradients.GradientOperator``.
 
     Raises:

@@ -72,20 +72,17 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         Texts of TensorFlow's errors are withheld, since they may quote labels.
 
     Args:
-        inputs: as for ``keras.Model``.
-        outputs: as for ``keras.Model``.
-        name: as for ``keras.Model``.
+        inputs, outputs, name: as for ``keras.Model``.
 
     Raises:
         ValueError: on ``compile``: layers that mix examples, a loss that is not per example, or
             nothing to train; on ``fit``: a layer that XLA can't compile, with ``jit_compile=True``.
         TypeError: on ``compile``: another optimizer than ``LabelDPOptimizer``.
         BudgetExceededError: on ``fit``: the vault's budget does not allow the epochs.
-        FloatingPointError: on ``fit``: the model returned NaN or infinity, or the noisy gradient
-            is not finite; the weights are those before that step.
-        RuntimeError: on ``fit``: not compiled, or TensorFlow stopped with an error whose text is
-            withheld; on ``train_on_batch``, and on ``train_step`` outside of ``fit``; Keras runs on
-            another backend than TensorFlow.
+        FloatingPointError: on ``fit``: the model's output or the noisy gradient is not finite; the
+            weights are those before that step.
+        RuntimeError: on ``fit``: not compiled, or an error of TensorFlow whose text is withheld; on
+            ``train_on_batch``, and on ``train_step`` outside of ``fit``; another Keras backend.
 
     Example:
         >>> import keras, numpy as np
@@ -272,9 +269,10 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             settings.get("callbacks"), settings.get("epochs", 1), settings.get("initial_epoch", 0)
         )
         specs = []
-        if isinstance(validation, (tuple, list)) and not isinstance(validation[1], (dict, tuple)):
-            labels = np.asarray(validation[1])
-            specs.append(tf.TensorSpec(labels.shape, labels.dtype))
+        if isinstance(validation, (tuple, list)) and len(validation) > 1:
+            if not isinstance(validation[1], (dict, tuple)):
+                labels = np.asarray(validation[1])
+                specs.append(tf.TensorSpec(labels.shape, labels.dtype))
         opened = plan.open()
         if opened is not None:
             x, y = opened[0], None

@@ -36,15 +36,14 @@ _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
 
 @dataclasses.dataclass(frozen=True)
 class StageReport:
-    """The training set of a stage in numbers, computed from noisy labels alone.
+    """The training set of a stage in numbers, which depend on noisy labels alone.
 
     Attributes:
         stage: number of the stage, from 1.
         num_new: examples whose labels were drawn for this stage.
         mean_k: mean size of the top-k set over them (K in a first stage without priors).
-        num_reused: examples of earlier stages that are trained on again.
-        num_dropped: examples of earlier stages left out, because their noisy label is not among
-            the model's top ``round(mean_k)`` classes.
+        num_reused: examples of earlier stages in the training set.
+        num_dropped: those left out, as their noisy label is not in the model's top classes.
     """
 
     stage: int

@@ -50,20 +50,16 @@ _ROUNDED = Assumption(
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """One ``fit`` under way.
-
-    Attributes:
-        plan: its use of the labels.
-        labels: the label set of the plan's vault, or one of this run alone.
-        reported: whether loss and metrics on true labels are shown.
-        before: digests of the weights before its first step.
-        last: the receipt of the last epoch that was charged.
-    """
+    """One ``fit`` under way."""
 
     plan: TrainingPlan
+    # Of the plan's vault, or of this run alone.
     labels: LabelSet
+    # Whether loss and metrics on true labels are shown.
     reported: bool
+    # Digests of the weights before the first step.
     before: list[bytes]
+    # Of the last epoch that was charged.
     last: Receipt | None = None
 
 
