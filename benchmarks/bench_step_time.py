@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "plain, 10,000,000 weights": ("plain", {"network": "dense"}, 2),
     "dp-sgd, 10,000,000 weights": ("ours", {"network": "dense"}, 2),
     "dp-sgd, 10,000,000 weights of an Embedding": ("ours", {"network": "embedding"}, 2),
-    "dp-sgd, label_distance": ("ours", {"clipping": "label_distance"}, 4),
+    "dp-sgd, label_distance, 2 classes": ("ours", {"clipping": "label_distance"}, 4),
     "dp-sgd, gauss_newton": ("ours", {"preconditioner": "gauss_newton"}, 4),
     "TF Privacy DPSequential": ("tfp", {"use_xla": True}, 2),
     "TF Privacy DPSequential, use_xla=False": ("tfp", {"use_xla": False}, 2),
@@ -133,7 +133,7 @@ def random_data(batch: int, batches: int = 1, network: str = "cnn") -> tuple[Any
     return x, rng.integers(CLASSES, size=batches * batch)
 
 
-def make_network(network: str) -> Any:
+def make_network(network: str, classes: int = CLASSES) -> Any:
     """Returns the CNN, or a network of 10,000,000 weights."""
     import keras
 
@@ -141,14 +141,14 @@ def make_network(network: str) -> Any:
 
     layers = keras.layers
     if network == "cnn":
-        return _models.small_cnn((28, 28, 1), CLASSES)
+        return _models.small_cnn((28, 28, 1), classes)
     if network == "dense":
         stack = [keras.Input((28, 28, 1)), layers.Flatten()]
         stack += [layers.Dense(2048, "relu") for _ in range(3)]
     else:
         stack = [keras.Input((64,), dtype="int32"), layers.Embedding(WORDS, 100)]
         stack += [layers.GlobalAveragePooling1D()]
-    return keras.Sequential([*stack, layers.Dense(CLASSES)])
+    return keras.Sequential([*stack, layers.Dense(classes)])
 
 
 def train_plain(batch: int, steps: int, epochs: int, settings: dict[str, Any]) -> None:
@@ -184,7 +184,8 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
         settings["solver"] = SOLVERS.get(settings["solver"], settings["solver"])
     denoiser = AltConv(**settings) if settings else None
     inner = keras.optimizers.SGD(0.1)
-    model = LabelDPModel.from_model(make_network(network))
+    classes = CLASSES if clipping == "norm" else 2
+    model = LabelDPModel.from_model(make_network(network, classes))
     model.compile(
         LabelDPOptimizer(
             inner,
@@ -199,7 +200,7 @@ def train_ours(batch: int, steps: int, epochs: int, settings: dict[str, Any]) ->
         jit_compile=jit,
     )
     x, y = random_data(batch, batches=16, network=network)
-    data = poisson_batches(x, y, sampling_probability=1 / 16, steps=steps)
+    data = poisson_batches(x, y % classes, sampling_probability=1 / 16, steps=steps)
     callbacks = [rounds.callback(keras.callbacks.Callback)]
     model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
 

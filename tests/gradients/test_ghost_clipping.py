@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Clip
+from tf_labeldp.gradients._clip import Batch, Clip
 from tf_labeldp.gradients._ghost_clipping import (
     LayerRecord,
     clipped_sums,
     make_plans,
     map_chunks,
 )
-from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Seen
+from tf_labeldp.gradients._layer_rules import LookupRule, ProductRule, ScaleRule, Taps
 
 BATCH = 10
+NO_BATCH = Batch(None, None, None, None)
 
 
 def records(group_size: int = 1) -> list[LayerRecord]:
@@ -25,17 +26,19 @@ def records(group_size: int = 1) -> list[LayerRecord]:
     def normal(*shape: int) -> tf.Tensor:
         return tf.constant(rng.normal(size=(BATCH, *shape)), tf.float32)
 
-    def seen(inputs: tf.Tensor, output_gradients: tf.Tensor) -> Seen:
-        return Seen(inputs, output_gradients, group_size)
+    def tapped(inputs: tf.Tensor, output_gradients: tf.Tensor) -> Taps:
+        return Taps(inputs, output_gradients, group_size)
 
     return [
-        LayerRecord("wide", ProductRule((30, 20), True, True), seen(normal(3, 30), normal(3, 20))),
-        LayerRecord("small", ProductRule((2, 3), True, True), seen(normal(9, 2), normal(9, 3))),
-        LayerRecord("scale", ScaleRule((4,), (1,), True, True), seen(normal(4), normal(4))),
+        LayerRecord(
+            "wide", ProductRule((30, 20), True, True), tapped(normal(3, 30), normal(3, 20))
+        ),
+        LayerRecord("small", ProductRule((2, 3), True, True), tapped(normal(9, 2), normal(9, 3))),
+        LayerRecord("scale", ScaleRule((4,), (1,), True, True), tapped(normal(4), normal(4))),
         LayerRecord(
             "table",
             LookupRule(50, 3),
-            seen(tf.constant(rng.integers(50, size=(BATCH, 6))), normal(6, 3)),
+            tapped(tf.constant(rng.integers(50, size=(BATCH, 6))), normal(6, 3)),
         ),
     ]
 
@@ -45,12 +48,16 @@ def expected(group_size: int, share: float = 0.5) -> tuple[list[np.ndarray], np.
     parts = [
         gradient.numpy().astype(np.float64)
         for record in records(group_size)
-        for gradient in record.rule.gradients(record.seen)
+        for gradient in record.rule.gradients(record.taps)
     ]
     norms = np.sqrt(sum(np.square(part.reshape(part.shape[0], -1)).sum(axis=1) for part in parts))
     clip = float(np.float32(np.quantile(norms, share)))
     factors = np.minimum(1.0, clip / norms)
     return [np.tensordot(factors, part, 1) for part in parts], norms, clip
+
+
+def sums_of(layers: list[LayerRecord], clip: Clip, max_bytes: int):
+    return clipped_sums(layers, lambda norms: clip.coefficients(norms, NO_BATCH, None), max_bytes)
 
 
 def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
@@ -61,7 +68,7 @@ def flat(layers: list[list[tf.Tensor]]) -> list[np.ndarray]:
 @pytest.mark.parametrize("max_bytes", [2_600, 2_500, 20_000, 10**9])
 def test_memory_changes_nothing_but_the_plan(max_bytes: int, group_size: int):
     sums, norms, clip = expected(group_size)
-    found, found_norms = clipped_sums(records(group_size), Clip(clip, group_size), max_bytes)
+    found, found_norms = sums_of(records(group_size), Clip(clip, group_size), max_bytes)
     np.testing.assert_allclose(found_norms, norms, rtol=1e-5)
     for got, wanted in zip(flat(found), sums, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * clip)
@@ -87,7 +94,7 @@ def test_plans_keep_to_the_memory(max_bytes: int, group_size: int):
         if plan.keep:
             kept += formed * BATCH // group_size
             continue
-        ghost = record.rule.norm_bytes(record.seen)
+        ghost = record.rule.norm_bytes(record.taps)
         working = max(working, plan.chunk * (ghost if plan.ghost else formed))
     assert kept + working <= max_bytes
 
@@ -105,46 +112,47 @@ def test_privacy_a_group_without_a_finite_gradient_adds_exactly_zero(place, bad,
     broken, without = [], []
     for record in records():
         parts = {
-            "inputs": record.seen.inputs,
-            "output_gradients": record.seen.output_gradients,
+            "inputs": record.taps.inputs,
+            "output_gradients": record.taps.output_gradients,
         }
         values = parts[place].numpy()
         if values.dtype == np.float32:
             values[row] = bad
-        bad_parts = Seen(**{**parts, place: tf.constant(values)})
+        bad_parts = Taps(**{**parts, place: tf.constant(values)})
         broken.append(LayerRecord(record.name, record.rule, bad_parts))
         rest = {name: tf.constant(np.delete(part, row, axis=0)) for name, part in parts.items()}
-        without.append(LayerRecord(record.name, record.rule, Seen(**rest)))
+        without.append(LayerRecord(record.name, record.rule, Taps(**rest)))
     clip = Clip(20.0)
-    found, norms = clipped_sums(broken, clip, max_bytes)
+    found, norms = sums_of(broken, clip, max_bytes)
     assert not np.isfinite(norms[row])
     assert np.all(np.isfinite(np.delete(norms, row)))
-    wanted, _ = clipped_sums(without, clip, max_bytes)
+    wanted, _ = sums_of(without, clip, max_bytes)
     for got, expected_part in zip(flat(found), flat(wanted), strict=True):
         np.testing.assert_allclose(got, expected_part, rtol=1e-5, atol=1e-4)
 
 
 def test_coefficients_clip_and_never_raise_a_norm():
     norms = tf.constant([0.0, 0.5, 2.0, 3.0, 1e30, np.inf, np.nan])
-    found = Clip(2.0).coefficients(norms).numpy()
+    found = Clip(2.0).coefficients(norms, NO_BATCH, None).numpy()
     np.testing.assert_allclose(found, [1, 1, 1, 2 / 3, 2e-30, 0, 0], rtol=1e-6)
 
 
 def test_privacy_a_clip_that_is_no_number_does_not_turn_clipping_off():
-    found = Clip(tf.constant(np.nan)).coefficients(tf.constant([0.5, 2.0])).numpy()
+    clip = Clip(tf.constant(np.nan))
+    found = clip.coefficients(tf.constant([0.5, 2.0]), NO_BATCH, None).numpy()
     assert np.all(np.isnan(found))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 9])
 def test_chunks_give_what_the_whole_gives(rows: int):
     values = tf.constant(np.random.default_rng(0).normal(size=(7, 2)), tf.float32)
-    seen: list[int] = []
+    sizes: list[int] = []
 
     def norms(chunk: tf.Tensor) -> tf.Tensor:
-        seen.append(chunk.shape[0])
+        sizes.append(chunk.shape[0])
         return tf.reduce_sum(tf.square(chunk), axis=1)
 
     np.testing.assert_allclose(
         map_chunks(norms, (values,), rows, rows), np.square(values).sum(axis=1), rtol=1e-6
     )
-    assert max(seen) <= rows
+    assert max(sizes) <= rows

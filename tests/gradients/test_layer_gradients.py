@@ -15,7 +15,7 @@ from tf_labeldp.gradients._layer_rules import (
     ProductRule,
     Rule,
     ScaleRule,
-    Seen,
+    Taps,
     Window,
 )
 
@@ -95,13 +95,13 @@ CASES = {
         ((2, 1, 2, 2, 3), (3,)),
     ),
     "depthwise": (
-        DepthwiseRule((3, 3, 2, 2), True, True, SQUARE),
+        DepthwiseRule((3, 3, 2, 2), True, True, SQUARE, channel_groups=2),
         depthwise(SQUARE),
         (6, 5, 2),
         ((3, 3, 2, 2), (4,)),
     ),
     "depthwise with holes": (
-        DepthwiseRule((2, 2, 3, 1), True, True, HOLES),
+        DepthwiseRule((2, 2, 3, 1), True, True, HOLES, channel_groups=3),
         depthwise(HOLES),
         (6, 5, 3),
         ((2, 2, 3, 1), (3,)),
@@ -164,7 +164,7 @@ def by_group(rows: np.ndarray, group_size: int) -> np.ndarray:
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_autodiff(name: str, group_size: int):
     rule, inputs, gradients, rows = example(name)
-    found = rule.gradients(Seen(inputs, gradients, group_size))
+    found = rule.gradients(Taps(inputs, gradients, group_size))
     assert rule.num_weights == sum(part[0].size for part in rows)
     for got, expected in zip(found, rows, strict=True):
         np.testing.assert_allclose(got, by_group(expected, group_size), rtol=1e-5, atol=1e-5)
@@ -173,7 +173,7 @@ def test_gradients_are_those_of_autodiff(name: str, group_size: int):
 @pytest.mark.parametrize("name", CASES)
 def test_the_sum_is_that_of_all_rows(name: str):
     rule, inputs, gradients, rows = example(name)
-    for got, expected in zip(rule.sum(Seen(inputs, gradients)), rows, strict=True):
+    for got, expected in zip(rule.sum(Taps(inputs, gradients)), rows, strict=True):
         np.testing.assert_allclose(got, expected.sum(axis=0), rtol=1e-5, atol=1e-5)
 
 
@@ -181,10 +181,10 @@ def test_the_sum_is_that_of_all_rows(name: str):
 @pytest.mark.parametrize("name", [name for name in CASES if "scale" not in name])
 def test_norms_without_gradients_are_those_of_the_gradients(name: str, group_size: int):
     rule, inputs, gradients, rows = example(name)
-    if rule.norm_bytes(Seen(inputs, gradients, group_size)) is None:
-        assert isinstance(rule, (DepthwiseRule, GroupedRule))
+    if rule.norm_bytes(Taps(inputs, gradients, group_size)) is None:
+        assert isinstance(rule, GroupedRule)
         return
-    norms = rule.squared_norms(Seen(inputs, gradients, group_size))
+    norms = rule.squared_norms(Taps(inputs, gradients, group_size))
     grouped = [by_group(part, group_size).reshape(BATCH // group_size, -1) for part in rows]
     expected = np.square(np.concatenate(grouped, axis=1)).sum(axis=1)
     np.testing.assert_allclose(norms, expected, rtol=2e-5)
@@ -196,10 +196,10 @@ def test_frozen_weights_are_left_out(has_kernel: bool, has_bias: bool):
     rule = ProductRule(full.kernel_shape, has_kernel, has_bias, full.window)
     expected = rows[0 if has_kernel else 1]
     assert rule.num_weights == expected[0].size
-    (found,) = rule.gradients(Seen(inputs, gradients, 1))
+    (found,) = rule.gradients(Taps(inputs, gradients, 1))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     squares = np.square(expected.reshape(BATCH, -1)).sum(axis=1)
-    np.testing.assert_allclose(rule.squared_norms(Seen(inputs, gradients, 1)), squares, rtol=2e-5)
+    np.testing.assert_allclose(rule.squared_norms(Taps(inputs, gradients, 1)), squares, rtol=2e-5)
 
 
 def test_an_index_that_comes_twice_counts_as_one_row():
@@ -207,7 +207,7 @@ def test_an_index_that_comes_twice_counts_as_one_row():
     indices = tf.constant([[2, 0, 2]])
     gradients = tf.constant([[[1.0], [10.0], [2.0]]])
     # (1 + 2)^2 + 10^2; taken apart they would be 1 + 4 + 100.
-    np.testing.assert_allclose(rule.squared_norms(Seen(indices, gradients, 1)), [109.0])
+    np.testing.assert_allclose(rule.squared_norms(Taps(indices, gradients, 1)), [109.0])
 
 
 def test_privacy_norms_are_not_underestimated_where_positions_cancel():
@@ -220,7 +220,7 @@ def test_privacy_norms_are_not_underestimated_where_positions_cancel():
     exact = np.einsum("ntp,ntq->npq", np.float64(inputs), np.float64(gradients))
     exact = np.square(exact).sum(axis=(1, 2))
     rule = ProductRule((width, width), True, False)
-    found = rule.squared_norms(Seen(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
+    found = rule.squared_norms(Taps(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
     assert np.all(found >= exact * (1 - 1e-6))
     # Without rounding up they are: the sum of products alone falls short.
     gram = np.einsum("ntp,nsp->nts", inputs, inputs) * np.einsum(
@@ -235,7 +235,7 @@ def test_norms_of_wide_inputs_that_cancel_are_not_too_small():
     gradients = rng.integers(-16, 17, (16, 2, 4)).astype("f") / 16
     gradients[:, -1] -= gradients.sum(axis=1)  # positions cancel, but for the inputs' differences
     rule = ProductRule((16384, 4), True, False)
-    squares = rule.squared_norms(Seen(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
+    squares = rule.squared_norms(Taps(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
     exact = np.einsum("btd,bte->bde", inputs.astype(np.float64), gradients.astype(np.float64))
     exact_squares = np.sum(exact**2, axis=(1, 2))
     assert np.all(squares >= exact_squares * (1 - 1e-6))

@@ -184,7 +184,7 @@ W = tf.Variable([[1.0, 2.0]])
 @pytest.mark.parametrize(
     ("losses", "variables", "kwargs", "error", "message"),
     [
-        (3, [W], {}, TypeError, "callable without arguments, got int"),
+        (3, [W], {}, TypeError, "must be a callable, got int"),
         (lambda: W, [], {}, ValueError, "variables must not be empty"),
         (lambda: W[0], [W], {}, ValueError, "fixed shape (n, K), got (2,)"),
         (lambda: tf.cast(W, tf.int32), [W], {}, TypeError, "floats, got int32"),

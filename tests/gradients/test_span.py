@@ -149,10 +149,10 @@ TARGET = [tf.ones([1, 2])]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": tf.ones([1, 2])}, "target must be a list of 1 tensors"),
+        ({"target": tf.ones([1, 2])}, "target must be a list of tensors like"),
         ({"target": [tf.constant([[np.inf, 1.0]])]}, "target must be finite"),
         ({"max_products": 2}, "max_products must be at least 3, got 2"),
-        ({"tolerance": -1e-3}, "tolerance must be at least 0, got -0.001"),
+        ({"tolerance": -1e-3}, "tolerance must be in [0, inf), got -0.001"),
         ({"mask": [1]}, "mask must have shape (2,), got (1,)"),
     ],
     ids=["list", "finite", "max_products", "tolerance", "mask"],

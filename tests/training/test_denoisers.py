@@ -396,42 +396,6 @@ def test_a_plug_in_that_stops_at_the_noise_of_the_step() -> None:
     assert whole["projection_products"] > 3.0
 
 
-# Saved by version 0.1.
-
-
-@pytest.mark.parametrize(
-    ("changes", "warning"),
-    [
-        ({}, None),
-        ({"solver": "accelerated"}, "saved with solver='accelerated'"),
-        ({"solver": "frank_wolfe"}, "saved with solver='frank_wolfe'"),
-        ({"stop_at_noise": True}, "saved with stop_at_noise=True"),
-    ],
-    ids=["as it was", "accelerated", "frank_wolfe", "noise"],
-)
-def test_configs_of_earlier_versions_load(
-    changes: dict[str, Any], warning: str | None, recwarn: pytest.WarningsRecorder
-) -> None:
-    old = {
-        **{"num_examples": 7, "smoothing": 0.75, "smooth_towards": "uniform", "residual": 0.0},
-        **{"hull": "joint", "start": "uniform", "solver": "conjugate", "relative_gap": 0.5},
-        **{"stop_at_noise": False, "max_products": 5, "step_size": None, "steps": None},
-    }
-    saved = {
-        "module": "tf_labeldp.training._denoisers",
-        "class_name": "AltConv",
-        "config": {**old, **changes},
-        "registered_name": "tf_labeldp>AltConv",
-    }
-    loaded = keras.saving.deserialize_keras_object(saved)
-    del old["stop_at_noise"]
-    old["products"] = "double_backward"
-    assert loaded.get_config() == old  # what was saved, not the defaults of today
-    assert AltConv.from_config({"num_examples": 7}).residual == 0.0  # before there was one
-    said = [str(w.message) for w in recwarn if w.category is UserWarning]
-    assert [warning] == [warning for text in said if warning in text] if warning else not said
-
-
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

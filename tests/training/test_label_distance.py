@@ -7,24 +7,35 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from label_dp_cases import DELTA, LOSS, SIGMA, D, K, N, batches, codes, features, vault
+from label_dp_cases import DELTA, LOSS, SIGMA, D, N, batches, features
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import dp_sgd_guarantee
 from tf_labeldp.training import GaussianNoise, GaussNewton, LabelDPModel, LabelDPOptimizer
 
 BY_DISTANCE = {"clipping": "label_distance"}
+K = 2
+
+
+def codes() -> np.ndarray:
+    return np.arange(N) % K
+
+
+def vault(num_classes: int = K) -> ldp.PrivateLabels:
+    return ldp.PrivateLabels(codes(), num_classes, budget=ldp.PrivacyBudget(3.0, DELTA))
 
 
 class OtherNoise(GaussianNoise):
     """Noise of somebody else, accounted for gradients of norm ``l2_norm_clip``."""
 
 
-def private_model(loss: Any = LOSS, jit: bool = False, **settings: Any) -> LabelDPModel:
+def private_model(
+    loss: Any = LOSS, jit: bool = False, outputs: int = K, **settings: Any
+) -> LabelDPModel:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((D,))
     hidden = keras.layers.Dense(5, "tanh")(inputs)
-    model = LabelDPModel(inputs, keras.layers.Dense(K)(hidden))
+    model = LabelDPModel(inputs, keras.layers.Dense(outputs)(hidden))
     noise = settings.pop("noise", None) or GaussianNoise(SIGMA, source="device" if jit else "host")
     optimizer = LabelDPOptimizer(
         keras.optimizers.SGD(0.5), 0.1, noise=noise, **{**BY_DISTANCE, **settings}
@@ -80,9 +91,16 @@ def test_what_is_not_accounted_is_refused_at_construction() -> None:
         LabelDPOptimizer("sgd", 1.0, noise=OtherNoise(1.0), **BY_DISTANCE)
 
 
-def test_losses_without_known_candidates_are_refused_on_compile() -> None:
-    with pytest.raises(ValueError, match="plain cross-entropy of logits alone, got loss"):
+def test_other_losses_and_more_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match="plain cross-entropy of logits, got loss"):
         private_model(loss=lambda y_true, y_pred: keras.ops.mean(y_pred, axis=1))
+    with pytest.raises(ValueError, match=r"is for two classes.*Use clipping='norm'"):
+        private_model(outputs=3)
+    model = private_model(outputs=1, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    labels = vault(3)
+    with pytest.raises(ValueError, match=r"is for two classes, and the vault has 3.*'norm'"):
+        model.fit(batches(labels), verbose=0)
+    assert not list(labels.history())
 
 
 def numbers() -> Any:

@@ -209,22 +209,6 @@ def test_a_file_with_receipts_of_a_newer_version_is_refused(
             private_model().load_weights(path)
 
 
-def test_files_of_version_0_1_promise_nothing_until_it_is_declared() -> None:
-    model = private_model()
-    model.load_own_variables({"label_dp_history": np.frombuffer(b"[]", np.uint8)})
-    found = model.guarantee()
-    assert found.headline == "NOT PRIVATE: nothing is promised"
-    assert "from a file of tf-labeldp 0.1" in found.assumptions[0]
-    stated = model.declare("its statement said so", epsilon=0.5, delta=1e-4)
-    assert stated == model.guarantee()
-    assert (stated.epsilon, stated.delta) == (0.5, 1e-4)
-    assert stated.assumptions[0] == "Declared by its author, not checked: its statement said so"
-    labels = vault()  # of delta 1e-3
-    model.fit(batches(labels), verbose=0)
-    assert after(1) < labels.guarantee().epsilon <= after(1) + 0.51
-    assert model.guarantee().epsilon == labels.guarantee().epsilon
-
-
 # Layers of a model from a file.
 
 

@@ -127,7 +127,7 @@ def test_padding_of_arrays_has_no_label() -> None:
 
 @pytest.mark.parametrize("clip", [1e-19, 1e19])
 def test_a_clip_that_single_precision_does_not_hold_is_refused(clip: float) -> None:
-    with pytest.raises(ValueError, match="l2_norm_clip must be between"):
+    with pytest.raises(ValueError, match="l2_norm_clip must be in"):
         LabelDPOptimizer("sgd", clip, 1.0)
 
 

@@ -179,7 +179,7 @@ def test_private_batches_for_validation() -> None:
 
 def test_alt_denoisers_without_public_examples() -> None:
     x, y = data()
-    with pytest.raises(ValueError, match="needs 4 public examples in each step, and arrays"):
+    with pytest.raises(ValueError, match="needs 4 public examples in each step, and the data"):
         private_model(denoiser=AltConv(4)).fit(x, y)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(10, drop_remainder=True)
     with pytest.raises(ValueError, match="needs 4 public examples in each step, and the data"):
@@ -369,7 +369,7 @@ def test_a_loss_of_one_hot_rows_on_class_codes() -> None:
     x, y = data()
     labels, model = vault_of(y), uncompiled()
     model.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match="class codes, and the loss takes one-hot rows"):
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n\)"):
         model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
     assert not labels.history()
 
@@ -379,13 +379,13 @@ def test_labels_of_validation_data_that_the_loss_can_not_take() -> None:
     rows = np.eye(int(y.max()) + 1)[y]
     labels, model = vault_of(y), private_model()
     batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
-    with pytest.raises(ValueError, match=r"shape .*, and the loss takes class codes \(n,\)"):
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n, 3\)"):
         model.fit(batches, validation_data=(x, rows), verbose=0)
     assert not labels.history()
     model.fit(batches, validation_data=(x, y), verbose=0)
     other = uncompiled()
     other.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match=r"and the loss takes rows \(n, "):
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n\)"):
         other.fit(x, rows, validation_data=(x, y), verbose=0)
 
 
@@ -403,7 +403,7 @@ def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -
         labels = ldp.PrivateLabels(
             labels, **{"num_labels" if rows else "num_classes": K}, budget=budget
         )
-    with pytest.raises(ValueError, match=r"can't take labels of shape \(n|takes one-hot rows"):
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n"):
         if data_of == "arrays":
             model.fit(x, labels, verbose=0)
         else:

@@ -106,7 +106,8 @@ def test_of_unknown_data_nothing_is_promised() -> None:
     assert model.guarantee().epsilon == math.inf
     assert model.guarantee().headline == "NOT PRIVATE: nothing is promised"
     assert model.guarantee().assumptions[0].code == "not-promised"
-    assert "how often these data used a label is not known" in model.guarantee().assumptions[0]
+    [reason, *_] = model.guarantee().assumptions
+    assert "the number of uses of each label in these data is unknown" in reason
     model.fit(features(), codes(), verbose=0)  # known data do not mend it
     assert model.guarantee().epsilon == math.inf
 

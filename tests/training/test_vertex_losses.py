@@ -31,7 +31,7 @@ def features() -> np.ndarray:
 
 def found(net: keras.Model, loss: Any, spec: Any, label_range: Any = None) -> Any:
     x = tf.constant(features())
-    forward = TrainingPass(net, alone=False)
+    forward = TrainingPass(net, by_example=False)
     return vertex_losses(forward, loss, per_example_loss(loss), x, None, spec, label_range)
 
 
@@ -180,7 +180,7 @@ def dropping() -> tuple[keras.Model, tf.Tensor]:
 @pytest.mark.parametrize("alone", [False, True], ids=["batch", "alone"])
 def test_a_training_pass_repeats_itself_and_leaves_the_model_alone(alone: bool) -> None:
     net, x = dropping()
-    forward = TrainingPass(net, alone=alone)
+    forward = TrainingPass(net, by_example=alone)
     state = net.layers[0].seed_generator.state
     before = np.array(state.value)
     first, second = forward(x), forward(x)
@@ -199,7 +199,8 @@ def test_a_training_pass_repeats_itself_and_leaves_the_model_alone(alone: bool) 
     np.testing.assert_allclose(tf.exp(-vertices.losses()), vertices.predictions(), rtol=1e-5)
     following = net(x, training=True)  # which the pass had foreseen, if it is of the batch
     assert np.allclose(following, first, atol=1e-6) != alone
-    assert np.abs(TrainingPass(net, alone=alone)(x) - first).max() > 0.1  # the next step's masks
+    # The masks of the next step differ.
+    assert np.abs(TrainingPass(net, by_example=alone)(x) - first).max() > 0.1
 
 
 @pytest.mark.slow
@@ -211,7 +212,7 @@ def test_both_kinds_of_products_see_the_same_masks() -> None:
 
     @tf.function
     def taken(alone: bool) -> list[Any]:
-        forward = TrainingPass(net, alone=alone)
+        forward = TrainingPass(net, by_example=alone)
         made = [
             GradientOperator(
                 lambda: -tf.nn.log_softmax(forward(x)), forward.variables, products=products

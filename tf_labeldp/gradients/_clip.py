@@ -1,4 +1,4 @@
-"""What is clipped, what bounds one label's part in it, and what it may cost in memory."""
+"""The batch of one step, the bound on one label's share in its sum, and the memory it may take."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting._events import CLIPPINGS
-
-METHODS = ("auto", "ghost", "vectorized")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,7 +17,7 @@ class Batch:
 
     Attributes:
         x: features: a tensor (B, ...), or a list or dictionary of them.
-        y: labels (B, ...), or a structure of them; whatever ``loss`` takes.
+        y: labels (B, ...), or a structure of them that ``loss`` takes.
         weights: (B,), multiplied onto the losses before clipping; zero for padding.
         loss: ``(y_true, y_pred) -> (B,)``.
         loss_scale: multiplied onto the losses and divided out of the gradients, for ``float16``.
@@ -32,25 +29,14 @@ class Batch:
     loss: Callable[[Any, Any], tf.Tensor]
     loss_scale: float = 1.0
 
-    def total_loss(self, outputs: Any) -> tf.Tensor:
-        """Returns the weighted sum of the losses of the model's outputs, scaled."""
-        losses = self.loss(self.y, outputs)
-        if tuple(losses.shape) != tuple(self.weights.shape):
-            raise ValueError(
-                f"losses must be per example: for {self.weights.shape[0]} examples the loss must "
-                f"return shape {tuple(self.weights.shape)}, got {tuple(losses.shape)}. Do not add "
-                "up or average over examples."
-            )
-        return tf.reduce_sum(tf.cast(losses, tf.float32) * self.weights) * self.loss_scale
-
     def unscaled(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns gradients of ``total_loss`` in ``float32``, without the scale."""
+        """Returns gradients of a clip's objective in ``float32``, without the scale."""
         return [tf.cast(tf.convert_to_tensor(g), tf.float32) / self.loss_scale for g in gradients]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Coordinates:
-    """A linear map of the gradient by one weight: ``A M B``, with the gradient as a matrix M.
+    """A linear map of the gradient of one weight: ``A M B``, with the gradient as a matrix M.
 
     All axes of the weight but the last are the rows of M. A vector is one row, without A.
 
@@ -83,11 +69,11 @@ class Coordinates:
 def _mapped(gradients: tf.Tensor, left: Any, right: Any) -> tf.Tensor:
     shape = gradients.shape
     columns = shape[-1] if shape.rank > 1 else 1
-    found = _times(tf.reshape(gradients, (shape[0], -1, columns)), right)
+    mapped = _times(tf.reshape(gradients, (shape[0], -1, columns)), right)
     if left is not None:  # one large product, instead of one for each gradient
-        turned = _times(tf.transpose(found, (0, 2, 1)), transposed(left))
-        found = tf.transpose(turned, (0, 2, 1))
-    return tf.reshape(found, shape)
+        turned = _times(tf.transpose(mapped, (0, 2, 1)), transposed(left))
+        mapped = tf.transpose(turned, (0, 2, 1))
+    return tf.reshape(mapped, shape)
 
 
 def _times(rows: tf.Tensor, side: tf.Tensor | None) -> tf.Tensor:
@@ -105,13 +91,13 @@ def transposed(side: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clip:
-    """What bounds one label's part in a sum of gradients: the sensitivity is set here.
+    """Bounds the norm of each gradient in a sum: the sensitivity is set here.
+
+    A clip names the scalar whose gradient is taken, and the coefficient of each gradient in the
+    sum, which a subclass may choose otherwise.
 
     Attributes:
         l2_norm_clip: the bound C, a number or a scalar tensor.
-        clipping: ``"norm"`` bounds the norms of gradients by C, ``"label_distance"`` their distance
-            for two labels of an example by 2 C; see ``_label_distance``. The latter is for groups
-            of one and for losses that ``check_candidates`` allows.
         group_size: contiguous rows that are clipped as one: the gradient of a group is that of its
             weighted losses' sum, divided by its number of rows with weight (or 1).
         coordinates: one for each of ``model.trainable_variables``, in which norms are taken:
@@ -122,43 +108,45 @@ class Clip:
     l2_norm_clip: Any
     group_size: int = 1
     coordinates: Sequence[Coordinates] | None = None
-    clipping: str = "norm"
 
     def __post_init__(self) -> None:
         _validate.integer_at_least("group_size", self.group_size, 1)
-        _validate.one_of("clipping", self.clipping, CLIPPINGS)
-        if self.clipping != "norm" and self.group_size > 1:
-            raise ValueError("clipping='label_distance' clips single examples, not groups of them.")
         clip = self.l2_norm_clip
         if not tf.is_tensor(clip):
             clip = _validate.positive_finite("l2_norm_clip", clip)
         object.__setattr__(self, "l2_norm_clip", tf.cast(clip, tf.float32))
 
-    def coefficients(self, norms: tf.Tensor) -> tf.Tensor:
+    def objective(self, batch: Batch, outputs: Any) -> tf.Tensor:
+        """Returns the scalar to differentiate, times ``batch.loss_scale``: the weighted losses."""
+        losses, rows = batch.loss(batch.y, outputs), batch.weights.shape[0]
+        if tuple(losses.shape) != (rows,):
+            raise ValueError(
+                f"losses must be per example: expected shape ({rows},), got {tuple(losses.shape)}. "
+                "Do not sum or average over examples."
+            )
+        return tf.reduce_sum(tf.cast(losses, tf.float32) * batch.weights) * batch.loss_scale
+
+    def coefficients(self, norms: tf.Tensor, batch: Batch, outputs: Any) -> tf.Tensor:
         """Returns min(1, C / norm) for each norm, and zero for those that are not finite."""
         coefficients = self.l2_norm_clip / tf.maximum(norms, self.l2_norm_clip)
         return tf.where(tf.math.is_finite(norms), coefficients, 0.0)
 
-    def changed(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients (N, *weight shape) of all variables in the coordinates."""
-        return in_coordinates(self.coordinates, gradients)
-
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How per-example gradients are made; changes time and memory, never the result.
+    """How per-example gradients are computed; changes time and memory, never the result.
 
     Attributes:
         method: "ghost", "vectorized", or "auto" for the first where the model allows it.
-        max_bytes: memory for per-example gradients and the like, beyond that of an ordinary
-            training step; batches that need more are worked on in pieces.
+        max_bytes: memory for per-example gradients and the like, in addition to that of an ordinary
+            training step; batches that need more are processed in chunks.
     """
 
     method: str = "auto"
     max_bytes: int = 2**30
 
     def __post_init__(self) -> None:
-        _validate.one_of("method", self.method, METHODS)
+        _validate.one_of("method", self.method, ("auto", "ghost", "vectorized"))
         _validate.integer_at_least("max_bytes", self.max_bytes, 1)
 
 
@@ -169,10 +157,10 @@ Sums = tuple[list[tf.Tensor], tf.Tensor, Any]
 def in_coordinates(
     coordinates: Sequence[Coordinates] | None, gradients: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns gradients (N, *weight shape) in coordinates, None for those that they are in."""
+    """Returns gradients (N, *weight shape) in these coordinates; None leaves them."""
     if coordinates is None:
         return list(gradients)
-    return [one.forward(part) for one, part in zip(coordinates, gradients, strict=True)]
+    return [side.forward(part) for side, part in zip(coordinates, gradients, strict=True)]
 
 
 def weighted_sum(coefficients: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
@@ -195,14 +183,6 @@ def squared_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n(
         [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
     )
-
-
-def inner_products(gradients: Sequence[tf.Tensor], ways: int) -> tf.Tensor:
-    """Returns the inner products (N, ways, ways) over all weights of gradients (N * ways, ...)."""
-    if ways == 1:
-        return squared_norms(gradients)[:, tf.newaxis, tf.newaxis]
-    flat = [tf.reshape(part, (part.shape[0] // ways, ways, -1)) for part in gradients]
-    return tf.add_n([tf.matmul(part, part, transpose_b=True) for part in flat])
 
 
 def in_chunks(values: tf.Tensor, rows: int) -> tf.Tensor:

@@ -11,122 +11,63 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import (
-    Batch,
-    Clip,
-    Sums,
-    by_row,
-    in_chunks,
-    inner_products,
-    weighted_sum,
-    zero_where,
-)
-from tf_labeldp.gradients._label_distance import Candidates, directions
+from tf_labeldp.gradients._clip import Batch, Clip, Sums, in_chunks, squared_norms, weighted_sum
 from tf_labeldp.gradients._layer_rules import (
     FLOAT_BYTES,
     LayerRule,
     NoRuleError,
     Rule,
-    Seen,
+    Taps,
     layer_rules,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerRecord:
-    """The name of a layer, how its gradient follows, and what it saw in one backward pass.
-
-    With several ``ways`` each row of inputs (B, ...) has as many neighbouring rows of output
-    gradients (B * ways, ...), one for each direction that was followed back.
-    """
+class LayerRecord(NamedTuple):
+    """The name of a layer, its rule, and its tensors of one backward pass."""
 
     name: str
     rule: Rule
-    seen: Seen
-    ways: int = 1
-
-    def products(self, ghost: bool) -> tf.Tensor:
-        """Returns the inner products of each group's gradients, (groups, ways, ways)."""
-        seen, ways = self.seen, self.ways
-        if ghost and ways == 1:
-            return self.rule.squared_norms(seen)[:, tf.newaxis, tf.newaxis]
-        if ghost:
-            return self.rule.products(seen, ways)
-        if ways > 1:
-            seen = dataclasses.replace(seen, inputs=tf.repeat(seen.inputs, ways, axis=0))
-        return inner_products(self.rule.gradients(seen), ways)
-
-    def sum(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the sum of the gradients of all rows times ``rows`` (B * ways,).
-
-        Zero drops even NaN.
-        """
-        dropped = rows == 0
-        kept = zero_where(dropped, self.seen.output_gradients)
-        weighted, inputs = kept * by_row(rows, kept), self.seen.inputs
-        if self.ways > 1:
-            weighted = tf.reduce_sum(_by_example(weighted, self.ways), axis=1)
-            dropped = tf.reduce_all(tf.reshape(dropped, (-1, self.ways)), axis=1)
-        inputs = zero_where(dropped, inputs)
-        return self.rule.sum(
-            dataclasses.replace(self.seen, inputs=inputs, output_gradients=weighted)
-        )
-
-
-def _by_example(values: tf.Tensor, ways: int) -> tf.Tensor:
-    """Returns ``values`` (B * ways, ...) as (B, ways, ...)."""
-    shape = tf.concat([[values.shape[0] // ways, ways], tf.shape(values)[1:]], 0)
-    static = (values.shape[0] // ways, ways, *values.shape[1:])
-    return tf.ensure_shape(tf.reshape(values, shape), static)
+    taps: Taps
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one layer is handled.
+    """How one layer is handled."""
 
-    Attributes:
-        keep: form all gradients once, and use them for the norms and for the sum.
-        ghost: norms (inner products) without gradients.
-        chunk: groups whose norms are computed at a time.
-    """
-
+    # Form all gradients once, and use them for the norms and for the sum.
     keep: bool
+    # Compute norms without gradients, in chunks of this number of groups.
     ghost: bool
     chunk: int
 
 
-def make_plans(records: Sequence[LayerRecord], max_bytes: int, ways: int = 1) -> list[Plan]:
-    """Decides for each layer, so that all that is kept and worked on fits into ``max_bytes``.
-
-    The records are those of one way; there are so many of the same shapes.
-    """
+def make_plans(records: Sequence[LayerRecord], max_bytes: int) -> list[Plan]:
+    """Decides for each layer, so that its kept gradients and working memory fit ``max_bytes``."""
     plans: dict[int, Plan] = {}
     wanted: list[tuple[int, int]] = []
     work: dict[int, tuple[bool, int]] = {}
-    for place, record in enumerate(records):
-        copies = 1 if record.seen.coordinates is None else 3  # before, after and in between
-        formed = FLOAT_BYTES * record.rule.num_weights * ways * copies
-        ghost = record.rule.norm_bytes(record.seen)
-        if ways > 1:
-            ghost = record.rule.product_bytes(record.seen, ways)
+    for place, (name, rule, taps) in enumerate(records):
+        copies = 1 if taps.coordinates is None else 3  # before, after and in between
+        formed = FLOAT_BYTES * rule.num_weights * copies
+        ghost = rule.norm_bytes(taps)
         if ghost is not None and ghost < formed:
             work[place] = (True, ghost)
         else:
             work[place] = (False, formed)
-            wanted.append((formed * record.seen.groups, place))
+            wanted.append((formed * taps.groups, place))
         if work[place][1] > max_bytes:
             raise ValueError(
-                f"max_bytes={max_bytes} is too small for layer {record.name!r}: the norm of one "
-                f"gradient needs {work[place][1]} bytes. Raise max_bytes to at least that."
+                f"max_bytes={max_bytes} is too small for layer {name!r}: the norm of one gradient "
+                f"needs {work[place][1]} bytes. Raise max_bytes to at least that."
             )
     left = max_bytes
     for needed, place in sorted(wanted):
-        # What is kept leaves room for one group of any layer that is worked on in chunks.
+        # The kept gradients leave room for one group of any layer that is processed in chunks.
         reserve = max((size for other, (_, size) in work.items() if other != place), default=0)
         if needed + reserve <= left:
             left -= needed
@@ -138,79 +79,50 @@ def make_plans(records: Sequence[LayerRecord], max_bytes: int, ways: int = 1) ->
 
 
 def clipped_sums(
-    records: Sequence[LayerRecord], clip: Clip, max_bytes: int
+    records: Sequence[LayerRecord], coefficients_of: Callable[[tf.Tensor], Any], max_bytes: int
 ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-    """Returns each layer's sum of clipped group gradients, and the norms (B / group_size,) before.
+    """Returns each layer's sum of group gradients times coefficients, and the norms (groups,).
 
-    A group whose norm is not finite adds exactly zero.
+    ``coefficients_of`` gives the coefficients (groups,) for the norms, as ``Clip.coefficients``.
     """
     plans = make_plans(records, max_bytes)
     kept = [
-        record.rule.gradients(record.seen) if plan.keep else []
+        record.rule.gradients(record.taps) if plan.keep else []
         for record, plan in zip(records, plans, strict=True)
     ]
-
-    def clipped(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        norms = tf.sqrt(products[:, 0, 0])
-        return clip.coefficients(norms), norms
-
-    return _combined(records, plans, kept, clipped)
-
-
-def _combined(
-    records: Sequence[LayerRecord],
-    plans: Sequence[Plan],
-    kept: Sequence[list[tf.Tensor]],
-    choose: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-    """Returns each layer's sum of gradients times what ``choose`` makes of their products.
-
-    It returns a coefficient for each gradient, group by group, and the norms to report.
-    """
-    products = tf.add_n(
-        [
-            inner_products(formed, record.ways) if formed else _products_in_chunks(record, plan)
-            for record, plan, formed in zip(records, plans, kept, strict=True)
-        ]
-    )
-    coefficients, norms = choose(products)
+    squares = [
+        squared_norms(gradients) if gradients else _norms_in_chunks(record, plan)
+        for record, plan, gradients in zip(records, plans, kept, strict=True)
+    ]
+    norms = tf.sqrt(tf.add_n(squares))
+    coefficients = coefficients_of(norms)
     sums = [
-        [weighted_sum(coefficients, part) for part in formed]
-        if formed
-        else record.sum(tf.repeat(coefficients, record.seen.group_size))
-        for record, formed in zip(records, kept, strict=True)
+        [weighted_sum(coefficients, part) for part in gradients]
+        if gradients
+        else rule.sum(taps, tf.repeat(coefficients, taps.group_size))
+        for (_, rule, taps), gradients in zip(records, kept, strict=True)
     ]
     return sums, norms
 
 
-def _products_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
-    """Returns the inner products (N, ways, ways) of a layer, ``plan.chunk`` groups at a time."""
-    seen, ways = record.seen, record.ways
-    gradients = seen.output_gradients if ways == 1 else _by_example(seen.output_gradients, ways)
+def _norms_in_chunks(record: LayerRecord, plan: Plan) -> tf.Tensor:
+    """Returns the squared norms (groups,) of a layer, ``plan.chunk`` groups at a time."""
+    _, rule, taps = record
 
-    def products(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-        if ways > 1:
-            gradients = tf.reshape(gradients, tf.concat([[-1], tf.shape(gradients)[2:]], 0))
-            gradients = tf.ensure_shape(
-                gradients, (inputs.shape[0] * ways, *seen.output_gradients.shape[1:])
-            )
-        chunk = dataclasses.replace(seen, inputs=inputs, output_gradients=gradients)
-        return dataclasses.replace(record, seen=chunk).products(plan.ghost)
+    def squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+        chunk = dataclasses.replace(taps, inputs=inputs, output_gradients=gradients)
+        return rule.squared_norms(chunk) if plan.ghost else squared_norms(rule.gradients(chunk))
 
-    rows, shape = plan.chunk * seen.group_size, (ways, ways)
-    return map_chunks(products, (seen.inputs, gradients), rows, plan.chunk, shape)
+    rows = plan.chunk * taps.group_size
+    return map_chunks(squares, (taps.inputs, taps.output_gradients), rows, plan.chunk)
 
 
 def map_chunks(
-    function: Callable[..., tf.Tensor],
-    tensors: Sequence[tf.Tensor],
-    rows: int,
-    results: int,
-    shape: tuple[int, ...] = (),
+    function: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], rows: int, results: int
 ) -> tf.Tensor:
     """Applies ``function`` to ``rows`` rows at a time, one chunk after the other.
 
-    It returns (``results``, *``shape``) for each chunk.
+    It returns ``results`` numbers for each chunk.
     """
     batch = tensors[0].shape[0]
     if rows >= batch:
@@ -218,10 +130,10 @@ def map_chunks(
     mapped = tf.map_fn(
         lambda chunk: function(*chunk),
         [in_chunks(tensor, rows) for tensor in tensors],
-        fn_output_signature=tf.TensorSpec((results, *shape), tf.float32),
+        fn_output_signature=tf.TensorSpec((results,), tf.float32),
         parallel_iterations=1,  # in parallel, the chunks would need the memory of all
     )
-    return tf.reshape(mapped, (-1, *shape))[: batch * results // rows]
+    return tf.reshape(mapped, (-1,))[: batch * results // rows]
 
 
 class GhostClipping:
@@ -244,8 +156,8 @@ class GhostClipping:
                 self._layers.append(rule)
                 befores.append(node.input_tensors[0])
                 afters.append(node.output_tensors[0])
-        claimed = [id(variable) for rule in self._layers for variable in rule.variables]
-        if len(set(claimed)) < len(claimed):
+        covered = [id(variable) for rule in self._layers for variable in rule.variables]
+        if len(set(covered)) < len(covered):
             raise NoRuleError("it uses trained weights in more than one place")
         # Shares the layers of the model, which itself stays as it is.
         self._taps = keras.Model(inputs, {"inputs": befores, "outputs": afters, "model": output})
@@ -253,100 +165,37 @@ class GhostClipping:
     def sums(self, batch: Batch, clip: Clip, max_bytes: int) -> Sums:
         """Returns the clipped sum for the trainable variables, the norms and the outputs."""
         variables = self._model.trainable_variables
-        by_distance = clip.clipping == "label_distance"
-        with tf.GradientTape(persistent=by_distance) as tape:
+        with tf.GradientTape() as tape:
             # A variable that was created frozen is not watched by itself.
             tape.watch([variable.value for variable in variables])
             tapped = self._taps(batch.x, training=True)
-            # Of probabilities that know their logits Keras takes the loss from these, past the
-            # tensors that are differentiated by here; a copy does not know them.
-            outputs = tf.nest.map_structure(tf.identity, tapped["model"])
-            total = None if by_distance else batch.total_loss(outputs)
+            outputs = tapped["model"]
+            # Keras computes the loss of probabilities from the logits that they refer to, past the
+            # tensors that are differentiated by here; a copy does not refer to them.
+            objective = clip.objective(batch, tf.nest.map_structure(tf.identity, outputs))
+        gradients = tape.gradient(objective, tapped["outputs"], unconnected_gradients="zero")
 
         coordinates = {}
         if clip.coordinates is not None:
             coordinates = dict(zip(map(id, variables), clip.coordinates, strict=True))
+        records = []
+        parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
+        for rule, *tensors in zip(self._layers, *parts, strict=True):
+            own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
+            taps = Taps(*rule.factors(*tensors), clip.group_size, own)
+            records.append(LayerRecord(rule.layer.name, rule.rule, taps))
 
-        def back(way: tf.Tensor | None = None) -> list[LayerRecord]:
-            target = total if way is None else tapped["model"]
-            gradients = tape.gradient(target, tapped["outputs"], way, unconnected_gradients="zero")
-            parts = (tapped["inputs"], tapped["outputs"], batch.unscaled(gradients))
-            records = []
-            for rule, *tensors in zip(self._layers, *parts, strict=True):
-                own = [coordinates[id(v)] for v in rule.variables] if coordinates else None
-                seen = Seen(*rule.factors(*tensors), clip.group_size, own)
-                records.append(LayerRecord(rule.layer.name, rule.rule, seen))
-            return records
-
-        if by_distance:
-            sums, norms = _sums_by_distance(back, tapped["model"], batch, clip, max_bytes)
-        else:
-            sums, norms = clipped_sums(back(), clip, max_bytes)
-        found = {
+        sums, norms = clipped_sums(
+            records, lambda norms: clip.coefficients(norms, batch, outputs), max_bytes
+        )
+        by_variable = {
             id(variable): gradient
             for rule, gradients in zip(self._layers, sums, strict=True)
             for variable, gradient in zip(rule.variables, gradients, strict=True)
         }
-        gradients = [
-            found[id(variable)] if id(variable) in found else tf.zeros(variable.shape)
-            for variable in variables
-        ]
-        return gradients, norms, tapped["model"]
-
-
-def _sums_by_distance(
-    back: Callable[[tf.Tensor], list[LayerRecord]],
-    logits: tf.Tensor,
-    batch: Batch,
-    clip: Clip,
-    max_bytes: int,
-) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-    """Returns what ``clipped_sums`` does, of gradients whose distance is clipped.
-
-    ``back`` follows one direction (B, L) back from the logits.
-    """
-    candidates = Candidates.of(logits, batch)
-    given = directions(logits) * batch.loss_scale
-    given = tf.cast(tf.transpose(given, (1, 0, 2)), logits.dtype)
-    records, ways = back(given[0]), candidates.ways
-    plans = make_plans(records, max_bytes, ways)
-
-    def parts(records: list[LayerRecord]) -> list[list[tf.Tensor]]:
-        return [
-            record.rule.gradients(record.seen) if plan.keep else [record.seen.output_gradients]
-            for record, plan in zip(records, plans, strict=True)
-        ]
-
-    found = parts(records)
-    if ways > 1:
-        like = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), found)
-        # One after the other: unrolled, the graph would grow with the classes.
-        stacked = tf.map_fn(lambda way: parts(back(way)), given, fn_output_signature=like)
-        found = tf.nest.map_structure(_side_by_side, stacked)
-        records = [
-            LayerRecord(
-                record.name,
-                record.rule,
-                dataclasses.replace(record.seen, output_gradients=part[0]),  # unused if kept
-                ways,
-            )
-            for record, part in zip(records, found, strict=True)
-        ]
-
-    def clipped(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        mixed, norms = candidates.coefficients(products, clip.l2_norm_clip)
-        return tf.reshape(mixed, (-1,)), norms
-
-    kept = [part if plan.keep else [] for plan, part in zip(plans, found, strict=True)]
-    return _combined(records, plans, kept, clipped)
-
-
-def _side_by_side(stacked: tf.Tensor) -> tf.Tensor:
-    """Returns ``stacked`` (ways, B, ...) as (B * ways, ...)."""
-    axes = (1, 0, *range(2, stacked.shape.rank))
-    shape = tf.concat([[-1], tf.shape(stacked)[2:]], 0)
-    rows = tf.reshape(tf.transpose(stacked, axes), shape)
-    return tf.ensure_shape(rows, (stacked.shape[0] * stacked.shape[1], *stacked.shape[2:]))
+        unused = [v for v in variables if id(v) not in by_variable]
+        by_variable |= {id(variable): tf.zeros(variable.shape) for variable in unused}
+        return [by_variable[id(variable)] for variable in variables], norms, outputs
 
 
 # The model as a graph of layers.
@@ -372,7 +221,7 @@ def layer_outputs(model: keras.Model) -> keras.Model | None:
 
 
 def layer_not_compiled(model: keras.Model) -> str | None:
-    """Returns which layer XLA can't compile, by itself and on zeros; None if that can't be told."""
+    """Returns the layer that XLA can't compile, by itself and on zeros; None if none is found."""
     try:
         _, output = unfolded(model)
     except NoRuleError:
@@ -381,8 +230,8 @@ def layer_not_compiled(model: keras.Model) -> str | None:
         if not node.input_tensors:
             continue
         zeros = [
-            tf.zeros([2 if size is None else size for size in one.shape], one.dtype)
-            for one in node.input_tensors
+            tf.zeros([2 if size is None else size for size in tensor.shape], tensor.dtype)
+            for tensor in node.input_tensors
         ]
         try:
             tf.function(_forward_and_backward, jit_compile=True, autograph=False)(node, zeros)
@@ -392,11 +241,11 @@ def layer_not_compiled(model: keras.Model) -> str | None:
 
 
 def _forward_and_backward(node: Any, inputs: list[tf.Tensor]) -> Any:
-    known = {id(old): new for old, new in zip(node.input_tensors, inputs, strict=True)}
-    arguments, options = node.arguments.fill_in(known)
+    by_tensor = {id(old): new for old, new in zip(node.input_tensors, inputs, strict=True)}
+    arguments, options = node.arguments.fill_in(by_tensor)
     layer = node.operation
     sources = [variable.value for variable in getattr(layer, "trainable_variables", ())]
-    sources += [one for one in inputs if one.dtype.is_floating]
+    sources += [tensor for tensor in inputs if tensor.dtype.is_floating]
     with tf.GradientTape() as tape, keras.StatelessScope():
         tape.watch(sources)
         outputs = layer(*arguments, **options)
@@ -431,12 +280,12 @@ def _is_entrywise(node: Any) -> bool:
 def _replay(model: keras.Model, inputs: list[Any]) -> Any:
     """Returns the output of the model's layers, called one by one on other inputs."""
     _check_kind(model)
-    known = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
+    replayed = {id(old): new for old, new in zip(model.inputs, inputs, strict=True)}
     for node in _nodes(model.outputs):
-        if all(id(output) in known for output in node.output_tensors):
+        if all(id(output) in replayed for output in node.output_tensors):
             continue  # an input
         operation = node.operation
-        arguments, options = node.arguments.fill_in(known)
+        arguments, options = node.arguments.fill_in(replayed)
         if not isinstance(operation, keras.Model):
             outputs = operation(*arguments, **options)
         elif any(option is not None for option in options.values()):
@@ -444,8 +293,8 @@ def _replay(model: keras.Model, inputs: list[Any]) -> Any:
         else:
             outputs = _replay(operation, keras.tree.flatten(arguments))
         for old, new in zip(node.output_tensors, keras.tree.flatten(outputs), strict=True):
-            known[id(old)] = new
-    return known[id(model.outputs[0])]
+            replayed[id(old)] = new
+    return replayed[id(model.outputs[0])]
 
 
 def _check_kind(model: keras.Model) -> None:

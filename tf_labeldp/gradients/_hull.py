@@ -1,7 +1,7 @@
 """Projections of a noisy gradient onto a convex hull of per-example, per-label gradients.
 
 In this order: the set of coefficients that a hull stands for, the problem, its two solvers, and the
-front door, ``project_onto_hull``. A projection stops where ``HullProblem.is_solved`` says so.
+front door, ``project_onto_hull``. A projection stops where ``HullProblem.is_solved`` is true.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CoefficientSet(NamedTuple):
 
     @property
     def total(self) -> Any:
-        """What the entries that are projected together sum to."""
+        """Sum of the entries that are projected together."""
         return 1.0 if self.hull == "joint" else self.row_total
 
     def grouped(self, values: tf.Tensor) -> tf.Tensor:
@@ -130,26 +130,21 @@ def smooth_coefficients(
 def _starting_coefficients(
     start: Any, predictions: Any, operator: GradientOperator, feasible: CoefficientSet
 ) -> tf.Tensor:
-    """Returns the point of the set that ``start`` stands for."""
-    shape = operator.coefficients_shape
+    shape, dtype = operator.coefficients_shape, operator.dtype
     if isinstance(start, str):
-        if start not in STARTS:
-            raise ValueError(
-                f"start must be one of {', '.join(STARTS)} or coefficients (n, K), got {start!r}."
-            )
-        start = feasible.fill(_probabilities(start, predictions, shape, operator.dtype))
+        _validate.one_of("start", start, STARTS)
+        start = feasible.fill(_probabilities(start, predictions, shape, dtype))
     # Probabilities of half precision miss their sum of one by more than the gap may.
-    return feasible.project(_of_shape("start", start, shape, operator.dtype))
+    return feasible.project(_of_shape("start", start, shape, dtype))
 
 
 def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns the probabilities (n, K) of labels that ``kind`` stands for."""
+    """Returns uniform probabilities (n, K) of the labels, or the model's."""
     if kind == "uniform":
         return tf.fill(shape, tf.constant(1.0 / shape[1], dtype))
     if predictions is None:
         raise ValueError(
-            "'predictions' needs predictions=, the model's probabilities (n, K) of the labels: "
-            "tf.nn.softmax(model(x)). Without them use 'uniform'."
+            "'predictions' needs predictions=, the model's probabilities (n, K) of the labels."
         )
     return _of_shape("predictions", predictions, shape, dtype)
 
@@ -157,9 +152,7 @@ def _probabilities(kind: str, predictions: Any, shape: Any, dtype: tf.DType) -> 
 def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
     value = tf.cast(value, dtype)
     if not value.shape.is_compatible_with(shape):
-        raise ValueError(
-            f"{name} must have the shape (n, K) of the losses, {tuple(shape)}, got {value.shape}."
-        )
+        raise ValueError(f"{name} must have the losses' shape {tuple(shape)}, got {value.shape}.")
     return tf.ensure_shape(value, shape)
 
 
@@ -167,7 +160,7 @@ def _of_shape(name: str, value: Any, shape: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 class Point(NamedTuple):
-    """Coefficients with what is linear in them, so that combinations of points cost no product."""
+    """Coefficients with two linear maps of them, so that combinations of points cost no product."""
 
     coefficients: tf.Tensor  # (n, K), ``a``
     image: tf.Tensor  # (d,), ``G a``
@@ -185,14 +178,14 @@ class Point(NamedTuple):
 
 
 class HullProblem(NamedTuple):
-    """What a solver is given: minimise ``f(a) = 1/2 |G a - target|^2`` over a set."""
+    """The problem of a solver: minimise ``f(a) = 1/2 |G a - target|^2`` over a set."""
 
     operator: GradientOperator  # G
     target: tf.Tensor  # (d,)
     feasible: CoefficientSet
     relative_gap: tf.Tensor
     max_products: int
-    curvature: tf.Tensor  # what the solver returned at the last training step; 0: nothing known
+    curvature: tf.Tensor  # that the solver returned at the last training step; 0: unknown
     starts_at_zero: bool = False  # whether ``G a`` is zero for the first coefficients
 
     def image(self, coefficients: tf.Tensor) -> tf.Tensor:
@@ -217,7 +210,7 @@ class HullProblem(NamedTuple):
         return self.centred(Point(start, image, self.slope(image))), 1
 
     def centred(self, point: Point) -> Point:
-        """Returns the point with its slope centred anew."""
+        """Returns the point with its slope centred."""
         return point._replace(slope=self.feasible.centred(point.coefficients, point.slope))
 
     def gap(self, point: Point) -> tf.Tensor:
@@ -306,14 +299,13 @@ def solve_pgd(problem: HullProblem, start: tf.Tensor, *, step_size: float, steps
 
 
 def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> Solver:
-    """Returns the function that a solver's name stands for, or raises if an argument is wrong."""
+    """Returns the function of a solver's name, or raises if an argument is wrong."""
     if not callable(solver):
         _validate.one_of("solver", solver, SOLVERS)
     if solver != "pgd":
         if (step_size, steps) != (None, None):
             raise ValueError(
-                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out: "
-                "max_products limits the other solvers."
+                f"step_size and steps are for solver='pgd', got solver={solver!r}. Leave them out."
             )
         return solver if callable(solver) else solve_conjugate
     step_size = _PGD_STEP_SIZE if step_size is None else step_size
@@ -329,7 +321,7 @@ def checked_solver(solver: Any, step_size: float | None, steps: int | None) -> S
 
 
 class HullProjection(NamedTuple):
-    """What ``project_onto_hull`` returns, and describes."""
+    """The result of ``project_onto_hull``, whose docstring describes it."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -368,26 +360,26 @@ def project_onto_hull(
         operator: G.
         target: list of tensors, like the operator's variables; the noisy gradient.
         hull: ``"per_example"``: the coefficients of each of n examples sum to 1 / n, so the set
-            holds the mean gradient of the examples for any labels, and little else. ``"joint"``:
-            all of them sum to 1, the paper's set.
+            contains the mean gradient of the examples for any labels, and little else.
+            ``"joint"``: all of them sum to 1, the paper's set.
         start: ``"predictions"`` begins at the model's predictions, which is point 0 for
             cross-entropy and no ``scales``; ``"uniform"`` with equal coefficients for all labels,
             as the paper; or coefficients (n, K), which are first projected onto the set.
         predictions: float (n, K), the model's probabilities of the labels, for this start.
         zero_at_predictions: whether this start is known to be point 0, which saves a product.
         solver: ``"conjugate"``: projected conjugate gradients. ``"pgd"``: the paper's fixed number
-            of plain steps, for comparison. Or a callable ``(problem, start) -> (point,
-            num_products, curvature)``: ``problem.point(a)`` evaluates coefficients (n, K) in two
-            products, ``problem.first(start)`` does in one where it can and counts them,
-            ``problem.feasible`` is their set, ``problem.is_solved(point)`` says when to stop, and
-            ``problem.max_products`` is the limit.
+            of plain steps. Or a callable ``(problem, start) -> (point, num_products, curvature)``:
+            ``problem.point(a)`` evaluates coefficients (n, K) in two products,
+            ``problem.first(start)`` in one if possible, and counts them, ``problem.feasible`` is
+            their set, ``problem.is_solved(point)`` the criterion to stop, and
+            ``problem.max_products`` the limit.
         relative_gap: stop once ``gap <= relative_gap |point|^2 / 2``; at least 0.
-        max_products: integer of at least 4: stop before more products than this.
-        curvature: that of the last training step's result, for a better first step; None or 0:
-            nothing known. Not used by ``"pgd"``.
+        max_products: largest number of products, at least 4.
+        curvature: that of the last training step's result, for a better first step; None or 0 if
+            unknown. Not used by ``"pgd"``.
         mask: (n,), zero for examples that are padding: they get no coefficients. None: all count.
         step_size: of ``"pgd"`` alone, above 0; None: 0.02.
-        steps: of ``"pgd"``, which neither ``max_products`` nor gaps stop; None: 200.
+        steps: of ``"pgd"``, which has no other criterion to stop; None: 200.
 
     Returns:
         A named tuple of
@@ -397,15 +389,15 @@ def project_onto_hull(
         ``|point - exact projection|^2 <= 2 gap``;
         relative_gap: scalar ``gap / (1/2 |point|^2)``, whose root bounds
         ``|point - exact projection| / |point|``;
-        num_products: int32 scalar, how many products with G or its transpose were taken;
-        converged: boolean scalar, whether the gap is at most the ``relative_gap`` asked for;
-        curvature: scalar to give to the projection of the next training step.
+        num_products: int32 scalar, the number of products with G or its transpose;
+        converged: boolean scalar, whether the gap is at most the ``relative_gap`` of the argument;
+        curvature: scalar for the projection of the next training step.
 
     Raises:
         TypeError: a number of the wrong type.
-        ValueError: an unknown ``hull``, ``solver`` or ``start``; no ``predictions`` to start
-            from; shapes that do not fit; a target that is not finite (seen in eager mode);
-            numbers out of range; ``step_size`` or ``steps`` without ``solver="pgd"``.
+        ValueError: an unknown word; no ``predictions`` to start from; shapes that do not fit; a
+            target that is not finite (in eager mode); numbers out of range; ``step_size`` or
+            ``steps`` without ``solver="pgd"``.
 
     Example:
         >>> import tensorflow as tf
@@ -421,8 +413,7 @@ def project_onto_hull(
     """
     _validate.one_of("hull", hull, HULLS)
     solve = checked_solver(solver, step_size, steps)
-    if not relative_gap >= 0.0:
-        raise ValueError(f"relative_gap must be at least 0, got {relative_gap}.")
+    relative_gap = _validate.number_in("relative_gap", relative_gap, "[0, inf)")
     dtype = operator.dtype
     feasible = CoefficientSet.of(hull, mask, operator.coefficients_shape[0], dtype)
     problem = HullProblem(

@@ -1,8 +1,8 @@
-"""Gradients of one layer, example by example, from its inputs and the gradient of its outputs.
+"""The per-example gradients of one layer, from its inputs and the gradient of its outputs.
 
 A rule forms the gradient of a group of contiguous rows (a group of one is an example), or only its
 norm (Goodfellow 2015, "Efficient per-example gradient computations"; Li et al. 2022, section 4).
-``rule_of`` registers which layers have one: exact types, as a subclass may do anything.
+``rule_of`` registers the layers that have one: exact types, as a subclass may do anything.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Coordinates, in_coordinates
+from tf_labeldp.gradients._clip import Coordinates, by_row, in_coordinates, zero_where
 
 FLOAT_BYTES = 4
 _EPSILON = 2.0**-52  # of float64
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """What one layer saw in one backward pass: the batch first, the channels last.
+class Taps:
+    """The tensors of one layer in one backward pass: the batch first, the channels last.
 
     Attributes:
         inputs: (B, ...), ``float32`` (integers for embeddings).
         output_gradients: (B, ...), ``float32``; the weight of each row is in them.
-        group_size: contiguous rows whose gradients are added up.
-        coordinates: in which the gradient of each weight is wanted; None for the weights' own.
+        group_size: contiguous rows whose gradients are summed.
+        coordinates: of the gradient of each weight; None for the weights' own.
     """
 
     inputs: tf.Tensor
@@ -47,7 +47,7 @@ class Seen:
 
     @property
     def positions(self) -> int | None:
-        """How many positions a group has, None where only the step knows."""
+        """Number of positions in a group; None where it is known in the step only."""
         sizes = self.output_gradients.shape[1:-1]
         return math.prod(sizes) * self.group_size if sizes.is_fully_defined() else None
 
@@ -61,35 +61,32 @@ class Rule(abc.ABC):
         """Number of entries of the gradient of all weights."""
 
     @abc.abstractmethod
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
         """Returns the gradient of each group for each weight, (groups, *weight shape)."""
 
-    def gradients(self, seen: Seen) -> list[tf.Tensor]:
+    def gradients(self, taps: Taps) -> list[tf.Tensor]:
         """Returns the gradient of each group for each weight, in the coordinates."""
-        return in_coordinates(seen.coordinates, self.plain_gradients(seen))
+        return in_coordinates(taps.coordinates, self.plain_gradients(taps))
 
-    def norm_bytes(self, seen: Seen) -> int | None:
-        """Returns the working memory of ``squared_norms`` for a group; None if there is no way."""
+    def norm_bytes(self, taps: Taps) -> int | None:
+        """Returns the working memory of ``squared_norms`` per group; None without that method."""
         return None
 
-    def squared_norms(self, seen: Seen) -> tf.Tensor:
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
         """Returns the squared norms (groups,) of ``gradients`` without forming them."""
         raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
 
-    def product_bytes(self, seen: Seen, ways: int) -> int | None:
-        """Returns the working memory of ``products`` for an example; None if there is no way."""
-        return None
+    def sum(self, taps: Taps, coefficients: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """Returns the sum of the gradients of all rows, times coefficients (B,).
 
-    def products(self, seen: Seen, ways: int) -> tf.Tensor:
-        """Returns inner products (B, ways, ways) of gradients without forming them.
-
-        Each row of inputs has ``ways`` rows of output gradients.
+        A coefficient of zero drops its row, even NaN.
         """
-        raise NotImplementedError(f"{type(self).__name__} has to form its gradients.")
-
-    def sum(self, seen: Seen) -> list[tf.Tensor]:
-        """Returns the gradient summed over all rows: that of one group of the whole batch."""
-        whole = dataclasses.replace(seen, group_size=seen.output_gradients.shape[0])
+        inputs, gradients = taps.inputs, taps.output_gradients
+        if coefficients is not None:
+            dropped = coefficients == 0
+            inputs, gradients = zero_where(dropped, inputs), zero_where(dropped, gradients)
+            gradients *= by_row(coefficients, gradients)
+        whole = Taps(inputs, gradients, gradients.shape[0], taps.coordinates)
         return [tf.squeeze(gradient, 0) for gradient in self.gradients(whole)]
 
 
@@ -113,16 +110,16 @@ class ScaleRule(Rule):
     def num_weights(self) -> int:
         return math.prod(self.shape) * (self.has_scale + self.has_offset)
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        summed = [axis for axis in range(1, seen.inputs.shape.rank) if axis not in self.axes]
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        summed = [axis for axis in range(1, taps.inputs.shape.rank) if axis not in self.axes]
 
         def by_group(values: tf.Tensor) -> tf.Tensor:
             rows = tf.reduce_sum(values, axis=summed)
-            apart = tf.reshape(rows, (seen.groups, seen.group_size, *self.shape))
-            return tf.reduce_sum(apart, axis=1)
+            grouped = tf.reshape(rows, (taps.groups, taps.group_size, *self.shape))
+            return tf.reduce_sum(grouped, axis=1)
 
-        scale = [by_group(seen.inputs * seen.output_gradients)] if self.has_scale else []
-        return scale + ([by_group(seen.output_gradients)] if self.has_offset else [])
+        scale = [by_group(taps.inputs * taps.output_gradients)] if self.has_scale else []
+        return scale + ([by_group(taps.output_gradients)] if self.has_offset else [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,25 +133,25 @@ class LookupRule(Rule):
     def num_weights(self) -> int:
         return self.num_rows * self.width
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        groups = seen.groups
-        indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        groups = taps.groups
+        indices = tf.cast(tf.reshape(taps.inputs, (groups, -1)), tf.int64)
         # A negative index is dropped by the segment sum, as it has no row.
         slots = tf.range(groups, dtype=tf.int64)[:, tf.newaxis] * self.num_rows + indices
         slots = tf.where((indices >= 0) & (indices < self.num_rows), slots, -1)
-        rows = self._rows(seen.output_gradients, slots, groups * self.num_rows)
+        rows = self._rows(taps.output_gradients, slots, groups * self.num_rows)
         return [tf.reshape(rows, (groups, self.num_rows, self.width))]
 
-    def norm_bytes(self, seen: Seen) -> int | None:
-        mixes_rows = seen.coordinates is not None and seen.coordinates[0].left is not None
-        if seen.positions is None or mixes_rows:
+    def norm_bytes(self, taps: Taps) -> int | None:
+        mixes_rows = taps.coordinates is not None and taps.coordinates[0].left is not None
+        if taps.positions is None or mixes_rows:
             return None
-        return 3 * FLOAT_BYTES * seen.positions * self.width
+        return 3 * FLOAT_BYTES * taps.positions * self.width
 
-    def squared_norms(self, seen: Seen) -> tf.Tensor:
-        groups = seen.groups
-        indices = tf.cast(tf.reshape(seen.inputs, (groups, -1)), tf.int64)
-        products = tf.reshape(seen.output_gradients, (groups, -1, self.width))
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
+        groups = taps.groups
+        indices = tf.cast(tf.reshape(taps.inputs, (groups, -1)), tf.int64)
+        products = tf.reshape(taps.output_gradients, (groups, -1, self.width))
         # Equal indices of a group add up before the norm: sorted, they are neighbours.
         order = tf.argsort(indices, axis=1)
         indices = tf.gather(indices, order, batch_dims=1)
@@ -164,8 +161,8 @@ class LookupRule(Rule):
         positions = tf.shape(slots)[1]
         slots += tf.range(groups)[:, tf.newaxis] * positions
         rows = self._rows(products, slots, groups * positions)
-        if seen.coordinates is not None:
-            rows = seen.coordinates[0].of_outputs(rows)
+        if taps.coordinates is not None:
+            rows = taps.coordinates[0].of_outputs(rows)
         return tf.reduce_sum(tf.square(tf.reshape(rows, (groups, -1))), axis=1)
 
     def _rows(self, gradients: tf.Tensor, slots: tf.Tensor, count: Any) -> tf.Tensor:
@@ -175,7 +172,7 @@ class LookupRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Where a convolution looks; one entry per spatial axis.
+    """The receptive field of a convolution; one entry per spatial axis.
 
     Attributes:
         size: of the kernel.
@@ -190,7 +187,7 @@ class Window:
     padding: tuple[tuple[int, int], ...]
 
     def views(self, inputs: tf.Tensor, out_size: Sequence[int]) -> list[tf.Tensor]:
-        """Returns what each entry of the kernel saw: prod(size) tensors (B, *out_size, C).
+        """Returns the inputs of each kernel entry: prod(size) tensors (B, *out_size, C).
 
         Shifted views instead of patches: nothing prod(size) times the input is ever stored.
         """
@@ -209,12 +206,11 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelRule(Rule):
-    """What layers with a kernel and a bias share.
+class ProductRule(Rule):
+    """Dense layers and convolutions: sums over positions of input times output gradient.
 
     Attributes:
-        kernel_shape: (*window, inputs, outputs); of depthwise layers (*window, channels,
-            multiplier).
+        kernel_shape: (*window, inputs, outputs).
         has_kernel: whether the kernel is trained.
         has_bias: whether a bias is trained.
         window: of a convolution; None for a dense layer.
@@ -226,66 +222,55 @@ class KernelRule(Rule):
     window: Window | None = None
 
     @property
-    def bias_size(self) -> int:
-        """Number of outputs of a position."""
+    def num_outputs(self) -> int:
+        """Number of outputs per position."""
         return self.kernel_shape[-1]
-
-    @property
-    def num_inputs(self) -> int:
-        """Number of inputs of a position."""
-        return self.kernel_shape[-2]
-
-    @property
-    def fan_in(self) -> int:
-        """Number of inputs of an output."""
-        return math.prod(self.kernel_shape[:-1])
 
     @property
     def num_weights(self) -> int:
         kernel = math.prod(self.kernel_shape) if self.has_kernel else 0
-        return kernel + (self.bias_size if self.has_bias else 0)
+        return kernel + (self.num_outputs if self.has_bias else 0)
 
-    def factors(self, seen: Seen) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _factors(self, taps: Taps) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns views (N, positions, in) and output gradients (N, positions, out) by group."""
-        products = tf.reshape(seen.output_gradients, (seen.groups, -1, self.bias_size))
-        views = [seen.inputs] if self.has_kernel else []
+
+        def by_group(values: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(values, (taps.groups, -1, values.shape[-1]))
+
+        views = [taps.inputs] if self.has_kernel else []
         if self.has_kernel and self.window is not None:
-            views = self.window.views(seen.inputs, seen.output_gradients.shape[1:-1])
-        shape = (seen.groups, -1, self.num_inputs)
-        return [tf.reshape(view, shape) for view in views], products
+            views = self.window.views(taps.inputs, taps.output_gradients.shape[1:-1])
+        return [by_group(view) for view in views], by_group(taps.output_gradients)
 
-
-@dataclasses.dataclass(frozen=True)
-class ProductRule(KernelRule):
-    """Dense layers and convolutions: sums over positions of input times output gradient."""
-
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        views, products = self.factors(seen)
-        result = []
+    def plain_gradients(self, taps: Taps) -> list[tf.Tensor]:
+        views, products = self._factors(taps)
+        gradients = []
         if self.has_kernel:
-            if self.kernel_shape[-2] == 1:  # one product instead of many thin ones
-                kernel = tf.matmul(tf.stack([view[..., 0] for view in views], axis=1), products)
-            else:
-                parts = [tf.matmul(view, products, transpose_a=True) for view in views]
-                kernel = tf.stack(parts, axis=1)
-            result.append(tf.reshape(kernel, (products.shape[0], *self.kernel_shape)))
+            kernel = self._kernel_gradients(views, products)
+            gradients.append(tf.reshape(kernel, (taps.groups, *self.kernel_shape)))
         if self.has_bias:
-            result.append(tf.reduce_sum(products, axis=1))
-        return result
+            gradients.append(tf.reduce_sum(products, axis=1))
+        return gradients
 
-    def norm_bytes(self, seen: Seen) -> int | None:
-        if seen.positions is None:
+    def _kernel_gradients(self, views: list[tf.Tensor], products: tf.Tensor) -> tf.Tensor:
+        if self.kernel_shape[-2] == 1:  # one product instead of many thin ones
+            return tf.matmul(tf.stack([view[..., 0] for view in views], axis=1), products)
+        return tf.stack([tf.matmul(v, products, transpose_a=True) for v in views], axis=1)
+
+    def norm_bytes(self, taps: Taps) -> int | None:
+        if taps.positions is None:
             return None
         # Two Gram matrices in double precision.
-        needed = 4 * FLOAT_BYTES * seen.positions**2 if seen.positions > 1 else 2 * FLOAT_BYTES
-        if seen.coordinates is not None:  # and both factors, before and after
-            needed += 4 * FLOAT_BYTES * seen.positions * (self.fan_in + self.bias_size)
+        needed = 4 * FLOAT_BYTES * taps.positions**2 if taps.positions > 1 else 2 * FLOAT_BYTES
+        if taps.coordinates is not None:  # and both factors, before and after
+            fan_in = math.prod(self.kernel_shape[:-1])
+            needed += 4 * FLOAT_BYTES * taps.positions * (fan_in + self.num_outputs)
         return needed
 
-    def squared_norms(self, seen: Seen) -> tf.Tensor:
-        if seen.coordinates is not None:
-            return tf.add_n([rule.squared_norms(part) for rule, part in self.changed(seen)])
-        views, products = self.factors(seen)
+    def squared_norms(self, taps: Taps) -> tf.Tensor:
+        if taps.coordinates is not None:
+            return tf.add_n([rule.squared_norms(part) for rule, part in self._changed(taps)])
+        views, products = self._factors(taps)
         bias = tf.reduce_sum(tf.square(tf.reduce_sum(products, axis=1)), axis=-1)
         bias = tf.cast(bias, tf.float32)
         total = bias if self.has_bias else tf.zeros_like(bias)
@@ -307,101 +292,66 @@ class ProductRule(KernelRule):
         exact = tf.reduce_sum(gram, axis=(1, 2)) + terms * _EPSILON * tf.square(longest)
         return total + tf.cast(tf.maximum(exact, 0.0), tf.float32)
 
-    def product_bytes(self, seen: Seen, ways: int) -> int | None:
-        """Returns that of dense layers on vectors; the others have no way."""
-        is_vector = self.window is None and seen.output_gradients.shape.rank == 2
-        needed = FLOAT_BYTES * ways**2
-        if seen.coordinates is not None:
-            needed += FLOAT_BYTES * (self.fan_in + 2 * ways * self.bias_size)
-        return needed if is_vector else None
-
-    def products(self, seen: Seen, ways: int) -> tf.Tensor:
-        if seen.coordinates is not None:
-            return tf.add_n([rule.products(part, ways) for rule, part in self.changed(seen)])
-        gradients = tf.reshape(seen.output_gradients, (-1, ways, self.bias_size))
-        squares = tf.reduce_sum(tf.square(seen.inputs), axis=1) * float(self.has_kernel)
-        factor = squares + float(self.has_bias)
-        return factor[:, tf.newaxis, tf.newaxis] * tf.matmul(gradients, gradients, transpose_b=True)
-
-    def changed(self, seen: Seen) -> list[tuple[ProductRule, Seen]]:
+    def _changed(self, taps: Taps) -> list[tuple[ProductRule, Taps]]:
         """Returns dense layers without coordinates whose squared norms add up to the same.
 
         One is for the kernel and one for the bias: ``A (a g^T) B`` is ``(A a) (B^T g)^T``, at each
         position.
         """
-        found, coordinates, shape = [], list(seen.coordinates or ()), (self.fan_in, self.bias_size)
-        # Where positions may cancel, this rounds less than the norm can tell.
-        wide = tf.float32 if seen.positions == 1 else tf.float64
-        inputs, gradients = (tf.cast(part, wide) for part in (seen.inputs, seen.output_gradients))
+        found, coordinates = [], list(taps.coordinates or ())
+        shape = math.prod(self.kernel_shape[:-1]), self.num_outputs
+        # Where positions may cancel, single precision would round more than is left of the norm.
+        wide = tf.float32 if taps.positions == 1 else tf.float64
+        inputs, gradients = (tf.cast(part, wide) for part in (taps.inputs, taps.output_gradients))
         if self.has_kernel:
             if self.window is not None:
                 inputs = tf.concat(self.window.views(inputs, gradients.shape[1:-1]), -1)
             of_kernel = coordinates.pop(0)
             mapped = of_kernel.of_inputs(inputs), of_kernel.of_outputs(gradients)
-            found.append((ProductRule(shape, True, False), Seen(*mapped, seen.group_size)))
+            found.append((ProductRule(shape, True, False), Taps(*mapped, taps.group_size)))
         if self.has_bias:
             mapped = inputs, coordinates.pop(0).of_outputs(gradients)
-            found.append((ProductRule(shape, False, True), Seen(*mapped, seen.group_size)))
+            found.append((ProductRule(shape, False, True), Taps(*mapped, taps.group_size)))
         return found
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedRule(KernelRule):
+class GroupedRule(ProductRule):
     """Grouped convolutions: each group of channels has its own inputs and outputs.
 
     Attributes:
-        channel_groups: contiguous inputs and outputs, in as many parts of the same size.
+        channel_groups: number of contiguous parts, of the same size, of inputs and outputs.
     """
 
     channel_groups: int = 1
 
-    @property
-    def num_inputs(self) -> int:
-        return self.kernel_shape[-2] * self.channel_groups
+    def norm_bytes(self, taps: Taps) -> int | None:
+        return None
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        views, products = self.factors(seen)
-        result = []
-        if self.has_kernel:
+    def _kernel_gradients(self, views: list[tf.Tensor], products: tf.Tensor) -> tf.Tensor:
+        def by_channels(values: tf.Tensor) -> tf.Tensor:
+            sizes = self.channel_groups, values.shape[-1] // self.channel_groups
+            return tf.reshape(values, (values.shape[0], -1, *sizes))
 
-            def by_channels(values: tf.Tensor) -> tf.Tensor:
-                sizes = self.channel_groups, values.shape[-1] // self.channel_groups
-                return tf.reshape(values, (seen.groups, -1, *sizes))
-
-            gradients = by_channels(products)
-            parts = [tf.einsum("ntgi,ntgo->nigo", by_channels(v), gradients) for v in views]
-            result.append(tf.reshape(tf.stack(parts, axis=1), (seen.groups, *self.kernel_shape)))
-        if self.has_bias:
-            result.append(tf.reduce_sum(products, axis=1))
-        return result
+        gradients = by_channels(products)
+        parts = [tf.einsum("ntgi,ntgo->nigo", by_channels(view), gradients) for view in views]
+        return tf.stack(parts, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthwiseRule(KernelRule):
-    """Depthwise convolutions: each channel has its own kernel."""
+class DepthwiseRule(GroupedRule):
+    """Depthwise convolutions: each channel has its own kernel, (*window, channels, multiplier)."""
 
     @property
-    def bias_size(self) -> int:
+    def num_outputs(self) -> int:
         return math.prod(self.kernel_shape[-2:])
 
-    def plain_gradients(self, seen: Seen) -> list[tf.Tensor]:
-        views, products = self.factors(seen)
-        groups = products.shape[0]
-        result = []
-        if self.has_kernel:
-            apart = tf.reshape(products, (groups, -1, *self.kernel_shape[-2:]))
-            parts = [tf.einsum("ntc,ntcm->ncm", view, apart) for view in views]
-            result.append(tf.reshape(tf.stack(parts, axis=1), (groups, *self.kernel_shape)))
-        if self.has_bias:
-            result.append(tf.reduce_sum(products, axis=1))
-        return result
 
-
-# Which Keras layers have which rule.
+# The rules of Keras's layers.
 
 
 class NoRuleError(ValueError):
-    """No rules give the per-example gradients of a model; the message says why."""
+    """No rules give the per-example gradients of a model, for the reason in the message."""
 
 
 Factors = tuple[tf.Tensor, tf.Tensor]
@@ -410,13 +360,10 @@ Factors = tuple[tf.Tensor, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LayerRule:
-    """Trained weights of a layer, and how their gradients follow.
+    """Trained weights of a layer, and their rule.
 
-    Attributes:
-        layer: the layer.
-        rule: of its per-example gradients.
-        variables: that the rule gives gradients of, in its order.
-        factors: makes what the rule takes of the layer's inputs, outputs and output gradients.
+    ``factors`` maps the layer's inputs, outputs and output gradients to those of the rule, which
+    gives the gradients of ``variables``, in this order.
     """
 
     layer: keras.Layer
@@ -430,10 +377,9 @@ _MAKERS: dict[type, Callable[[Any, _Shape], list[LayerRule] | None]] = {}
 
 
 def rule_of(*kinds: type) -> Callable[[Any], Any]:
-    """Registers the function that makes the rules of layers of these classes.
+    """Registers a function from layers of these classes, and their input shapes, to rules.
 
-    It gets the layer and its input shape, and returns None where the layer is used in a way that
-    has no rule.
+    It returns None for a layer that is used in a way without a rule.
     """
 
     def register(make: Any) -> Any:
@@ -446,25 +392,25 @@ def rule_of(*kinds: type) -> Callable[[Any], Any]:
 def layer_rules(layer: Any, input_shape: _Shape) -> list[LayerRule]:
     """Returns the rules of a layer of a functional model, none if the layer trains nothing."""
     kind = type(layer)
-    what = f"layer {layer.name!r} ({kind.__name__})"
+    name = f"layer {layer.name!r} ({kind.__name__})"
     if kind is keras.layers.BatchNormalization and not layer.trainable:
         return []  # frozen, it uses its moving averages
     if kind not in _PLAIN and kind not in _MAKERS:
-        raise NoRuleError(f"{what} has no rule for its per-example gradients")
+        raise NoRuleError(f"{name} has no rule for its per-example gradients")
     axis = getattr(layer, "axis", None)
     axes = list(axis) if isinstance(axis, (list, tuple)) else [axis]
     if 0 in axes or -len(input_shape) in axes:
-        raise NoRuleError(f"{what} works along the batch axis")
+        raise NoRuleError(f"{name} works along the batch axis")
     activation = getattr(layer, "activation", None)
     if activation is not None and activation not in _SLOPES.keys() | _OTHER_ACTIVATIONS:
-        raise NoRuleError(f"{what} has an activation that is not one of Keras's")
+        raise NoRuleError(f"{name} has an activation that is not one of Keras's")
     if kind in _PLAIN:
         return []
-    made = _MAKERS[kind](layer, input_shape)
-    claimed = [variable for rule in made or [] for variable in rule.variables]
-    if made is None or _identities(claimed) != _identities(layer.trainable_variables):
-        raise NoRuleError(f"{what} is used in a way that has no rule")
-    return [rule for rule in made if rule.variables]
+    rules = _MAKERS[kind](layer, input_shape)
+    covered = [variable for rule in rules or [] for variable in rule.variables]
+    if rules is None or _identities(covered) != _identities(layer.trainable_variables):
+        raise NoRuleError(f"{name} is used in a way that has no rule")
+    return [rule for rule in rules if rule.variables]
 
 
 _ACTIVATIONS = keras.activations
@@ -482,7 +428,7 @@ _SLOPES: dict[Any, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
         out * (grad - tf.reduce_sum(out * grad, axis=-1, keepdims=True))
     ),
 }
-# Their slope does not follow from their output: the layer's output before them is made again.
+# Their slope does not follow from their output: the layer's output before them is recomputed.
 _OTHER_ACTIVATIONS = {
     getattr(_ACTIVATIONS, name)
     for name in """
@@ -507,26 +453,21 @@ _PLAIN = {
 
 @rule_of(keras.layers.Dense)
 def _dense(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    return _kernel_and_bias(layer, input_shape, ProductRule, None)
+    return _kernel_and_bias(layer, input_shape, ProductRule)
 
 
 @rule_of(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 def _convolution(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    window = _window(layer, input_shape)
-    if window is None:
-        return None
     kind: Any = ProductRule
     if layer.groups > 1:
         kind = functools.partial(GroupedRule, channel_groups=layer.groups)
-    return _kernel_and_bias(layer, input_shape, kind, window)
+    return _kernel_and_bias(layer, input_shape, kind, is_convolution=True)
 
 
 @rule_of(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def _depthwise(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
-    window = _window(layer, input_shape)
-    if window is None:
-        return None
-    return _kernel_and_bias(layer, input_shape, DepthwiseRule, window)
+    kind = functools.partial(DepthwiseRule, channel_groups=layer.kernel.shape[-2])
+    return _kernel_and_bias(layer, input_shape, kind, is_convolution=True)
 
 
 @rule_of(keras.layers.Embedding)
@@ -546,8 +487,8 @@ def _embedding(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
 def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     """Returns the rule of a scale and an offset, where they run along ascending axes."""
     rank = len(input_shape)
-    given = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    axes = tuple(axis % rank for axis in given)
+    listed = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    axes = tuple(axis % rank for axis in listed)
     if getattr(layer, "rms_scaling", False) or list(axes) != sorted(axes):
         return None
     trained = _identities(layer.trainable_variables)
@@ -559,15 +500,18 @@ def _normalization(layer: Any, input_shape: _Shape) -> list[LayerRule] | None:
     )
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        return normalized(_as_seen(layer, inputs)), gradients
+        return normalized(_as_rounded(layer, inputs)), gradients
 
     return [LayerRule(layer, rule, variables, factors)]
 
 
 def _kernel_and_bias(
-    layer: Any, input_shape: _Shape, kind: Any, window: Window | None
+    layer: Any, input_shape: _Shape, kind: Any, is_convolution: bool = False
 ) -> list[LayerRule] | None:
     """Returns the rules of a layer with a kernel, a bias and an activation."""
+    window = _window(layer, input_shape) if is_convolution else None
+    if is_convolution and window is None:
+        return None
     pair: tuple[Any, ...] = ()
     if getattr(layer, "lora_enabled", False):
         pair = layer.lora_kernel_a, layer.lora_kernel_b
@@ -583,7 +527,7 @@ def _kernel_and_bias(
         before_activation.build(input_shape)
 
     def factors(inputs: tf.Tensor, outputs: tf.Tensor, gradients: tf.Tensor) -> Factors:
-        inputs = _as_seen(layer, inputs)
+        inputs = _as_rounded(layer, inputs)
         if before_activation is None:
             gradients = _SLOPES[layer.activation](tf.cast(outputs, tf.float32), gradients)
         else:
@@ -624,12 +568,12 @@ def _adapted(
     scale = getattr(layer, "lora_alpha", layer.lora_rank) / layer.lora_rank
     trained = _identities(layer.trainable_variables)
 
-    def of_a(*seen: tf.Tensor) -> Factors:
-        inputs, gradients = factors(*seen)
+    def of_a(*tensors: tf.Tensor) -> Factors:
+        inputs, gradients = factors(*tensors)
         return inputs, scale * tf.tensordot(gradients, b.value, [[-1], [1]])
 
-    def of_b(*seen: tf.Tensor) -> Factors:
-        inputs, gradients = factors(*seen)
+    def of_b(*tensors: tf.Tensor) -> Factors:
+        inputs, gradients = factors(*tensors)
         return scale * apply(inputs, a.value), gradients
 
     has_bias = bool(bias) and id(bias[0]) in trained
@@ -641,7 +585,7 @@ def _adapted(
 
 
 def _window(layer: Any, input_shape: _Shape) -> Window | None:
-    """Returns where a convolution looks, None if the sizes of its inputs are not fixed."""
+    """Returns the window of a convolution, None if the sizes of its inputs are not fixed."""
     first = layer.data_format == "channels_first"
     sizes = input_shape[2:] if first else input_shape[1:-1]
     size, strides = tuple(layer.kernel_size), tuple(layer.strides)
@@ -660,7 +604,7 @@ def _window(layer: Any, input_shape: _Shape) -> Window | None:
     return Window(size, strides, dilations, tuple(padding))
 
 
-def _as_seen(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+def _as_rounded(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
     """Returns inputs in ``float32``, rounded as the layer rounds them."""
     return tf.cast(tf.cast(inputs, layer.compute_dtype), tf.float32)
 

@@ -1,4 +1,4 @@
-"""What a model and its loss may be: no layer mixes examples, and each example has its loss."""
+"""The models and losses that clipping allows: no layer mixes examples, losses are per example."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-_GROUP = "LayerNormalization or GroupNormalization"
-# By the names in a layer's family tree, so that relatives from other packages are found too.
+_GROUP = "use LayerNormalization or GroupNormalization"
+# By the names of a layer's base classes, so that relatives from other packages are found too.
 _MIXING = {
-    "BatchNormalization": f"use {_GROUP}",
-    "SyncBatchNormalization": f"use {_GROUP}",
-    "BatchRenormalization": f"use {_GROUP}",
+    "BatchNormalization": _GROUP,
+    "SyncBatchNormalization": _GROUP,
+    "BatchRenormalization": _GROUP,
     "MixUp": "use tf_labeldp.keras_layers.Mixup on the data, before labels are private",
-    "CutMix": "augment each image apart, for instance with RandomCrop",
+    "CutMix": "augment each image by itself, for instance with RandomCrop",
     "SpectralNormalization": "bound the weights with a kernel_constraint",
 }
 
@@ -23,22 +23,10 @@ _MIXING = {
 def check_layers(model: keras.Model) -> None:
     """Raises if the model mixes examples, has losses of its own, or has nothing to train.
 
-    Clipping bounds what one label can do to a step only if no layer uses statistics of the batch,
+    Clipping bounds the effect of one label on a step only if no layer uses statistics of the batch,
     and if the clipped loss is the only one (weight regularizers are fine: no label enters them).
-    Layers are found wherever they are: in nested models, wrappers and attributes of custom layers.
 
-    Raises:
-        ValueError: layers that mix examples (all of them are named, with what to use instead),
-            activity regularizers, losses from ``add_loss``, or no trainable variable.
-
-    Example:
-        >>> import keras
-        >>> layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
-        >>> try:
-        ...     check_layers(keras.Sequential(layers))
-        ... except ValueError as error:
-        ...     print(str(error)[:42])
-        these layers mix the examples of a batch,
+    The error names all layers that mix examples, each with a replacement.
     """
     layers = all_layers(model)
     problems = []
@@ -50,7 +38,7 @@ def check_layers(model: keras.Model) -> None:
     if problems:
         raise ValueError(
             "these layers mix the examples of a batch, so that clipping one example's gradient "
-            "does not bound what its label does: " + "; ".join(problems) + ". A "
+            "does not bound the effect of its label: " + "; ".join(problems) + ". A "
             "BatchNormalization may stay if it is frozen (trainable=False)."
         )
     regularized = [
@@ -61,17 +49,15 @@ def check_layers(model: keras.Model) -> None:
     ]
     if regularized:
         raise ValueError(
-            f"layers {regularized} have activity regularizers, whose loss would be trained on "
-            "outside of the clipped one. Regularize the weights instead (kernel_regularizer), or "
-            "put the term into the per-example loss."
+            f"layers {regularized} have activity regularizers, whose loss would not be clipped. "
+            "Use kernel_regularizer, or add the term to the per-example loss."
         )
     weight_losses = sum(v.regularizer is not None for v in model.trainable_variables)
     if len(model.losses) > weight_losses:
         raise added_loss(model)
     if model.built and not model.trainable_variables:
         raise ValueError(
-            f"model {model.name!r} has no trainable variables. Set trainable=True on the layers "
-            "that are to learn."
+            f"model {model.name!r} has no trainable variables. Set trainable=True on some layers."
         )
 
 
@@ -79,7 +65,7 @@ def added_loss(model: keras.Model) -> ValueError:
     """Returns the error for a model that adds losses while it is called."""
     return ValueError(
         f"model {model.name!r} has losses from add_loss, which would be trained on outside of the "
-        "clipped loss. Put the term into the per-example loss."
+        "clipped loss. Add the term to the per-example loss."
     )
 
 
@@ -89,18 +75,18 @@ def all_layers(model: keras.Model) -> list[Any]:
 
 
 def parts_of(model: keras.Model, kind: type) -> list[Any]:
-    """Returns all objects of a kind that the model or its layers hold, each once.
+    """Returns all objects of a kind that the model or its layers refer to, each once.
 
     Keras lists the layers of models only; those of wrappers and custom layers are attributes.
     """
     found: list[Any] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending: list[Any] = [model]
     while pending:
         value = pending.pop(0)
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if isinstance(value, kind):
             found.append(value)
         if isinstance(value, keras.Layer):
@@ -113,23 +99,30 @@ def parts_of(model: keras.Model, kind: type) -> list[Any]:
     return found
 
 
-# They compare row by row, where labels and outputs have the same rank: without, they broadcast one
-# example's label against another's output. Any other loss might look at the batch, as Circle does.
-_ROW_BY_ROW = {
+# Functions that compare row by row, where labels and outputs have the same rank: without, they
+# broadcast the label of one example against the output of another. Any other loss, such as Circle,
+# might look at the whole batch.
+_ROW_BY_ROW = [
     getattr(keras.losses, name)
     for name in """
-    BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy
-    CategoricalHinge CosineSimilarity Hinge Huber KLDivergence LogCosh MeanAbsoluteError
-    MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson
-    SparseCategoricalCrossentropy SquaredHinge binary_crossentropy binary_focal_crossentropy
-    categorical_crossentropy categorical_focal_crossentropy categorical_hinge cosine_similarity
-    hinge huber kl_divergence log_cosh mean_absolute_error mean_absolute_percentage_error
-    mean_squared_error mean_squared_logarithmic_error poisson sparse_categorical_crossentropy
-    squared_hinge
+    binary_crossentropy binary_focal_crossentropy categorical_crossentropy
+    categorical_focal_crossentropy categorical_hinge cosine_similarity hinge huber kl_divergence
+    log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error
+    mean_squared_logarithmic_error poisson sparse_categorical_crossentropy squared_hinge
     """.split()
-}
-# Labels have one axis less than outputs, and are looked up.
-_CODES = {keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy}
+]
+_OF_CODES = keras.losses.sparse_categorical_crossentropy
+_OF_ROWS = [
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+]
+# They take probabilities without from_logits=True.
+_OF_PROBABILITIES = [
+    _OF_CODES,
+    *_OF_ROWS,
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+]
 
 
 def loss_object(loss: Any) -> Any:
@@ -137,62 +130,89 @@ def loss_object(loss: Any) -> Any:
     return keras.losses.get(loss) if isinstance(loss, (str, dict)) else loss
 
 
+def name_of(loss: Any) -> str:
+    """Returns the name of a loss, for messages."""
+    loss = loss_object(loss)
+    return str(getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__))
+
+
+def _function_of(loss: Any) -> Any:
+    """Returns the function that a loss of Keras, or a subclass of one, wraps."""
+    loss = loss_object(loss)
+    return getattr(loss, "fn", loss)
+
+
+def _is_row_by_row(loss: Any) -> bool:
+    loss = loss_object(loss)
+    exact = not isinstance(loss, keras.losses.Loss) or type(loss).__module__.startswith("keras.")
+    return exact and _function_of(loss) in _ROW_BY_ROW
+
+
+def takes_rows(loss: Any) -> bool:
+    """Returns whether a loss of Keras takes labels as one-hot rows."""
+    return _function_of(loss) in _OF_ROWS
+
+
+def takes_codes(loss: Any) -> bool:
+    """Returns whether a loss is Keras's cross-entropy of class codes, without one to ignore."""
+    ignored = getattr(loss_object(loss), "ignore_class", None)
+    return ignored is None and _function_of(loss) is _OF_CODES
+
+
+def is_plain_cross_entropy(loss: Any, kind: str) -> bool:
+    """Returns whether a loss is Keras's ``"binary"`` or ``"categorical"`` one of logits, no more.
+
+    "Categorical" covers labels as codes and as one-hot rows.
+    """
+    loss = loss_object(loss)
+    kinds: tuple[Any, ...] = (keras.losses.BinaryCrossentropy,)
+    if kind == "categorical":
+        kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
+    if type(loss) not in kinds:
+        return False
+    config = loss.get_config()
+    special = config.get("label_smoothing") or config.get("ignore_class") is not None
+    return bool(config.get("from_logits")) and not special and config.get("axis", -1) == -1
+
+
 def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
-    """Returns a callable ``(y_true, y_pred) -> (B,)`` from anything that Keras takes as a loss.
+    """Returns a callable ``(y_true, y_pred) -> (B,)`` from any loss that Keras takes.
 
-    The reduction of a ``keras.losses.Loss`` is left out: gradients are clipped one by one and
-    divided by the expected batch size later. Losses with more axes (one number a time step, say)
-    are averaged over them. The callable raises a ``ValueError`` where the loss is not per example.
-
-    Args:
-        loss: a ``keras.losses.Loss``, the name of one, or a function of ``y_true`` and ``y_pred``
-            that returns one number an example.
-
-    Raises:
-        TypeError: not a loss.
-        ValueError: no loss has that name.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> squared = per_example_loss(keras.losses.MeanSquaredError())
-        >>> print(squared(np.array([[1.0], [2.0]]), np.array([[1.0], [5.0]])).numpy())
-        [0. 9.]
+    The reduction of a ``keras.losses.Loss`` is left out: gradients are clipped example by example
+    and divided by the expected batch size later. Losses with more axes (one number per time step,
+    say) are averaged over them. The callable raises a ``ValueError`` for a loss over the batch.
     """
     found = loss_object(loss)
     is_keras = isinstance(found, keras.losses.Loss)
     if not is_keras and (isinstance(found, type) or not callable(found)):
-        given = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
+        came = f"the class {found.__name__}" if isinstance(found, type) else repr(found)
         raise TypeError(
             "the loss must be a keras.losses.Loss, its name or a function of y_true and y_pred, "
-            f"got {given}. Losses must be per example: for instance "
-            "keras.losses.SparseCategoricalCrossentropy(from_logits=True)."
+            f"got {came}. Give keras.losses.SparseCategoricalCrossentropy(from_logits=True), say."
         )
     function = found.call if is_keras else found
-    name = str(getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__))
+    dtype = found.dtype if is_keras else None
     axis = found.get_config().get("axis", -1) if is_keras else -1
-    kind = type(found) if is_keras else found
-    row_by_row = kind in _ROW_BY_ROW and axis == -1
-    is_sparse = kind in _CODES
+    row_by_row = _is_row_by_row(found) and axis == -1
+    # These have one axis less than outputs, and are looked up.
+    is_sparse = _function_of(found) is _OF_CODES
 
-    def one_call(y_true: Any, y_pred: Any) -> tf.Tensor:
+    def batch_losses(y_true: Any, y_pred: Any) -> tf.Tensor:
         losses = tf.convert_to_tensor(function(y_true, y_pred))
         batch, rank = tf.nest.flatten(y_pred)[0].shape[0], losses.shape.rank
         if rank == 0 or (None not in (batch, losses.shape[0]) and losses.shape[0] != batch):
             raise ValueError(
-                f"losses must be per example: for {batch} examples the loss {name!r} must return "
-                f"shape ({batch},), got shape {tuple(losses.shape)}. A loss that adds up or "
-                "averages over examples cannot be clipped example by example; return the losses "
-                "before that, as keras.losses.Loss objects do with any reduction."
+                f"losses must be per example: for {batch} examples the loss {name_of(found)!r} "
+                f"must return shape ({batch},), got shape {tuple(losses.shape)}."
             )
         return losses if rank == 1 else tf.reduce_mean(losses, axis=list(range(1, rank)))
 
-    def alone(row: Any) -> tf.Tensor:
+    def row_loss(row: Any) -> tf.Tensor:
         y_true, y_pred = tf.nest.map_structure(lambda part: part[tf.newaxis], row)
-        return one_call(y_true, y_pred)[0]
+        return batch_losses(y_true, y_pred)[0]
 
     def losses_of(y_true: Any, y_pred: Any) -> tf.Tensor:
         # With dtype as in Loss.__call__, which reduces afterwards.
-        dtype = found.dtype if is_keras else None
         y_true, y_pred = tf.nest.map_structure(
             lambda values: keras.ops.convert_to_tensor(values, dtype=dtype), (y_true, y_pred)
         )
@@ -203,94 +223,50 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         ranks = {part.shape.rank for part in tf.nest.flatten((y_true, y_pred))}
         together = row_by_row and (is_sparse or len(ranks) == 1)
         if together or tf.nest.flatten(y_pred)[0].shape[0] == 1:
-            return one_call(y_true, y_pred)
-        return tf.vectorized_map(alone, (y_true, y_pred), warn=False)
+            return batch_losses(y_true, y_pred)
+        return tf.vectorized_map(row_loss, (y_true, y_pred), warn=False)
 
     return losses_of
-
-
-_OF_PROBABILITIES = (
-    keras.losses.BinaryCrossentropy,
-    keras.losses.BinaryFocalCrossentropy,
-    keras.losses.CategoricalCrossentropy,
-    keras.losses.CategoricalFocalCrossentropy,
-    keras.losses.SparseCategoricalCrossentropy,
-)
-_OF_PROBABILITIES_TOO = (  # as functions, which take them unless told otherwise
-    keras.losses.binary_crossentropy,
-    keras.losses.binary_focal_crossentropy,
-    keras.losses.categorical_crossentropy,
-    keras.losses.categorical_focal_crossentropy,
-    keras.losses.sparse_categorical_crossentropy,
-)
 
 
 def check_outputs(model: keras.Model, loss: Any) -> None:
     """Raises a ``ValueError`` for a loss of probabilities on a model that ends in logits.
 
-    Of a last layer that is not Keras's own dense one nothing is known.
+    Only a last layer of Keras's own ``Dense`` is checked.
     """
     outputs = getattr(model, "outputs", None) or [None]
     last: Any = getattr(getattr(outputs[0], "_keras_history", None), "operation", None)
     if type(last) is not keras.layers.Dense or last.activation is not keras.activations.linear:
         return
     found = loss_object(loss)
-    if isinstance(found, _OF_PROBABILITIES):
-        wrong = not found.get_config().get("from_logits", False)
-    else:
-        wrong = any(found is one for one in _OF_PROBABILITIES_TOO)
-    if wrong:
+    from_logits = isinstance(found, keras.losses.Loss) and found.get_config().get("from_logits")
+    if _function_of(found) in _OF_PROBABILITIES and not from_logits:
         raise ValueError(
             f"the model ends in {last.name!r}, a Dense layer without activation, and the loss "
-            "takes probabilities. Give the loss from_logits=True, such as keras.losses."
-            "SparseCategoricalCrossentropy(from_logits=True), or end the model in a softmax (or "
-            "sigmoid)."
+            "takes probabilities. Give the loss from_logits=True, or end the model in a softmax."
         )
-
-
-def takes_rows(loss: Any) -> bool:
-    """Returns whether a loss of Keras takes labels as rows, one-hot."""
-    found = loss_object(loss)
-    kinds = (keras.losses.CategoricalCrossentropy, keras.losses.CategoricalFocalCrossentropy)
-    return isinstance(found, kinds) or found in _OF_PROBABILITIES_TOO[2:4]
-
-
-def takes_codes(loss: Any) -> bool:
-    """Returns whether a loss is Keras's cross-entropy of class codes, without one to ignore."""
-    found = loss_object(loss)
-    if getattr(found, "ignore_class", None) is not None:
-        return False
-    function = keras.losses.sparse_categorical_crossentropy
-    is_one = isinstance(found, keras.losses.SparseCategoricalCrossentropy)
-    return is_one or found is function or getattr(found, "fn", None) is function
 
 
 def check_labels_fit(model: keras.Model, loss: Any, labels: Any) -> None:
     """Raises a ``ValueError`` where one of Keras's losses can't take labels of these shapes.
 
-    The loss is traced, so that no label is read. Of any other loss nothing is known.
-
-    Args:
-        model: functional.
-        loss: as for ``per_example_loss``.
-        labels: ``tf.TensorSpec`` of a batch of labels.
+    The loss is traced, so that no label is read. Other losses are not checked.
+    ``labels`` is the ``tf.TensorSpec`` of a batch.
     """
-    found = loss_object(loss)
-    if type(found) not in _ROW_BY_ROW and found not in _ROW_BY_ROW:
+    if not _is_row_by_row(loss):
         return
     rows = tf.nest.flatten(labels)[0].shape[0]
-    made = [tf.TensorSpec((rows, *one.shape[1:]), one.dtype) for one in model.outputs]
-    outputs = made[0] if len(made) == 1 else made
+    specs = [tf.TensorSpec((rows, *output.shape[1:]), output.dtype) for output in model.outputs]
+    outputs = specs[0] if len(specs) == 1 else specs
     try:
         tf.function(per_example_loss(loss)).get_concrete_function(labels, outputs)
     except (TypeError, ValueError) as error:
         came, returned = (
-            " and ".join(f"(n{''.join(f', {size}' for size in one.shape[1:])})" for one in specs)
-            for specs in (tf.nest.flatten(labels), made)
+            " and ".join(f"(n{''.join(f', {size}' for size in spec.shape[1:])})" for spec in group)
+            for group in (tf.nest.flatten(labels), specs)
         )
-        name = getattr(found, "name", None) or getattr(found, "__name__", None)
         raise ValueError(
-            f"the loss {name!r} can't take labels of shape {came} with a model that returns "
-            f"{returned}. Class codes (n) need SparseCategoricalCrossentropy, one-hot rows "
+            f"the loss {name_of(loss)!r} can't take labels of shape {came} with a model that "
+            f"returns {returned}. Class codes (n) need SparseCategoricalCrossentropy, one-hot rows "
             "CategoricalCrossentropy, and several outputs a loss of your own."
         ) from error

@@ -17,12 +17,12 @@ PRODUCTS = ("double_backward", "forward")
 class GradientOperator:
     """The matrix ``G`` (d, n K) of gradients of n examples for each of K labels.
 
-    Column ``(i, k)`` is the gradient, with respect to all d weights, of the loss that example i
-    would have with label k (``ghazi2024``, section 3.2). It needs no true label. ``G`` is never
-    formed: ``G u`` is one backward pass, ``G^T v`` one pass forward (appendix C).
+    Column ``(i, k)`` is the gradient, with respect to all d weights, of the loss of example i for
+    label k (``ghazi2024``, section 3.2). It needs no true label. ``G`` is never formed: ``G u`` is
+    one backward pass, ``G^T v`` one pass forward (appendix C).
 
-    The losses are evaluated at the values that the variables have now: make a new operator once
-    they have changed, inside the ``tf.function`` that uses it. Its products may be taken inside
+    The losses are evaluated at the present values of the variables: make a new operator once they
+    have changed, inside the ``tf.function`` that uses it. Its products may be taken inside
     ``tf.while_loop``.
 
     Args:
@@ -31,24 +31,22 @@ class GradientOperator:
             ``lambda: -tf.nn.log_softmax(model(x))``. For numbers in [low, high] and squared error,
             whose gradient is linear in the label, the two ends are enough:
             ``lambda: tf.square(tf.constant([[low, high]]) - model(x))``.
-        variables: the weights, in the order in which gradients are listed: Keras or TensorFlow
-            variables, or tensors that the losses are made from.
+        variables: the weights, in the order of the gradients: Keras or TensorFlow variables, or
+            tensors that the losses depend on.
         scales: float (n, K), or a shape that broadcasts to it: factors on the columns, such as
             ``min(1, C / norm)`` to clip each of them. None: 1.
-        products: how ``G^T v`` is computed; both ways give the same numbers, and ``G u`` is the
-            same backward pass through one evaluation of the model. ``"double_backward"`` reuses
-            this evaluation: ``G^T v`` is the derivative of ``<v, G u>`` by u. ``"forward"`` is the
-            paper's forward mode, ``tf.autodiff.ForwardAccumulator``, which evaluates the model
-            again for each product. On the CNN of Table 10(a) it takes 1.7 times as long on a CPU,
-            and as long under XLA, which shares the evaluations; it is not for models with loops,
-            such as a recurrent layer without ``unroll=True``. It needs no derivatives that
-            the other does not need.
+        products: how ``G^T v`` is computed; both ways give the same numbers.
+            ``"double_backward"`` is the derivative of ``<v, G u>`` by u, of one evaluation of the
+            model. ``"forward"`` is the paper's forward mode, ``tf.autodiff.ForwardAccumulator``,
+            which evaluates the model again for each product: 1.7 times as long on a CPU for the CNN
+            of Table 10(a), as long under XLA, and not for models with loops, such as a recurrent
+            layer without ``unroll=True``.
 
     Raises:
         TypeError: ``losses`` is not callable, or its result not floating-point.
         ValueError: no variables, losses that are not (n, K), scales that do not broadcast to
-            them, an unknown ``products``, or losses that forward mode cannot pass through (seen
-            in the first product).
+            them, an unknown ``products``, or losses that forward mode cannot pass through (in the
+            first product).
 
     Example:
         >>> import tensorflow as tf
@@ -73,10 +71,7 @@ class GradientOperator:
         products: str = PRODUCTS[0],
     ) -> None:
         if not callable(losses):
-            raise TypeError(
-                f"losses must be a callable without arguments, got {type(losses).__name__}. Write "
-                "lambda: -tf.nn.log_softmax(model(x))."
-            )
+            raise TypeError(f"losses must be a callable, got {type(losses).__name__}.")
         self._forward = _validate.one_of("products", products, PRODUCTS) == "forward"
         self._losses = losses
         self._variables = [_plain_variable(variable) for variable in variables]
@@ -93,7 +88,7 @@ class GradientOperator:
 
     @property
     def coefficients_shape(self) -> tuple[int, int]:
-        """Shape (n, K) of what ``matvec`` takes and ``rmatvec`` gives."""
+        """Shape (n, K) of the argument of ``matvec`` and the result of ``rmatvec``."""
         rows, labels = self._values.shape.as_list()
         return rows, labels
 
@@ -104,7 +99,7 @@ class GradientOperator:
 
     @property
     def variable_shapes(self) -> list[tf.TensorShape]:
-        """Shapes of what ``rmatvec`` takes and ``matvec`` gives."""
+        """Shapes of the argument of ``rmatvec`` and the result of ``matvec``."""
         return [variable.shape for variable in self._variables]
 
     @property
@@ -187,8 +182,8 @@ def _checked_losses(values: Any) -> tf.Tensor:
         raise TypeError(f"losses() must return floats, got {values.dtype.name}.")
     if values.shape.rank != 2 or not values.shape.is_fully_defined():
         raise ValueError(
-            f"losses() must return one loss per example and label, in a fixed shape (n, K), got "
-            f"{values.shape}. Batches of unknown size: pad them, and give a mask."
+            f"losses() must return losses of a fixed shape (n, K), got {values.shape}. Batches of "
+            "unknown size: pad them, and give a mask."
         )
     return values
 
@@ -202,8 +197,7 @@ def _checked_scales(scales: Any, values: tf.Tensor) -> tf.Tensor:
         fits = False
     if not fits:
         raise ValueError(
-            f"scales must broadcast to the losses' shape {tuple(values.shape)}, got "
-            f"{tuple(scales.shape)}. One factor an example has shape (n, 1)."
+            f"scales must broadcast to shape {tuple(values.shape)}, got {tuple(scales.shape)}."
         )
     return scales
 
@@ -226,21 +220,16 @@ def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 def flat_target(target: Sequence[Any], operator: GradientOperator) -> tf.Tensor:
     """Returns the gradient to project as (d,), or raises if it does not fit the variables."""
-    shapes = operator.variable_shapes
-    is_list = isinstance(target, (list, tuple))
-    if not is_list or len(target) != len(shapes):
-        came = f"{len(target)} of them" if is_list else type(target).__name__
+    shapes, parts = operator.variable_shapes, []
+    if isinstance(target, (list, tuple)):
+        parts = [tf.convert_to_tensor(part) for part in target]
+    came = [part.shape for part in parts]
+    if len(came) != len(shapes) or not all(map(tf.TensorShape.is_compatible_with, came, shapes)):
         raise ValueError(
-            f"target must be a list of {len(shapes)} tensors, one a variable of the operator, got "
-            f"{came}."
+            "target must be a list of tensors like the operator's variables, of shapes "
+            f"{[tuple(shape) for shape in shapes]}, got {came or type(target).__name__}. Keep "
+            "gradients in the order of the variables."
         )
-    parts = [tf.convert_to_tensor(part) for part in target]
-    for place, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
-        if not part.shape.is_compatible_with(shape):
-            raise ValueError(
-                f"target[{place}] must have its variable's shape {tuple(shape)}, got "
-                f"{tuple(part.shape)}. Keep gradients in the order of the operator's variables."
-            )
     vector = flatten(parts, operator.dtype)
     if tf.executing_eagerly() and not bool(tf.reduce_all(tf.math.is_finite(vector))):
         raise ValueError("target must be finite. Look for the layer whose gradients overflowed.")

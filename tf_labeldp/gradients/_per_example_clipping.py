@@ -18,22 +18,16 @@ _FLOAT16_LOSS_SCALE = 256.0  # entries from 2e-10 to 255 survive; above, the exa
 
 
 class ClippedSum(NamedTuple):
-    """What one batch gives; see ``PerExampleClipping.clipped_sum``.
+    """The result of ``PerExampleClipping.clipped_sum``."""
 
-    Attributes:
-        gradients: the sum of the clipped gradients, ``float32``, one tensor for each of
-            ``model.trainable_variables``, in their order.
-        norms: L2 norms of the groups' gradients before clipping, ``float32`` (B / group_size,).
-            They depend on labels: not to be released.
-        outputs: the model's outputs (B, ...), in training mode.
-        finite: whether the output of each layer is finite: scalar booleans by the layers' names.
-            Computed from features and weights alone. The layers are only looked at, by another
-            pass without dropout, when the model's outputs are not all finite.
-    """
-
+    # The clipped sum, float32, for each of ``model.trainable_variables``.
     gradients: list[tf.Tensor]
+    # L2 norms (B / group_size,) before clipping. They depend on labels: not to be released.
     norms: tf.Tensor
+    # The model's outputs (B, ...), in training mode.
     outputs: tf.Tensor
+    # Whether the output of each layer is finite, by its name; depends on features and weights
+    # alone. Layers are only checked where the model's outputs are not all finite.
     finite: dict[str, tf.Tensor]
 
 
@@ -41,51 +35,34 @@ class PerExampleClipping:
     """Computes the sum over examples of gradients clipped to an L2 norm.
 
     Two methods give the same result. "ghost" needs one backward pass for the whole batch and forms
-    per-example gradients layer by layer only where that is cheapest; it knows functional and
+    per-example gradients layer by layer only where that is cheapest; it is for functional and
     sequential models of common layers (Dense, Conv1D to 3D with groups or without, depthwise
-    convolutions, Embedding, LayerNormalization, GroupNormalization and what has no weights).
+    convolutions, Embedding, LayerNormalization, GroupNormalization and layers without weights).
     "vectorized" sends each example through the model alone, so that no layer can mix examples, and
     works for any model.
 
     Guarantee:
         Replacing one example, features or label, moves the sum by at most ``2 * l2_norm_clip`` in
-        L2 norm, whatever the model, the loss and the weights are: every group adds at most
-        ``l2_norm_clip``. With ``clipping="label_distance"`` that holds for a replaced label alone,
-        and for cross-entropy: an example adds up to ``2 * LONGEST_CLIP * l2_norm_clip`` then.
+        L2 norm, for any model, loss and weights: every group adds at most ``l2_norm_clip``. With
+        ``LabelDistanceClip`` that holds for a replaced label alone, and for cross-entropy of two
+        classes: an example adds up to ``2 * LONGEST_CLIP * l2_norm_clip`` then.
         A group whose gradient is not finite adds exactly zero.
         No layer mixes examples: each group's contribution depends on its own rows alone.
         All this is up to the rounding of ``float32``; on GPUs that round the factors of products
         to TensorFloat-32, turn that off:
         ``tf.config.experimental.enable_tensor_float_32_execution(False)``.
 
-    Args:
-        model: a built Keras model.
-        speed: how gradients are made; None for the defaults.
-
-    Raises:
-        ValueError: a layer mixes examples or adds losses, nothing is trainable, or the method of
-            ``speed`` cannot handle the model.
-
+    The method of ``speed`` must be able to handle the built model, or a ``ValueError`` is raised.
     Sources: Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1; Bu et al.
     2023, "Differentially private optimization on large foundation models at almost no cost",
     algorithm 1.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-        >>> x, y = np.array([[3.0, 4.0], [0.0, 0.1]], "float32"), np.zeros((2, 1), "float32")
-        >>> loss = lambda y_true, y_pred: keras.ops.sum(y_pred, axis=1)
-        >>> batch = Batch(x, y, np.ones(2), loss)
-        >>> result = PerExampleClipping(model).clipped_sum(batch, Clip(1.0))
-        >>> print(result.norms.numpy().round(3), result.gradients[0].numpy().ravel().round(3))
-        [5.  0.1] [0.6 0.9]
     """
 
     def __init__(self, model: keras.Model, speed: Speed | None = None) -> None:
         self._model = model
         self._speed = speed or Speed()
         self._trained: tuple[Any, ...] | None = None
-        self._way: GhostClipping | VectorizedClipping = VectorizedClipping(model)
+        self._chosen: GhostClipping | VectorizedClipping = VectorizedClipping(model)
         self._probe: keras.Model | None = None
         check_layers(model)
 
@@ -93,11 +70,11 @@ class PerExampleClipping:
     def method(self) -> str:
         """The method in use for the model as it is now: "ghost" or "vectorized"."""
         self._prepare()
-        return "ghost" if isinstance(self._way, GhostClipping) else "vectorized"
+        return "ghost" if isinstance(self._chosen, GhostClipping) else "vectorized"
 
     @tf.autograph.experimental.do_not_convert
     def clipped_sum(self, batch: Batch, clip: Clip) -> ClippedSum:
-        """Returns the sum of the clipped gradients of a batch, and what else the pass gives.
+        """Returns the sum of the clipped gradients of a batch, with norms and outputs.
 
         Raises:
             ValueError: the number of rows is not fixed or not a multiple of ``clip.group_size``,
@@ -108,17 +85,14 @@ class PerExampleClipping:
         self._prepare()
         if any(layer.compute_dtype == "float16" for layer in all_layers(self._model)):
             batch = dataclasses.replace(batch, loss_scale=_FLOAT16_LOSS_SCALE)
-        gradients, norms, outputs = self._way.sums(batch, clip, self._speed.max_bytes)
+        gradients, norms, outputs = self._chosen.sums(batch, clip, self._speed.max_bytes)
         return ClippedSum(gradients, norms, outputs, self._finite_layers(batch.x, outputs))
 
     def _prepare(self) -> None:
-        """Checks the model and chooses the method for it, again if what is trained has changed."""
+        """Checks the model and chooses its method, again if other variables are trained now."""
         model = self._model
         if not model.built:
-            raise ValueError(
-                f"model {model.name!r} is not built. Call it on a batch of features, or "
-                "give it a keras.Input, before its gradients are clipped."
-            )
+            raise ValueError(f"model {model.name!r} is not built. Call it on a batch of features.")
         trained = (
             *((id(layer), layer.trainable) for layer in all_layers(model)),
             *map(id, model.trainable_variables),  # other ones after `enable_lora`
@@ -127,11 +101,11 @@ class PerExampleClipping:
             return
         check_layers(model)
         with tf.init_scope():  # the choice outlives the graph in which it is first asked for
-            self._way = self._chosen()
+            self._chosen = self._choose()
             self._probe = layer_outputs(model)
         self._trained = trained
 
-    def _chosen(self) -> GhostClipping | VectorizedClipping:
+    def _choose(self) -> GhostClipping | VectorizedClipping:
         if self._speed.method != "vectorized":
             try:
                 return GhostClipping(self._model)
@@ -144,7 +118,7 @@ class PerExampleClipping:
         return VectorizedClipping(self._model)
 
     def _finite_layers(self, x: Any, outputs: Any) -> dict[str, tf.Tensor]:
-        """Returns which layers' outputs are finite; looks at them only if there is a reason."""
+        """Returns whether each layer's output is finite; computes them only where needed."""
         whole = tf.reduce_all([_is_finite(output) for output in tf.nest.flatten(outputs)])
         probe = self._probe
         if probe is None:
@@ -163,19 +137,15 @@ def _checked(batch: Batch, group_size: int) -> Batch:
     x, y = tf.nest.map_structure(tf.convert_to_tensor, (batch.x, batch.y))
     weights = tf.cast(tf.convert_to_tensor(batch.weights), tf.float32)
     parts = tf.nest.flatten((x, y, weights))
-    known = {part.shape[0] for part in parts if part.shape.rank} - {None}
-    if len(known) != 1 or weights.shape.rank != 1 or any(part.shape.rank == 0 for part in parts):
+    sizes = {part.shape[0] for part in parts if part.shape.rank} - {None}
+    if len(sizes) != 1 or weights.shape.rank != 1 or any(part.shape.rank == 0 for part in parts):
         raise ValueError(
             "features, labels and weights must have the same fixed number of rows, got shapes "
-            f"{[tuple(part.shape) for part in parts]}. Use batches of a fixed size, such as "
-            "tf_labeldp.data.poisson_batches gives."
+            f"{[tuple(part.shape) for part in parts]}. Use data.poisson_batches."
         )
-    rows = known.pop()
+    rows = sizes.pop()
     if rows % group_size:
-        raise ValueError(
-            f"a batch of {rows} rows cannot be cut into groups of {group_size}. Choose a "
-            "group size (num_microbatches) that divides the batch size."
-        )
+        raise ValueError(f"{rows} rows cannot be cut into groups of {group_size}.")
     x, y, weights = tf.nest.map_structure(
         lambda part: tf.ensure_shape(part, (rows, *part.shape[1:])), (x, y, weights)
     )

@@ -14,7 +14,7 @@ from tf_labeldp.gradients._operator import GradientOperator, dot, flat_target, f
 
 
 class SpanProjection(NamedTuple):
-    """What ``project_onto_span`` returns, and describes."""
+    """The result of ``project_onto_span``, whose docstring describes it."""
 
     point: list[tf.Tensor]
     coefficients: tf.Tensor
@@ -52,12 +52,12 @@ def project_onto_span(
         point: list of tensors, like the variables: ``G coefficients``;
         coefficients: float (n, K);
         residual: scalar ``|G^T (target - point)| / |G^T target|``, zero at the exact projection;
-        num_products: int32 scalar, how many products with G or its transpose were taken;
+        num_products: int32 scalar, the number of products with G or its transpose;
         converged: boolean scalar, whether ``residual`` is at most ``tolerance``.
 
     Raises:
         TypeError: ``max_products`` is not an integer.
-        ValueError: ``target`` does not fit the variables or is not finite (seen in eager mode),
+        ValueError: ``target`` does not fit the variables or is not finite (in eager mode),
             ``max_products`` is below 3, or ``tolerance`` negative.
 
     Example:
@@ -71,8 +71,7 @@ def project_onto_span(
         (0.0, True)
     """
     max_products = _validate.integer_at_least("max_products", max_products, 3)
-    if not tolerance >= 0.0:
-        raise ValueError(f"tolerance must be at least 0, got {tolerance}.")
+    tolerance = _validate.number_in("tolerance", tolerance, "[0, inf)")
     vector = flat_target(target, operator)
     dtype, shapes = operator.dtype, operator.variable_shapes
     rows, labels = operator.coefficients_shape

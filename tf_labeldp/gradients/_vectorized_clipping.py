@@ -18,15 +18,14 @@ from tf_labeldp.gradients._clip import (
     Clip,
     Sums,
     in_chunks,
-    inner_products,
+    in_coordinates,
     squared_norms,
     weighted_sum,
 )
-from tf_labeldp.gradients._label_distance import Candidates, directions
 from tf_labeldp.gradients._model_checks import added_loss, parts_of
 
 _ONE_BY_ONE = (
-    "the examples of model {name!r} are worked on one after the other, which is slow: vectorized, "
+    "the examples of model {name!r} are processed one after the other, which is slow: vectorized, "
 )
 _BROADCASTS = (
     "its matrix products run into a bug of TensorFlow's oneDNN kernels "
@@ -50,10 +49,9 @@ class VectorizedClipping:
         model, group_size, num_rows = self._model, clip.group_size, batch.weights.shape[0]
         values = [tf.convert_to_tensor(variable.value) for variable in model.trainable_variables]
         states = [generator.state for generator in parts_of(model, keras.random.SeedGenerator)]
-        by_distance = clip.clipping == "label_distance"
 
         def example(row: Any) -> tuple[list[tf.Tensor], Any]:
-            return self._example(batch, row, values, states, by_distance)
+            return self._example(batch, clip, row, values, states)
 
         # Each example has random numbers (dropout) of its own.
         rows = (batch.x, batch.y, batch.weights, row_seeds(states, num_rows))
@@ -63,17 +61,15 @@ class VectorizedClipping:
 
         def clipped(rows: Any) -> Sums:
             gradients, outputs = trace.map_rows(example, rows)
-            if by_distance:
-                part = dataclasses.replace(batch, y=rows[1], weights=rows[2])
-                return (*_sums_by_distance(gradients, Candidates.of(outputs, part), clip), outputs)
             groups = rows[2].shape[0] // group_size
             grouped = [
                 tf.reduce_sum(tf.reshape(g, (groups, group_size, *g.shape[1:])), axis=1)
                 for g in gradients
             ]
-            grouped = clip.changed(grouped)
+            grouped = in_coordinates(clip.coordinates, grouped)
             norms = tf.sqrt(squared_norms(grouped))
-            coefficients = clip.coefficients(norms)
+            chunk = dataclasses.replace(batch, x=rows[0], y=rows[1], weights=rows[2])
+            coefficients = clip.coefficients(norms, chunk, outputs)
             return [weighted_sum(coefficients, g) for g in grouped], norms, outputs
 
         needed = group_size * trace.num_bytes
@@ -88,29 +84,20 @@ class VectorizedClipping:
         return _sums_in_chunks(clipped, rows, chunk, group_size)
 
     def _example(
-        self,
-        batch: Batch,
-        row: Any,
-        values: list[tf.Tensor],
-        states: list[Any],
-        by_distance: bool,
+        self, batch: Batch, clip: Clip, row: Any, values: list[tf.Tensor], states: list[Any]
     ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the weighted gradient of one example by each weight, and the model's output.
-
-        ``by_distance`` asks for the gradients (R, *weight shape) of the logits along the directions
-        of ``_label_distance`` instead.
-        """
+        """Returns the gradient of one example's objective by each weight, and the output."""
         model = self._model
         x, y, weight = tf.nest.map_structure(lambda part: part[tf.newaxis], row[:3])
-        alone = dataclasses.replace(batch, x=x, y=y, weights=weight)
+        single = dataclasses.replace(batch, x=x, y=y, weights=weight)
         mapping = [*zip(model.trainable_variables, values, strict=True)]
         mapping += [*zip(states, row[3], strict=True)]
-        with tf.GradientTape(by_distance, watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             # Nothing that the model would write to its own variables gets out of this scope.
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 outputs = model(x, training=True)
-            total = outputs if by_distance else alone.total_loss(outputs)
+            objective = clip.objective(single, outputs)
         if scope.losses:
             raise added_loss(model)
         seeded = {id(state) for state in states}
@@ -125,27 +112,8 @@ class VectorizedClipping:
                 "state carries examples into the steps of others. Freeze these layers or leave "
                 "them out (a stateful RNN: stateful=False)."
             )
-        ways: list[Any] = [None]
-        if by_distance:
-            scaled = directions(outputs) * batch.loss_scale
-            ways = tf.unstack(tf.cast(scaled, outputs.dtype), axis=1)
-        found = [
-            batch.unscaled(tape.gradient(total, values, way, unconnected_gradients="zero"))
-            for way in ways
-        ]
-        gradients = [tf.stack(p) for p in zip(*found, strict=True)] if by_distance else found[0]
-        return gradients, tf.nest.map_structure(lambda out: out[0], outputs)
-
-
-def _sums_by_distance(
-    gradients: list[tf.Tensor], candidates: Candidates, clip: Clip
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns the clipped sum and the norms of gradients (B, R, *weight shape)."""
-    flat = [tf.reshape(g, (g.shape[0] * g.shape[1], *g.shape[2:])) for g in gradients]
-    flat = clip.changed(flat)
-    products = inner_products(flat, candidates.ways)
-    coefficients, norms = candidates.coefficients(products, clip.l2_norm_clip)
-    return [weighted_sum(tf.reshape(coefficients, (-1,)), g) for g in flat], norms
+        gradients = tape.gradient(objective, values, unconnected_gradients="zero")
+        return batch.unscaled(gradients), tf.nest.map_structure(lambda out: out[0], outputs)
 
 
 def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:
@@ -161,17 +129,14 @@ def row_seeds(states: list[Any], batch: int) -> list[tf.Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What the graph of one example says.
+    """Properties of the graph of one example."""
 
-    Attributes:
-        num_bytes: of all tensors of the forward and backward pass: more than is ever held at
-            once, and less where a loop runs inside (an RNN).
-        one_by_one: why TensorFlow cannot vectorize it; empty if it can.
-        signature: of the results.
-    """
-
+    # Of all tensors of the forward and backward pass: more than is ever held at once, and less
+    # where a loop runs inside (an RNN).
     num_bytes: int
+    # Why TensorFlow cannot vectorize it; empty if it can.
     one_by_one: str
+    # Of the results.
     signature: Any
 
     @classmethod

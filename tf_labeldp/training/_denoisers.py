@@ -1,4 +1,4 @@
-"""Denoisers of noisy gradients, which know the public features and no label (Table 1)."""
+"""Denoisers of noisy gradients, which use the public features and no label (Table 1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tf_labeldp.accounting import Setting
 from tf_labeldp.gradients import GradientOperator, project_onto_hull, project_onto_span
 from tf_labeldp.gradients._hull import (
     HULLS,
-    SOLVERS,
     STARTS,
     Solver,
     checked_solver,
@@ -24,20 +23,18 @@ from tf_labeldp.gradients._hull import (
 from tf_labeldp.gradients._operator import PRODUCTS
 from tf_labeldp.training._vertex_losses import VertexLosses
 
-_REMOVED_SOLVERS = ("accelerated", "frank_wolfe")  # in saved models of version 0.1
-
 # Gradients, the state of the next step, and scalars to report.
 Denoised = tuple[list[tf.Tensor], Any, dict[str, tf.Tensor]]
 
 
 class Denoiser(abc.ABC):
-    """Makes a better gradient of a noisy one, out of public features and the model alone.
+    """Improves a noisy gradient with public features and the model alone.
 
     Guarantee:
         Post-processing of the noisy gradient: sees no label, and costs no privacy. Nor does the
-        state that goes from step to step, which is made of earlier noisy gradients alone.
-        A denoiser that uses the features of the sampled batch reveals which examples are in it, and
-        revealed batches get no amplification by sampling (``ghazi2024``, section 3.4). It sets
+        state that goes from step to step, which depends on earlier noisy gradients alone.
+        A denoiser that uses the features of the sampled batch reveals its examples, and revealed
+        batches get no amplification by sampling (``ghazi2024``, section 3.4). It sets
         ``reveals_batch``; ``LabelDPModel`` then draws and accounts for batches accordingly.
 
     With several replicas, each of them denoises the same gradient with the public examples of all.
@@ -57,8 +54,7 @@ class Denoiser(abc.ABC):
     takes_single_examples: bool = False
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns what is carried from step to step: a nest of tensors, ``()`` for nothing."""
-        del shapes
+        """Returns the state of the first step: a nest of tensors, ``()`` for none."""
         return ()
 
     @abc.abstractmethod
@@ -68,15 +64,15 @@ class Denoiser(abc.ABC):
         """Returns the denoised gradients, the next state, and scalars to report.
 
         Args:
-            gradients: the noisy mean gradient, one tensor a variable.
+            gradients: the noisy mean gradient, one tensor per variable.
             vertices: the public examples of this step, and their losses for each label; None for
                 a denoiser that needs neither the batch nor other examples.
             state: from ``initial_state`` or the last step.
         """
 
     def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return {}
+        """Returns every constructor argument, read from the attribute of the same name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
@@ -97,7 +93,6 @@ class NoOp(Denoiser):
         self, gradients: list[tf.Tensor], vertices: VertexLosses, state: Setting[Any]
     ) -> Denoised:
         """Returns the gradients."""
-        del vertices
         return gradients, state, {}
 
 
@@ -148,14 +143,10 @@ class SelfSpan(Denoiser):
         )
         return found.point, state, _report(found)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return _arguments_of(self)
-
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Hull(Denoiser):
-    """What Self-Conv and Alt-Conv share: the projection onto a hull, and smoothing."""
+    """The projection onto a hull and the smoothing that Self-Conv and Alt-Conv share."""
 
     num_examples: int = dataclasses.field(default=0, init=False)
     smoothing: float = 1.0
@@ -183,7 +174,6 @@ class _Hull(Denoiser):
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
         """Returns the curvature estimate that the solver carries from step to step."""
-        del shapes
         return tf.zeros([])
 
     def denoise(
@@ -191,15 +181,17 @@ class _Hull(Denoiser):
     ) -> Denoised:
         """Returns the smoothed projection onto the hull, and its certificate."""
         operator = GradientOperator(vertices.losses, vertices.variables, products=self.products)
-        known = vertices.cross_entropy
-        predictions = tf.exp(-operator.losses) if known else vertices.predictions()
+        if vertices.cross_entropy:
+            predictions = tf.exp(-operator.losses)
+        else:
+            predictions = vertices.predictions()
         found = project_onto_hull(
             operator,
             gradients,
             hull=self.hull,
             start=self.start,
             predictions=predictions,
-            zero_at_predictions=known,
+            zero_at_predictions=vertices.cross_entropy,
             solver=self.solver,
             relative_gap=self.relative_gap,
             max_products=self.max_products,
@@ -225,27 +217,12 @@ class _Hull(Denoiser):
             ]
         return point, found.curvature, {**_report(found), "projection_gap": found.relative_gap}
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns every constructor argument."""
-        return _arguments_of(self)
-
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> Denoiser:
-        """Returns the denoiser that ``get_config`` described, also that of version 0.1."""
-        config = {"residual": 0.0, **config}  # what configs without the word meant
-        solver, removed = config.get("solver"), []
+        """Returns the denoiser that ``get_config`` described."""
+        solver = config.get("solver")
         if isinstance(solver, dict):  # a callable, as Keras serializes one
-            config["solver"] = keras.saving.deserialize_keras_object(solver)
-        elif solver in _REMOVED_SOLVERS:
-            config["solver"] = SOLVERS[0]
-            removed.append((f"solver={solver!r}", f"solver={SOLVERS[0]!r}"))
-        if config.pop("stop_at_noise", False):
-            removed.append(("stop_at_noise=True", "relative_gap and max_products alone"))
-        for old, new in removed:
-            _validate.warn(
-                f"this {cls.__name__} was saved with {old}, which is not in the library any more. "
-                f"It goes on with {new}."
-            )
+            config = {**config, "solver": keras.saving.deserialize_keras_object(solver)}
         return cls(**config)
 
 
@@ -287,24 +264,18 @@ class AltConv(_Hull):
             beta`` (section 3.3); 1 leaves them.
         smooth_towards: beta: ``"uniform"`` over all labels, as in the paper, or
             ``"predictions"``, the model's own, where the gradient vanishes: this only shrinks.
-        residual: share, in [0, 1), of what was taken away from the gradient that is added back:
-            signal is taken away along with the noise, and noise averages out. 0.7 suits SGD (0.5
-            with much noise, 0.85 on harder data). For an inner optimizer that rescales coordinates,
-            such as ``Adam(0.02)``, 0 is best, and 0.2 with noise multipliers below 2.
-        hull: ``"per_example"``: the coefficients of each example sum to 1 / n2; ``"joint"``: all
-            of them to one (the paper's set, which is larger).
-        start: first coefficients: the model's ``"predictions"`` or ``"uniform"``.
-        solver: ``"conjugate"``; ``"pgd"``, the paper's projected gradient of fixed ``steps`` and
-            ``step_size``; or a callable, see ``gradients.project_onto_hull``. To be saved with a
-            model, a callable must be registered with Keras.
+        residual: share, in [0, 1), of the removed part of the gradient that is added back: signal
+            is removed along with the noise, and noise averages out. 0.7 suits SGD (0.5 with much
+            noise, 0.85 on harder data). For an inner optimizer that rescales coordinates, such as
+            ``Adam(0.02)``, 0 is best, and 0.2 with noise multipliers below 2.
+        hull: as for ``gradients.project_onto_hull``, and so are ``start``, ``solver``,
+            ``step_size`` and ``steps``; to be saved with a model, a callable ``solver`` must be
+            registered with Keras.
         relative_gap: stop once the Frank-Wolfe gap is this small, relative to the result; above 0.
-        max_products: or once so many products with the gradient matrix have been taken, at least
-            4, which is what a step costs: half of them are backward passes through all public
-            examples. On harder data 20, and without a ``residual`` 20 to 40, gain accuracy.
-        step_size: of ``"pgd"`` alone.
-        steps: of ``"pgd"`` alone.
-        products: how products with the transpose are computed: ``"double_backward"``, or the
-            paper's ``"forward"`` mode, slower on a CPU (see ``gradients.GradientOperator``).
+        max_products: the most products with the gradient matrix per step, at least 4: half of them
+            are backward passes through all public examples. On harder data 20, and without a
+            ``residual`` 20 to 40, gain accuracy.
+        products: how products with the transpose are computed; see ``gradients.GradientOperator``.
 
     Raises:
         ValueError: an argument out of range.
@@ -324,13 +295,8 @@ class AltConv(_Hull):
         self.num_examples = _validate.integer_at_least("num_examples", self.num_examples, 1)
 
 
-def _arguments_of(denoiser: Denoiser) -> dict[str, Any]:
-    """Returns the constructor's arguments, attributes of the same names; a subclass has its own."""
-    return {name: getattr(denoiser, name) for name in inspect.signature(type(denoiser)).parameters}
-
-
 def _report(found: Any) -> dict[str, tf.Tensor]:
-    """Returns how far a projection came."""
+    """Returns the progress of a projection, to report."""
     return {
         "projection_products": tf.cast(found.num_products, tf.float32),
         "projection_converged": tf.cast(found.converged, tf.float32),

@@ -1,4 +1,4 @@
-"""The model whose ``fit`` is private, and the callback that says what it has spent."""
+"""The model with a private ``fit``, and the callback that prints its epsilon."""
 
 from __future__ import annotations
 
@@ -11,30 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import (
-    Charge,
-    PrivacyGuarantee,
-    Private,
-    Public,
-    Receipt,
-    Setting,
-    public_input,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, Setting, public_input
 from tf_labeldp.accounting._public_input import history_of, layers_of
-from tf_labeldp.accounting._receipts import LabelSet, receipts_from_bytes, receipts_to_bytes
+from tf_labeldp.accounting._receipts import receipts_from_bytes, receipts_to_bytes
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._ghost_clipping import layer_not_compiled
-from tf_labeldp.gradients._label_distance import check_candidates, check_labels
+from tf_labeldp.gradients._label_distance import check_two_classes
 from tf_labeldp.gradients._model_checks import (
     check_labels_fit,
     check_layers,
     check_outputs,
     per_example_loss,
-    takes_codes,
-    takes_rows,
 )
 from tf_labeldp.keras_layers._released_dense import CarriesReceipts
-from tf_labeldp.training._label_checks import check_codes
 from tf_labeldp.training._label_dp_optimizer import LabelDPOptimizer
 from tf_labeldp.training._private_step import PrivateStep, StepGuard
 from tf_labeldp.training._spending import Spending
@@ -42,12 +31,6 @@ from tf_labeldp.training._training_plan import PoissonPlan, TrainingPlan
 from tf_labeldp.vault import declare
 from tf_labeldp.vault._model_history import attach, attach_from_file, cover_steps
 
-_HISTORY_OF_0_1 = "label_dp_history"
-_FROM_0_1 = (
-    "Nothing is promised: the weights come from a file of tf-labeldp 0.1, which has no receipts. "
-    "Train again, or declare what its statement promised: model.declare(because=..., epsilon=..., "
-    "delta=...)."
-)
 _HARMLESS = (
     tf.errors.ResourceExhaustedError,
     tf.errors.CancelledError,
@@ -55,54 +38,51 @@ _HARMLESS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
 )
-"""Errors whose texts TensorFlow makes without looking at values."""
+"""Errors whose texts depend on no value."""
 
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class LabelDPModel(CarriesReceipts, keras.Model):
-    """A Keras model that trains by DP-SGD under label DP: all that ``fit`` does is private.
+    """A Keras model that trains by DP-SGD under label DP: ``fit`` is private.
 
     Use it like any functional model; compile it with a ``LabelDPOptimizer`` and a loss per example,
-    and fit it on ``data.poisson_batches``. ``LabelDPModel.from_model`` makes one of a model that
-    exists and shares its layers.
+    and fit it on ``data.poisson_batches``. ``LabelDPModel.from_model`` converts an existing model
+    and shares its layers.
 
     Each step clips every example's gradient to ``l2_norm_clip``, adds noise to their sum once (also
-    with several replicas), divides by the expected batch size, denoises, and hands the result to
+    with several replicas), divides by the expected batch size, denoises, and passes the result to
     the inner optimizer (``ghazi2024``, Algorithm 1).
 
     Guarantee:
-        ``guarantee()`` states what all that went into the weights cost under replacement of one
-        label: steps of this model and of others that share its layers, noisy labels and heads that
-        they were trained on or made of, whatever came with a file or was copied from another model
-        of this process. The receipts go with the weights, through ``.keras``, ``.weights.h5`` and
+        ``guarantee()`` states the cost of everything that entered the weights under replacement of
+        one label: steps of this model and of others that share its layers, noisy labels and heads
+        that they were trained on or made of, and weights from files or other models of this
+        process. The receipts go with the weights, through ``.keras``, ``.weights.h5`` and
         ``tf.train.Checkpoint``. Where weights were trained in the clear in this process, nothing is
-        promised until ``declare`` says what is known of it.
+        promised until ``declare`` states their history.
 
-        The charge to a vault is made before an epoch's first step, and ``fit`` alone takes steps:
-        each has to be charged, or it stops before its noise is drawn.
+        The vault is charged before the first step of each epoch, and ``fit`` alone takes steps: a
+        step that was not charged stops before its noise is drawn.
 
         Loss and metrics on the training labels are withheld, since they are not private: the log
-        shows the norm of the noisy gradient and what the denoiser says. Validation data are
-        reported as usual: their labels are taken for public. With
-        ``model.report_training_metrics = True`` the log shows all, and the statement says so.
+        shows the norm of the noisy gradient and the report of the denoiser. Validation labels are
+        taken for public, and reported. With ``model.report_training_metrics = True`` the log shows
+        all, and the statement records it.
 
         Texts of TensorFlow's errors are withheld, since they may quote labels.
 
     Args:
-        inputs: as for ``keras.Model``.
-        outputs: as for ``keras.Model``.
-        name: as for ``keras.Model``.
+        inputs, outputs, name: as for ``keras.Model``.
 
     Raises:
         ValueError: on ``compile``: layers that mix examples, a loss that is not per example, or
             nothing to train; on ``fit``: a layer that XLA can't compile, with ``jit_compile=True``.
         TypeError: on ``compile``: another optimizer than ``LabelDPOptimizer``.
         BudgetExceededError: on ``fit``: the vault's budget does not allow the epochs.
-        FloatingPointError: on ``fit``: the model returned NaN or infinity, or the noisy gradient
-            is not finite; the weights are those before that step.
-        RuntimeError: on ``fit``: not compiled, or TensorFlow stopped with an error whose text is
-            withheld; on ``train_on_batch``, and on ``train_step`` outside of ``fit``; Keras runs on
-            another backend than TensorFlow.
+        FloatingPointError: on ``fit``: the model's output or the noisy gradient is not finite; the
+            weights are those before that step.
+        RuntimeError: on ``fit``: not compiled, or an error of TensorFlow whose text is withheld; on
+            ``train_on_batch``, and on ``train_step`` outside of ``fit``; another Keras backend.
 
     Example:
         >>> import keras, numpy as np
@@ -130,8 +110,8 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     def from_model(cls, model: Public[keras.Model], inputs: Public[Any] = None) -> LabelDPModel:
         """Returns a private model that shares the layers and weights of ``model``.
 
-        What ``fit`` learns is in ``model`` too. ``keras.Model(private.inputs, private.outputs)``
-        is a plain model of the same layers; ``tf_labeldp.guarantee`` states the same of all three.
+        So ``fit`` trains ``model`` too. ``keras.Model(private.inputs, private.outputs)`` is a plain
+        model of the same layers; ``tf_labeldp.guarantee`` states the same of all three.
 
         Args:
             model: functional or sequential, and built; any other with ``inputs``.
@@ -139,7 +119,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
         Raises:
             TypeError: not a Keras model.
-            ValueError: a model whose inputs are not known.
+            ValueError: the inputs of the model are unknown.
         """
         public = public_input(model, inputs)
         model, inputs = public.value
@@ -156,39 +136,30 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             if inputs is not None:
                 raise
             raise ValueError(
-                f"the inputs of {model.name!r} are not known: it is not functional, or not built. "
+                f"the inputs of {model.name!r} are unknown: it is not functional, or not built. "
                 "Give them: LabelDPModel.from_model(model, inputs=keras.Input(shape))."
             ) from error
         private = cls(inputs, outputs, name=model.name)
         attach(private, public.receipts)
-        # The steps that came with a file are known, too.
-        if all(one.kind != "unknown" for one in public.receipts):
+        # The steps of a model from a file have receipts, too.
+        if all(receipt.kind != "unknown" for receipt in public.receipts):
             cover_steps(getattr(model, "optimizer", None))
         return private
 
-    # By the names args and kwargs Keras knows that a model is functional.
+    # Keras recognises a functional model by the names args and kwargs.
     def __init__(self, *args: Public[Any], **kwargs: Public[Any]) -> None:
         _validate.keras_on_tensorflow("LabelDPModel")
         super().__init__(*args, **kwargs)
 
     def written_receipts(self) -> bytes:
-        """Returns the receipts, as they are written beside the weights, which they go with."""
-        noted = [place for place, one in enumerate(layers_of(self)) if history_of(one)]
+        """Returns the receipts, as they are written next to the weights."""
+        noted = [place for place, layer in enumerate(layers_of(self)) if history_of(layer)]
         return receipts_to_bytes(public_input(self).receipts, layers=noted)
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
-        """Adds the receipts of a file to those that are known."""
-        del of_checkpoint
+        """Adds the receipts of a file to those of the model."""
         receipts, data = receipts_from_bytes(content)
         attach_from_file(self, receipts, data.get("layers"))
-
-    def load_own_variables(self, store: Any) -> None:
-        """Reads the receipts; weights of version 0.1 have none."""
-        values = {name: store[name] for name in store.keys()}
-        if values.pop(_HISTORY_OF_0_1, None) is not None:
-            unknown = Charge.unknown(_FROM_0_1)
-            attach(self, [Receipt(LabelSet.new(0), unknown, "training by 0.1", "unknown")])
-        super().load_own_variables(values)
 
     def declare(
         self,
@@ -198,10 +169,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         delta: float = 0.0,
         made_of: Public[Iterable[Any]] = (),
     ) -> PrivacyGuarantee:
-        """Declares what is known of the history of the weights; see ``tf_labeldp.declare``.
-
-        The arguments are those of ``tf_labeldp.declare`` after the model; so is the statement.
-        """
+        """Declares the history of the weights; see ``tf_labeldp.declare``."""
         return declare(self, because, epsilon=epsilon, delta=delta, made_of=made_of)
 
     @property
@@ -212,9 +180,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
     @report_training_metrics.setter
     def report_training_metrics(self, value: bool) -> None:
         if self._is_training():
-            raise RuntimeError(
-                "report_training_metrics can't be changed while fit is under way. Set it before."
-            )
+            raise RuntimeError("report_training_metrics can't be changed while fit is under way.")
         self._report_training_metrics = bool(value)
 
     def compile(self, optimizer: Any = None, loss: Any = None, **settings: Any) -> None:
@@ -223,16 +189,15 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         Args:
             optimizer: a ``LabelDPOptimizer``.
             loss: a Keras loss, its name, or a callable (y_true, y_pred) -> (batch,).
-            settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` makes a
-                step one program of XLA, which draws its noise itself: the optimizer needs
-                ``noise=GaussianNoise(..., source="device")``. It is off unless given. With it, use
-                a loss of Keras: XLA compiles any other, which is called row by row, in each step.
+            settings: all other arguments of ``keras.Model.compile``. ``jit_compile=True`` (off by
+                default) compiles a step into one program of XLA, which draws its own noise: the
+                optimizer needs ``noise=GaussianNoise(..., source="device")``. Use a loss of Keras
+                with it: XLA compiles any other, which is called row by row, in each step.
         """
         if not isinstance(optimizer, LabelDPOptimizer):
             raise TypeError(
                 f"optimizer must be a LabelDPOptimizer, got {type(optimizer).__name__}. Wrap it: "
-                "LabelDPOptimizer(keras.optimizers.SGD(0.5), l2_norm_clip=1.0, "
-                "noise_multiplier=...). A LabelDPModel never trains in the clear."
+                "LabelDPOptimizer(keras.optimizers.SGD(0.5), 1.0, noise_multiplier=...)."
             )
         _check_compile(settings, optimizer)
         jit_compile = settings.pop("jit_compile", False) is True
@@ -241,14 +206,14 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         owner = getattr(optimizer, "_owner", lambda: None)()
         if owner is not None and owner is not self:
             raise ValueError(
-                "optimizer belongs to another LabelDPModel, and counts its steps. Make one for "
-                "each model: LabelDPOptimizer.from_config(optimizer.get_config())."
+                "optimizer belongs to another LabelDPModel, and counts its steps. Make a new one: "
+                "LabelDPOptimizer.from_config(optimizer.get_config())."
             )
         check_layers(self)
         losses = per_example_loss(loss)
         check_outputs(self, loss)
         if optimizer.clipping == "label_distance":
-            check_candidates(self, loss)
+            check_two_classes(self, loss)
         settings["auto_scale_loss"] = False
         super().compile(optimizer=optimizer, loss=loss, jit_compile=jit_compile, **settings)
         self._guard = StepGuard(compiled=self.jit_compile)
@@ -275,11 +240,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
         Args:
             x: ``data.poisson_batches(...)``; or arrays with ``y``, in which every example is used
-                once an epoch (no amplification); or, with ``allow_unaccounted``, a dataset of
+                once per epoch (no amplification); or, with ``allow_unaccounted``, a dataset of
                 (x, y).
             y: labels, where ``x`` is arrays.
-            allow_unaccounted: whether to take a dataset, of whose batches nothing is known, so that
-                the statement promises nothing.
+            allow_unaccounted: whether to accept a dataset of unknown sampling, so that the
+                statement promises nothing.
             settings: all other arguments of ``keras.Model.fit``.
 
         Returns:
@@ -288,34 +253,39 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         self._assert_compiled()
         if self._is_training():
             raise RuntimeError("fit is under way; a callback can't call it again.")
-        if isinstance(settings.get("validation_data"), PoissonBatches):
+        validation = settings.get("validation_data")
+        if isinstance(validation, PoissonBatches):
             raise TypeError(
-                "validation_data can't be poisson_batches, of private labels. Give (x, y) of "
-                "labels that may be seen."
+                "validation_data can't be poisson_batches, of private labels. Give public (x, y)."
             )
         plan = TrainingPlan.of(x, y, settings, self.optimizer)
         if plan.sampling_probability is None and not allow_unaccounted:
             raise ValueError(
-                "how a dataset draws its batches is not known, so nothing could be promised. Fit "
-                "on tf_labeldp.data.poisson_batches(x, labels, ...) or on arrays; or train without "
-                "a promise, by fit(..., allow_unaccounted=True)."
+                "the sampling of a dataset is unknown, so nothing could be promised. Fit on "
+                "data.poisson_batches or arrays, or without a promise: allow_unaccounted=True."
             )
         self._check_plan(plan)
-        self._check_validation(settings.get("validation_data"))
         settings["callbacks"] = self._spending.with_charges(
             settings.get("callbacks"), settings.get("epochs", 1), settings.get("initial_epoch", 0)
         )
+        specs = []
+        if isinstance(validation, (tuple, list)) and len(validation) > 1:
+            if not isinstance(validation[1], (dict, tuple)):
+                labels = np.asarray(validation[1])
+                specs.append(tf.TensorSpec(labels.shape, labels.dtype))
         opened = plan.open()
         if opened is not None:
             x, y = opened[0], None
             settings |= opened[1]
             self._batch_spec = x.element_spec[:3]
-            if getattr(self, "outputs", None) is not None:
-                check_labels_fit(self, self.loss, self._batch_spec[1])
+            specs.append(self._batch_spec[1])
+        if getattr(self, "outputs", None) is not None:
+            for spec in specs:
+                check_labels_fit(self, self.loss, spec)
         if isinstance(x, tf.data.Dataset):
             settings["shuffle"] = False  # as Keras would do, with a warning
         withheld = ""
-        self._initial_epoch = None  # what BackupAndRestore found for an earlier fit
+        self._initial_epoch = None  # that BackupAndRestore found for an earlier fit
         self._begin(plan)
         try:
             return super().fit(x, y, **settings)
@@ -327,17 +297,15 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             self._spending.end()
             self.train_function, self._withholding = None, False
         if self._guard.compiled and self._guard.error is None:
-            found = layer_not_compiled(self)
-            if found is not None:
+            layer = layer_not_compiled(self)
+            if layer is not None:
                 raise ValueError(
-                    f"jit_compile=True: XLA can't compile {found}. Build it of operations that "
-                    "XLA knows, or compile the model without jit_compile."
+                    f"jit_compile=True: XLA can't compile {layer}. Replace it, or compile without."
                 )
         # Outside of the handler, so that the new error has no link to the one withheld.
         raise self._guard.error or RuntimeError(
-            f"training stopped with {withheld} of TensorFlow, whose text is withheld, since it may "
-            "quote labels. Run the same on made-up labels of the same shape, dtype and range to "
-            "see it. (An error while the features are read shows itself when they are read apart.)"
+            f"training stopped with {withheld} of TensorFlow, whose text is withheld: it may quote "
+            "labels. To see it, run the same on made-up labels, or read the features alone."
         )
 
     def _check_plan(self, plan: TrainingPlan) -> None:
@@ -350,38 +318,17 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         replicas = self.distribute_strategy.num_replicas_in_sync
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise ValueError(
-                "MultiWorkerMirroredStrategy is not supported: each worker would sample and draw "
-                "noise of its own. Train on one machine, with MirroredStrategy for several GPUs."
+                "MultiWorkerMirroredStrategy is not supported: each worker would draw its own "
+                "noise. Use MirroredStrategy, on one machine."
             )
         if self._guard.compiled and replicas > 1:
-            raise ValueError(
-                "jit_compile=True works on one replica only. Leave it out, or train without a "
-                "strategy."
-            )
+            raise ValueError("jit_compile=True works on one replica only. Leave one of them out.")
         for name, size in plan.shared().items():
             if size % replicas:
                 raise ValueError(
-                    f"{name}={size} must be a multiple of {replicas}: the replicas of the strategy "
-                    "share each batch evenly."
+                    f"{name}={size} must be a multiple of {replicas}, for the replicas to share."
                 )
-        check_codes(self, self.loss, plan)
-        if self.optimizer.clipping == "label_distance":
-            _check_candidates_of(plan, self.output_shape[-1])
-
-    def _check_validation(self, data: Any) -> None:
-        """Raises for labels that the loss can't take: Keras would after the first epoch alone."""
-        outputs = getattr(self, "output_shape", None)
-        if not isinstance(data, (tuple, list)) or len(data) < 2 or not isinstance(outputs, tuple):
-            return
-        shape = np.shape(data[1])
-        codes = len(shape) == 1 or shape[1:] == (1,)
-        if takes_rows(self.loss) if codes else takes_codes(self.loss):
-            wanted = f"rows (n, {outputs[-1]})" if codes else "class codes (n,)"
-            raise ValueError(
-                f"the labels of validation_data have shape {shape}, and the loss takes {wanted}. "
-                "Give them as the private labels are: keras.utils.to_categorical makes rows of "
-                "codes, numpy.argmax codes of rows."
-            )
+        plan.check_labels(self, self.optimizer.clipping)
 
     def _begin(self, plan: TrainingPlan) -> None:
         if not self.optimizer.built:  # before a callback restores its variables
@@ -407,16 +354,15 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         super()._maybe_symbolic_build(iterator, data_batch)
 
     def train_on_batch(self, *unused: Any, **also_unused: Any) -> NoReturn:
-        """Raises: a batch by itself is not charged, and says nothing of how it was sampled."""
+        """Raises: a batch by itself is not charged, and its sampling is unknown."""
         raise RuntimeError(
-            "train_on_batch is not private: what a batch costs depends on how it was drawn. Call "
-            "fit on tf_labeldp.data.poisson_batches."
+            "train_on_batch is not private: the cost of a batch depends on its sampling. Use fit."
         )
 
     def evaluate(
         self, *args: Public[Any], **settings: Public[Any]
     ) -> float | list[float] | dict[str, float]:
-        """Returns loss and metrics on data whose labels may be seen; see ``keras.Model``."""
+        """Returns loss and metrics on data with public labels; see ``keras.Model``."""
         withholding, self._withholding = getattr(self, "_withholding", False), False
         try:
             return super().evaluate(*args, **settings)
@@ -424,20 +370,16 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             self._withholding = withholding
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the metrics; none while training, where they would be of private labels."""
+        """Returns the metrics; none in training, where they depend on private labels."""
         return {} if getattr(self, "_withholding", False) else super().get_metrics_result()
 
     def _assert_compiled(self) -> None:
         if not isinstance(getattr(self, "optimizer", None), LabelDPOptimizer):
             raise RuntimeError(
-                "LabelDPModel must be compiled before fit: model.compile(LabelDPOptimizer(...), "
-                "loss=...)."
+                "LabelDPModel must be compiled before fit: compile(LabelDPOptimizer(...), loss)."
             )
         if self._spending.optimizer is not self.optimizer:
-            raise RuntimeError(
-                "the optimizer was exchanged without compile. Call model.compile(optimizer, "
-                "loss=...)."
-            )
+            raise RuntimeError("the optimizer was exchanged without compile. Call model.compile.")
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that takes steps; see ``keras.Model``."""
@@ -453,14 +395,11 @@ class LabelDPModel(CarriesReceipts, keras.Model):
             data: (x, y), (x, y, weights) or (x, y, weights, features of other public examples).
 
         Returns:
-            Scalars that are private, or known without labels.
+            Scalars that are private, or that depend on no label.
         """
         plan = self._spending.plan if self._is_training() else None
         if plan is None:
-            raise RuntimeError(
-                "train_step is for fit alone, which charges its steps. Call fit on "
-                "tf_labeldp.data.poisson_batches."
-            )
+            raise RuntimeError("train_step is for fit alone, which charges its steps.")
         x, y, weights, alt = _unpacked(data)
         y, weights = self._guard.admitted((y, weights))
         written = [*self.variables, *self.optimizer.variables]
@@ -477,15 +416,13 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         return {**self.compute_metrics(x, y, outputs, sample_weight=weights), **report}
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns what all that went into the weights costs; see the class.
+        """Returns the statement of everything that entered the weights; see the class.
 
-        What else has left the vaults of the labels is in the statements of these vaults.
+        Its epsilon is infinite where nothing is promised, with the reason. Other releases of the
+        vaults are in the statements of these vaults.
 
         Args:
             delta: of the statement. None takes that of the vault's budget, or n^-1.1 without one.
-
-        Returns:
-            The statement. Its epsilon is infinite where nothing is promised, and then it says why.
 
         Raises:
             RuntimeError: the model has not been compiled.
@@ -497,7 +434,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
         return self._spending.guarantee(delta)
 
     def guarantee_after_next_epoch(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns what ``guarantee`` will state after another epoch of the ``fit`` under way.
+        """Returns the statement after another epoch of the ``fit`` under way.
 
         Raises:
             RuntimeError: no ``fit`` is under way.
@@ -507,7 +444,7 @@ class LabelDPModel(CarriesReceipts, keras.Model):
 
 
 def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> None:
-    """Raises for settings of ``compile`` that steps can't be private with."""
+    """Raises for settings of ``compile`` that private steps don't support."""
     if settings.get("jit_compile", False) is True and not optimizer.noise.compiles:
         raise ValueError(
             f"jit_compile=True needs noise that is drawn inside the program, and this "
@@ -518,31 +455,17 @@ def _check_compile(settings: dict[str, Any], optimizer: LabelDPOptimizer) -> Non
         raise ValueError("loss_weights is not supported: a LabelDPModel has one loss.")
     if settings.get("steps_per_execution") == "auto":
         raise ValueError(
-            "steps_per_execution='auto' is not supported: steps are charged by the epoch, so their "
-            "number must be known. Give a number that divides the steps of an epoch."
+            "steps_per_execution='auto' is not supported. Give a divisor of the steps per epoch."
         )
-
-
-def _check_candidates_of(plan: TrainingPlan, outputs: int) -> None:
-    """Raises for labels that clipping by distance has no candidates of."""
-    if plan.unit != "label":
-        raise ValueError(
-            "clipping='label_distance' protects single labels, and these batches are of users. Use "
-            "clipping='norm'."
-        )
-    if plan.vault is not None:
-        _ = plan.vault.num_classes  # raises for numbers and rows of labels
-    elif (known := plan.known_labels()) is not None:
-        check_labels(known, outputs)
 
 
 def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:
-    """Returns (x, y, weights, alt) of what a dataset yields."""
+    """Returns (x, y, weights, alt) of the elements of a dataset."""
     parts = data if isinstance(data, (tuple, list)) else (data,)
     if not 2 <= len(parts) <= 4:
         raise ValueError(
-            f"a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
-            f"{len(parts)} parts. Fit on tf_labeldp.data.poisson_batches."
+            "a step needs (x, y), (x, y, weights) or (x, y, weights, public features), got "
+            f"{len(parts)} parts."
         )
     x, y, weights, alt = [*parts, None, None][:4]
     if weights is None:
@@ -552,14 +475,14 @@ def _unpacked(data: Any) -> tuple[Any, Any, tf.Tensor, Any]:
 
 @keras.saving.register_keras_serializable(package="tf_labeldp")
 class PrivacySpent(keras.callbacks.Callback):
-    """Prints the epsilon spent after each epoch, and stops training before it passes a target.
+    """Prints the epsilon spent after each epoch, and stops training before it exceeds a target.
 
-    The log of each epoch gets ``epsilon``, so that other callbacks and the history have it too.
+    It adds ``epsilon`` to the log of each epoch, for other callbacks and the history.
 
     Guarantee:
-        It looks at the count of steps alone. Training stops after the last epoch that keeps
+        Depends on the number of steps alone. Training stops after the last epoch that keeps
         ``epsilon <= target_epsilon``; if not even the first would, it raises before the first step.
-        What else the vault of the labels has paid for counts.
+        Epsilon includes the receipts that the weights had before.
 
     Args:
         delta: of the statement, in (0, 1); None as for ``LabelDPModel.guarantee``.
@@ -591,12 +514,9 @@ class PrivacySpent(keras.callbacks.Callback):
         self.delta, self.target_epsilon, self.verbose = delta, target_epsilon, verbose
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that the first epoch may be taken, and that something can be stated of it."""
+        """Checks that the first epoch stays within the target."""
         if not isinstance(self.model, LabelDPModel):
-            raise TypeError(
-                f"PrivacySpent needs a LabelDPModel, got {type(self.model).__name__}. Make one "
-                "with LabelDPModel.from_model(model)."
-            )
+            raise TypeError(f"PrivacySpent needs a LabelDPModel, got {type(self.model).__name__}.")
         after = self._after_another()
         if self.target_epsilon is not None and after > self.target_epsilon:
             raise ValueError(
@@ -605,7 +525,7 @@ class PrivacySpent(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Says what has been spent; stops if another epoch would be too much."""
+        """Prints the epsilon spent; stops if another epoch would exceed the target."""
         spent = self.model.guarantee(self.delta)
         if logs is not None:
             logs["epsilon"] = spent.epsilon

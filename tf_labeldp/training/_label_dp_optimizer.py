@@ -1,4 +1,4 @@
-"""The optimizer of a private model: the bound, the noise, and what follows the noise."""
+"""The optimizer of a private model: clipping bound, noise, denoiser and inner optimizer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.accounting._events import CLIPPINGS
-from tf_labeldp.gradients._clip import Coordinates, Speed
+from tf_labeldp.gradients._clip import Clip, Coordinates, Speed
+from tf_labeldp.gradients._label_distance import LabelDistanceClip
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._gaussian_noise import (
-    GaussianNoise,
-    NoiseMechanism,
-    fixed,
-    renamed_seed,
-)
+from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
 from tf_labeldp.training._preconditioner import GaussNewton
 
-_LEAST_CLIP = 1e-10
+_CLIPS = "[1e-10, 1e10]"
+"""Squares of other norms would leave the range of single precision."""
 _FIXED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 _OBJECTS = ("inner_optimizer", "denoiser", "preconditioner", "noise")
 _NUMBERS = ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping", "insecure_seed")
@@ -36,17 +33,16 @@ class NoisyGradients(list):
 class LabelDPOptimizer(keras.optimizers.Optimizer):
     """DP-SGD around any Keras optimizer, with a denoiser that uses the public features.
 
-    It belongs into a ``LabelDPModel``, which clips per-example gradients to ``l2_norm_clip``, has
-    this optimizer add noise to their sum, divides by the expected batch size, denoises and hands
-    the result to ``inner_optimizer`` (``ghazi2024``, Algorithm 1).
+    For a ``LabelDPModel``, which clips per-example gradients to ``l2_norm_clip``, adds noise to
+    their sum, divides by the expected batch size, denoises and passes the result to
+    ``inner_optimizer`` (``ghazi2024``, Algorithm 1).
 
     Guarantee:
         One step is the Gaussian mechanism of noise multiplier ``noise_multiplier`` relative to
         ``l2_norm_clip``; under replacement of one label a clipped sum moves by twice
         ``l2_norm_clip`` at most, with either ``clipping``. Denoiser and inner optimizer only
-        process what has been made private. Gradients that did not go through ``LabelDPModel`` are
-        refused: there is no way to train in the clear with it. What all steps together cost is in
-        ``LabelDPModel.guarantee()``.
+        post-process noisy gradients; all others are refused. ``LabelDPModel.guarantee()`` states
+        the cost of all steps together.
         The clip, the noise, the denoiser and the preconditioner can't be changed: compile the model
         with another optimizer.
 
@@ -54,27 +50,25 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: a Keras optimizer (or its name), which may have momentum, a learning-rate
             schedule, weight decay and ``use_ema``; its own clipping and gradient accumulation
             must be off, as they would act on noisy gradients.
-        l2_norm_clip: C, the largest L2 norm of one example's gradient (half of the largest distance
-            with ``clipping="label_distance"``); above zero.
+        l2_norm_clip: C, the largest L2 norm of one example's gradient; above zero.
         noise_multiplier: standard deviation of the noise over C, above zero
             (``accounting.calibrate_noise_multiplier`` finds it for a target epsilon).
         denoiser: ``AltConv``, ``SelfConv``, ``SelfSpan``, or None for plain DP-SGD.
         preconditioner: ``"gauss_newton"`` or a ``GaussNewton``, to clip and to add noise in
             coordinates that whiten the curvature of the loss, which no label is needed for; not
             together with a denoiser. None for the weights themselves.
-        clipping: ``"norm"`` bounds each gradient by ``l2_norm_clip``. ``"label_distance"`` bounds
-            by twice that how far the gradients that an example has for any two labels are apart,
-            and so clips less at the same noise, mostly where the model is sure of a label. It is
-            for plain cross-entropy of logits, and takes a backward pass for each class but one;
-            calibrate the noise for it (``calibrate_noise_multiplier(..., clipping=...)``).
+        clipping: ``"norm"`` bounds each gradient by ``l2_norm_clip``. ``"label_distance"``, for two
+            classes and plain cross-entropy of logits, bounds the distance between the gradients
+            that an example has for either label by twice that, and so clips less at the same
+            noise; calibrate the noise for it (``calibrate_noise_multiplier(..., clipping=...)``).
         num_microbatches: clips means of ``batch / num_microbatches`` neighbouring examples instead
             of single gradients; None: one example each.
         noise: another source of noise than ``GaussianNoise(noise_multiplier)``; then
             ``noise_multiplier`` may be left out, or must be the same.
         insecure_seed: makes the noise repeatable; statements then say "not private: seeded".
-        method: how per-example gradients are made: ``"auto"``, ``"ghost"`` or ``"vectorized"``.
-            Changes speed, not privacy.
-        max_bytes: the most extra memory that they may take.
+        method: of per-example gradients: ``"auto"``, ``"ghost"`` or ``"vectorized"``. Changes
+            speed, not privacy.
+        max_bytes: the most extra memory that these may take.
         name: of the optimizer.
 
     Raises:
@@ -110,19 +104,21 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         _validate.keras_on_tensorflow("LabelDPOptimizer")
         inner = _checked_inner(inner_optimizer)
-        # What Keras writes into every optimizer's configuration may come back with its default.
-        given = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
-        if given:
+        # Keras writes these into every optimizer's configuration, with their defaults.
+        changed = [key for key, value in unused.items() if value not in (None, False, 0.0, 0.99)]
+        if changed:
             raise TypeError(
-                f"LabelDPOptimizer does not take {', '.join(sorted(given))}; set it on "
-                "inner_optimizer."
+                f"LabelDPOptimizer does not take {', '.join(sorted(changed))}: see inner_optimizer."
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner
-        self._l2_norm_clip = _checked_clip(l2_norm_clip)
+        l2_norm_clip = _validate.positive_finite("l2_norm_clip", l2_norm_clip)
+        self._l2_norm_clip = _validate.number_in("l2_norm_clip", l2_norm_clip, _CLIPS)
         self._noise = _checked_noise(noise, noise_multiplier, insecure_seed)
         self.insecure_seed = insecure_seed
-        self._denoiser = _checked_denoiser(denoiser)
+        self._denoiser = NoOp() if denoiser is None else denoiser
+        if not isinstance(self._denoiser, Denoiser):
+            raise TypeError(f"denoiser must be a Denoiser or None, got {type(denoiser).__name__}.")
         self._preconditioner = _checked_preconditioner(preconditioner, self._denoiser)
         if num_microbatches is not None:
             num_microbatches = _validate.integer_at_least("num_microbatches", num_microbatches, 1)
@@ -137,11 +133,11 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         self._curvature: Any = ()
 
     l2_norm_clip: float = fixed("_l2_norm_clip", "The largest L2 norm of one example's gradient.")
-    noise: NoiseMechanism = fixed("_noise", "Where the noise comes from.")
-    clipping: str = fixed("_clipping", "What is bounded of each example's gradients.")
-    denoiser: Denoiser = fixed("_denoiser", "What makes a better gradient of a noisy one.")
+    noise: NoiseMechanism = fixed("_noise", "The source of noise.")
+    clipping: str = fixed("_clipping", "The kind of clipping.")
+    denoiser: Denoiser = fixed("_denoiser", "The denoiser of noisy gradients.")
     preconditioner: GaussNewton | None = fixed(
-        "_preconditioner", "What decides the coordinates of clipping and noise, or None."
+        "_preconditioner", "The source of coordinates for clipping and noise, or None."
     )
     num_microbatches: int | None = fixed(
         "_num_microbatches", "Number of means of neighbouring examples that are clipped, or None."
@@ -159,6 +155,11 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         noise = cast(GaussianNoise, self.noise)  # as _check_by_distance has it
         return noise.dp_event(sampling_probability, steps, self.clipping)
 
+    def clip(self, group_size: int, coordinates: list[Coordinates] | None) -> Clip:
+        """Returns the bound on each group of neighbouring rows in a step."""
+        kind = Clip if self.clipping == "norm" else LabelDistanceClip
+        return kind(self.l2_norm_clip, group_size, coordinates)
+
     def build(self, variables: list[Any]) -> None:
         """Makes the variables of the inner optimizer, the noise and the denoiser."""
         if self.built:
@@ -172,13 +173,14 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
 
     def _carried(self, prefix: str, state: Any) -> Any:
-        """Returns variables of what is carried from step to step."""
-        made = []
+        """Returns variables of a state that goes from step to step."""
+        variables = []
         for number, value in enumerate(tf.nest.flatten(state)):
             array, name = keras.ops.convert_to_numpy(value), f"{prefix}_{number}"
-            made.append(keras.Variable(array, trainable=False, dtype=str(array.dtype), name=name))
-            self._track_variable(made[-1])
-        return tf.nest.pack_sequence_as(state, made)
+            variable = keras.Variable(array, trainable=False, dtype=str(array.dtype), name=name)
+            self._track_variable(variable)
+            variables.append(variable)
+        return tf.nest.pack_sequence_as(state, variables)
 
     @property
     def variables(self) -> list[Any]:
@@ -210,7 +212,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     def denoise(
         self, gradients: list[tf.Tensor], vertices: Setting[Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the denoised gradients and what there is to report of it."""
+        """Returns the denoised gradients, and scalars to report."""
         state = _values(self._denoiser_state)
         denoised, after, report = self.denoiser.denoise(gradients, vertices, state)
         _assign(self._denoiser_state, after)
@@ -218,13 +220,13 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def num_examples(self) -> int:
-        """Number of public examples beside the batch that each step needs."""
+        """Number of public examples that each step needs in addition to the batch."""
         return (self.preconditioner or self.denoiser).num_examples
 
-    def coordinates(self, vertices: Setting[Any]) -> list[Coordinates]:
-        """Returns those of this step's clipping and noise; raises without a preconditioner."""
+    def coordinates(self, vertices: Setting[Any]) -> list[Coordinates] | None:
+        """Returns those of this step's clipping and noise; None without a preconditioner."""
         if self.preconditioner is None:
-            raise ValueError("there is no preconditioner; give preconditioner='gauss_newton'.")
+            return None
         coordinates, after = self.preconditioner.coordinates(vertices, _values(self._curvature))
         _assign(self._curvature, after)
         return coordinates
@@ -251,12 +253,6 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     # Only a model that trains in the clear asks for these.
     apply_gradients = update_step = stateless_apply = scale_loss = _refuse
 
-    def load_own_variables(self, store: Any) -> None:
-        """Reads the variables of a checkpoint."""
-        values = {name: store[name] for name in store.keys()}
-        values.pop("label_dp_history", None)  # of version 0.1
-        super().load_own_variables(values)
-
     def finalize_variable_values(self, var_list: Any) -> None:
         """Sets the variables to their moving averages where the inner optimizer keeps them."""
         self.inner_optimizer.finalize_variable_values(var_list)
@@ -271,13 +267,11 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
         """Returns the optimizer that ``get_config`` described."""
-        config = renamed_seed(config)
-        config.pop("history", None)  # of version 0.1
-        for name in _OBJECTS:
-            config[name] = keras.saving.deserialize_keras_object(
-                config[name], custom_objects=custom_objects
-            )
-        return cls(**config)
+        objects = {
+            name: keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
+            for name in _OBJECTS
+        }
+        return cls(**{**config, **objects})
 
 
 def _values(state: Any) -> Any:
@@ -289,14 +283,13 @@ def _assign(state: Any, values: Any) -> None:
         variable.assign(value)
 
 
-def _checked_inner(given: Any) -> keras.optimizers.Optimizer:
-    inner = keras.optimizers.get(given) if isinstance(given, (str, dict)) else given
+def _checked_inner(inner: Any) -> keras.optimizers.Optimizer:
+    inner = keras.optimizers.get(inner) if isinstance(inner, (str, dict)) else inner
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise TypeError(f"inner_optimizer must be a Keras optimizer, got {type(inner).__name__}.")
     if isinstance(inner, (LabelDPOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
-            f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Give the one "
-            "inside it; losses in half precision are scaled by LabelDPModel itself."
+            f"inner_optimizer must be a plain optimizer, got {type(inner).__name__}. Unwrap it."
         )
     clipping = [name for name in _FIXED if getattr(inner, name, None)]
     if clipping:
@@ -318,31 +311,21 @@ def _checked_noise(
         return GaussianNoise(noise_multiplier, insecure_seed=insecure_seed)
     if not isinstance(noise, NoiseMechanism):
         raise TypeError(
-            f"noise must be a tf_labeldp.training.NoiseMechanism, got {type(noise).__name__}. For "
-            "a DPQuery of TF Privacy write tf_labeldp.tf_privacy.QueryNoise(query)."
+            f"noise must be a training.NoiseMechanism, got {type(noise).__name__}. Wrap a DPQuery: "
+            "tf_labeldp.tf_privacy.QueryNoise(query)."
         )
     if noise_multiplier is not None and noise_multiplier != noise.noise_multiplier:
         raise ValueError(
             f"noise_multiplier={noise_multiplier:g} contradicts noise, which has "
-            f"{noise.noise_multiplier:g}. Leave noise_multiplier out."
+            f"{noise.noise_multiplier:g}. Leave it out."
         )
     if insecure_seed is not None and getattr(noise, "insecure_seed", None) != insecure_seed:
         raise ValueError("insecure_seed and noise were both given; give the seed to the noise.")
     return noise
 
 
-def _checked_clip(value: Any) -> float:
-    clip = _validate.positive_finite("l2_norm_clip", value)
-    if not _LEAST_CLIP <= clip <= 1.0 / _LEAST_CLIP:
-        raise ValueError(
-            f"l2_norm_clip must be between {_LEAST_CLIP:g} and {1.0 / _LEAST_CLIP:g}, as norms are "
-            f"in single precision, got {clip:g}. Scale the loss instead."
-        )
-    return clip
-
-
 def _check_by_distance(noise: NoiseMechanism, num_microbatches: int | None) -> None:
-    """Raises for what clipping by distance is not accounted with."""
+    """Raises for settings that the accounting of clipping by distance does not cover."""
     if num_microbatches is not None:
         raise ValueError(
             f"num_microbatches={num_microbatches} clips means of examples, and "
@@ -350,8 +333,8 @@ def _check_by_distance(noise: NoiseMechanism, num_microbatches: int | None) -> N
         )
     if type(noise) is not GaussianNoise:
         raise ValueError(
-            "clipping='label_distance' needs GaussianNoise: other noise is accounted for gradients "
-            f"of norm l2_norm_clip at most, got {type(noise).__name__}. Use clipping='norm'."
+            f"clipping='label_distance' needs GaussianNoise, got {type(noise).__name__}, which is "
+            "accounted for gradients of norm l2_norm_clip. Use clipping='norm'."
         )
 
 
@@ -361,22 +344,10 @@ def _checked_preconditioner(value: Any, denoiser: Denoiser) -> GaussNewton | Non
     if value == "gauss_newton":
         value = GaussNewton()
     if not isinstance(value, GaussNewton):
-        raise TypeError(
-            f"preconditioner must be 'gauss_newton', a GaussNewton or None, got {value!r}."
-        )
+        raise TypeError(f"preconditioner must be a GaussNewton, its name or None, got {value!r}.")
     if not isinstance(denoiser, NoOp):
         raise ValueError(
-            f"preconditioner and {type(denoiser).__name__} were both given: a denoiser would "
-            "project in other coordinates than the gradients are in. Leave one of them out."
+            f"preconditioner and {type(denoiser).__name__} were both given, which use different "
+            "coordinates. Leave one of them out."
         )
     return value
-
-
-def _checked_denoiser(denoiser: Any) -> Denoiser:
-    if denoiser is None:
-        return NoOp()
-    if not isinstance(denoiser, Denoiser):
-        raise TypeError(
-            f"denoiser must be a tf_labeldp denoiser or None, got {type(denoiser).__name__}."
-        )
-    return denoiser

@@ -43,28 +43,28 @@ def make_private(
     delta: float | None = None,
     insecure_seed: int | None = None,
 ) -> tuple[LabelDPModel, PoissonBatches, list[keras.callbacks.Callback]]:
-    """Returns all that ``fit`` needs to train a Keras model on private labels by DP-SGD.
+    """Returns a private model, batches and callbacks for ``fit``, to train by DP-SGD at an epsilon.
 
     The noise is calibrated so that ``epochs`` epochs cost epsilon. The loss is the one that the
-    model was compiled with; if it was not, cross-entropy for classes, the squared error for
-    numbers. A model with one output for each class is trained with
-    ``preconditioner="gauss_newton"`` by SGD with a rate of 8 sqrt(epsilon) that falls to zero,
-    others by Adam; the clip is 1: what was best in our measurements. ``BatchNormalization``, which
-    mixes examples, is replaced by ``GroupNormalization`` in a copy of the model, with a warning.
+    model was compiled with; otherwise cross-entropy for classes, the squared error for numbers. A
+    model with one output for each class is trained with ``preconditioner="gauss_newton"`` by SGD
+    with a rate of 8 sqrt(epsilon) that falls to zero, others by Adam; the clip is 1: the best in
+    our measurements. ``BatchNormalization``, which mixes examples, is replaced by
+    ``GroupNormalization`` in a copy of the model, with a warning.
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, after ``epochs`` epochs;
-        ``private.guarantee()`` says what was spent. Assumes what ``LabelDPModel`` assumes.
+        ``private.guarantee()`` states the cost. Assumes what ``LabelDPModel`` assumes.
 
     Args:
         model: functional or sequential, and built. The private model shares its layers, so that
-            afterwards it is the trained model, as a plain one (but where layers were replaced:
+            afterwards it is the trained model, as a plain one (except where layers were replaced:
             ``keras.Model(private.inputs, private.outputs)``).
         epsilon: finite and above zero.
         x: public features of all examples, as for ``data.poisson_batches``.
-        labels: a ``PrivateLabels``, which is charged by the epoch.
-        epochs: how many epochs will be trained; each has about n / batch_size steps.
-        batch_size: how many examples are expected in a batch.
+        labels: a ``PrivateLabels``, which is charged per epoch.
+        epochs: number of epochs, of about n / batch_size steps each.
+        batch_size: expected number of examples in a batch.
         delta: in (0, 1); None for that of the vault's budget.
         insecure_seed: makes noise and batches repeatable, and the statement "not private: seeded".
 
@@ -102,9 +102,7 @@ def make_private(
     epochs = _validate.integer_at_least("epochs", epochs, 1)
     batch_size = _validate.integer_at_least("batch_size", batch_size, 2)
     if batch_size > len(labels):
-        raise ValueError(
-            f"batch_size must be at most the number of labels, {len(labels)}, got {batch_size}."
-        )
+        raise ValueError(f"batch_size must be at most {len(labels)}, the labels, got {batch_size}.")
     delta = labels.budget.delta if delta is None else delta
     if not delta:
         raise ValueError(
@@ -114,8 +112,8 @@ def make_private(
     public = public_input(model)
     model = public.value
     loss = _loss_for(model, labels)
-    made_of: Any = public.with_value(_without_batch_normalization(model))
-    private = LabelDPModel.from_model(made_of)
+    normalized: Any = public.with_value(_without_batch_normalization(model))
+    private = LabelDPModel.from_model(normalized)
     share, steps = batch_size / len(labels), math.ceil(len(labels) / batch_size)
     noise = calibrate_noise_multiplier(
         epsilon, delta, sampling_probability=share, steps=epochs * steps
@@ -143,7 +141,7 @@ def make_private(
 
 
 def _loss_for(model: keras.Model, labels: PrivateLabels) -> Any:
-    """Returns the loss that a model was compiled with, or what suits its outputs and the labels."""
+    """Returns the loss that a model was compiled with, or one for its outputs and the labels."""
     if getattr(model, "compiled", False) and model.loss is not None:
         if not takes_rows(model.loss) or labels.num_labels is not None:
             return model.loss
@@ -171,7 +169,7 @@ def _without_batch_normalization(model: keras.Model) -> keras.Model:
         groups = next(g for g in range(max(1, channels // _GROUP), 0, -1) if channels % g == 0)
         return keras.layers.GroupNormalization(groups, axis=layer.axis, epsilon=layer.epsilon)
 
-    if not any(isinstance(one, keras.layers.BatchNormalization) for one in model.layers):
+    if not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers):
         return model
 
     def called(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
@@ -180,10 +178,10 @@ def _without_batch_normalization(model: keras.Model) -> keras.Model:
         return layer(*args, **kwargs)
 
     whole = keras.Model(model.inputs, model.outputs)
-    made = keras.models.clone_model(whole, clone_function=kept, call_function=called)
+    clone = keras.models.clone_model(whole, clone_function=kept, call_function=called)
     if replaced:
         _validate.warn(
             f"layers {replaced} normalise over the batch, which mixes examples: they were replaced "
             "by GroupNormalization with fresh weights, in a copy of the model."
         )
-    return made
+    return clone

@@ -1,4 +1,4 @@
-"""LP-MST: multi-stage training on labels that are randomized with the model's own priors."""
+"""LP-MST: multi-stage training on labels randomized with the model's own priors."""
 
 from __future__ import annotations
 
@@ -17,38 +17,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_labeldp import _validate
-from tf_labeldp.accounting import (
-    PrivacyGuarantee,
-    Private,
-    Public,
-    Receipt,
-    public_input,
-)
+from tf_labeldp.accounting import PrivacyGuarantee, Private, Public, public_input
 from tf_labeldp.accounting._public_input import array_digest
 from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.estimation import prior_from_logits, sharpen_prior
-from tf_labeldp.mechanisms import (
-    ClassificationMechanism,
-    Priors,
-    RandomizedResponse,
-    RRWithPrior,
-)
+from tf_labeldp.gradients._model_checks import name_of, takes_codes, takes_rows
+from tf_labeldp.mechanisms import ClassificationMechanism, Priors, RandomizedResponse, RRWithPrior
 from tf_labeldp.mechanisms._classes import top_k_members
-from tf_labeldp.training._stage_data import (
-    FIT,
-    Features,
-    StageDataset,
-    StagePlan,
-    TrainingSet,
-)
+from tf_labeldp.training._record_receipts import CountedTraining
+from tf_labeldp.training._stage_data import FIT, Features, StageDataset, StagePlan, TrainingSet
 from tf_labeldp.vault import NoisyLabels, PrivateLabels, guarantee
-from tf_labeldp.vault._model_history import (
-    attach,
-    begin_training,
-    cover_steps,
-    end_training,
-    note_epoch,
-)
+from tf_labeldp.vault._model_history import attach
 from tf_labeldp.vault._records import publish
 
 _SHUFFLE_STREAM = 1
@@ -57,15 +36,14 @@ _SUM_TOLERANCE = 1e-2  # of a row of probabilities in half precision
 
 @dataclasses.dataclass(frozen=True)
 class StageReport:
-    """What a stage trains on; computed from noisy labels alone.
+    """The training set of a stage in numbers, which depend on noisy labels alone.
 
     Attributes:
         stage: number of the stage, from 1.
         num_new: examples whose labels were drawn for this stage.
         mean_k: mean size of the top-k set over them (K in a first stage without priors).
-        num_reused: examples of earlier stages that are trained on again.
-        num_dropped: examples of earlier stages left out, because their noisy label is not among
-            the model's top ``round(mean_k)`` classes.
+        num_reused: examples of earlier stages in the training set.
+        num_dropped: those left out, as their noisy label is not in the model's top classes.
     """
 
     stage: int
@@ -75,7 +53,7 @@ class StageReport:
     num_dropped: int
 
 
-class MultiStageTraining(keras.callbacks.Callback):
+class MultiStageTraining(CountedTraining):
     """Trains in stages, each on labels randomized with the model of the stage before.
 
     The examples are split at random, without looking at labels. Stage 1 randomizes the labels of
@@ -87,19 +65,17 @@ class MultiStageTraining(keras.callbacks.Callback):
         (epsilon, 0)-label-DP under replacement of one label, for the final model, all intermediate
         models and all noisy labels together (``ghazi2021``, Observation 4): each label is drawn
         once, and the priors of a stage depend on the labels of earlier parts alone. It assumes that
-        ``priors`` were made without these labels, and that training reads labels through the vault
+        ``priors`` do not depend on these labels, and that training reads labels through the vault
         only.
 
     Put most examples into the first stage (80 % at epsilon 1, 60 to 70 % above). With the defaults
-    two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above
-    (``benchmarks``). The paper's settings are ``filter_labels=True`` and
-    ``temperature=1.0``; on MNIST at epsilon 1 the first lost 2 points, as it keeps the labels that
-    confirm the model, and the second 4. Strong mixup cost that small CNN up to 13 points.
+    two stages were then never below one on MNIST and Fashion-MNIST, and up to 2 points above. The
+    paper's settings, ``filter_labels=True`` and ``temperature=1.0``, lost 2 and 4 points on MNIST
+    at epsilon 1.
 
     To resume a run that was killed, give the vault a ``store``, and keep the weights with
-    ``keras.callbacks.BackupAndRestore``. Without a store the labels would be drawn a second time,
-    so resuming raises. List this callback before others that change the learning rate, which a new
-    stage resets; callbacks that remember a best epoch are not aware of stages.
+    ``keras.callbacks.BackupAndRestore``. Without a store, resuming raises. List this callback
+    before others that change the learning rate, which a new stage resets.
 
     Args:
         features: array (n, ...), or dict or tuple of arrays with n rows: the model's input; or a
@@ -114,9 +90,9 @@ class MultiStageTraining(keras.callbacks.Callback):
             Below one trusts the model more and makes k smaller.
         mixup_alpha: mixup with weights from Beta(alpha, alpha), one number or one per stage; zero
             for none. Needs floating-point features.
-        warm_start: whether a stage continues from the weights (and batch-norm statistics) of the
-            stage before. If not, it starts from the weights before training. The optimizer and its
-            learning-rate schedule restart in each stage in both cases.
+        warm_start: whether a stage continues from the weights of the stage before, or starts from
+            those before training. The optimizer and its learning-rate schedule restart in each
+            stage in both cases.
         reuse_labels: whether a stage also trains on the noisy labels of earlier stages.
         filter_labels: whether to leave out those that are not among the current model's top k
             classes, where k is the rounded mean k of RRWithPrior on the new part.
@@ -127,8 +103,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         from_logits: whether the model returns logits; None takes it from the compiled loss.
         sigmoid: whether the model has one output (batch, 1), of the second of two classes, for
             ``keras.losses.BinaryCrossentropy``; the labels of ``dataset()`` are then (batch, 1).
-        seed: seed of the partition, the shuffling and mixup. It is public and protects nothing; the
-            labels' random bits come from the vault.
+        seed: of the partition, the shuffling and mixup; public. The labels' random bits come from
+            the vault.
         verbose: 0 for silence, 1 for a line and a progress bar at each change of stage.
 
     Raises:
@@ -172,13 +148,12 @@ class MultiStageTraining(keras.callbacks.Callback):
         seed: int = 0,
         verbose: int = 1,
     ) -> None:
-        super().__init__()
         if not isinstance(labels, PrivateLabels):
             raise TypeError(f"labels must be a PrivateLabels, got {type(labels).__name__}.")
         if labels.label_range is not None:
             raise ValueError(
-                "labels must be classes, and these are numbers. Draw noisy numbers by "
-                "labels.randomize(tf_labeldp.LabelRandomizer(...)), and fit any model on them."
+                "labels must be classes, and these are numbers. Fit any model on noisy numbers of "
+                "labels.randomize(tf_labeldp.LabelRandomizer(...))."
             )
         if sigmoid and labels.num_classes != 2:
             raise ValueError(
@@ -189,7 +164,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         self._columns = 1 if sigmoid else labels.num_classes
         self._labels = labels
         public = public_input(features)
-        self._public = public.with_value(None)
+        super().__init__(public.receipts)
         self._features = Features(public.value)
         if self._features.num_examples != len(labels):
             raise ValueError(
@@ -208,40 +183,31 @@ class MultiStageTraining(keras.callbacks.Callback):
         )
         self._use_mixup = max(self._plan.mixup_alphas) > 0
         if self._use_mixup and not self._features.all_floating:
-            raise ValueError(
-                "mixup_alpha > 0 needs floating-point features. Cast them, for example "
-                "x.astype('float32') / 255."
-            )
+            raise ValueError("mixup_alpha > 0 needs floating-point features. Cast them.")
         self._warm_start = warm_start
         self._reuse_labels = reuse_labels
         self._filter_labels = filter_labels
         self._first_priors: Priors | None = None
-        made_with = [f"-temperature-{one:g}" for one in self._plan.temperatures]
-        made_with[0] = ""
+        origins = [f"-temperature-{value:g}" for value in self._plan.temperatures]
+        origins[0] = ""
         if priors is not None:
-            given = Priors.of(priors)
-            rows = _validate.prior_rows("priors", given, len(labels), labels.num_classes)
-            made_with[0] = f"-priors-{array_digest(rows)[:12]}"
+            first = Priors.of(priors)
+            rows = _validate.prior_rows("priors", first, len(labels), labels.num_classes)
+            origins[0] = f"-priors-{array_digest(rows)[:12]}"
             rows = rows[0] if len(rows) == 1 else rows[self._plan.parts[0]]
-            self._first_priors = Priors(rows, receipts=given.receipts)
+            self._first_priors = Priors(rows, receipts=first.receipts)
         if not re.fullmatch(r"[\w.-]+", key):
-            raise ValueError(
-                f"key must be made of letters, digits, '_', '-' and '.', got {key!r}: it names "
-                "files in the vault's store."
-            )
+            raise ValueError(f"key must be letters, digits, '_', '-' and '.', got {key!r}.")
         # Names of the stages' draws, which identify their priors.
         self._keys = [
-            f"{key}-stage-{stage}-of-{len(made_with)}{text}"
-            for stage, text in enumerate(made_with, start=1)
+            f"{key}-stage-{stage}-of-{len(origins)}{origin}"
+            for stage, origin in enumerate(origins, start=1)
         ]
         self._from_logits = from_logits
         self._verbose = verbose
-        self._training_set: TrainingSet | None = None
         self._first_epoch = True
-        self._epoch_began = 0  # steps taken by then
         self._start_weights: list[tuple[Any, np.ndarray]] = []
         self._start_optimizer: list[tuple[Any, np.ndarray]] = []
-        self._start_digests: list[bytes] = []
         self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
         self._kept: dict[int, np.ndarray] = {}
         self._data = StageDataset(
@@ -264,7 +230,7 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     @property
     def reports(self) -> tuple[StageReport, ...]:
-        """What each stage entered so far trains on: a ``StageReport`` for each."""
+        """A ``StageReport`` for each stage so far: its new, reused and dropped labels."""
         return tuple(self._reports[stage] for stage in sorted(self._reports))
 
     def noisy_labels(self) -> NoisyLabels:
@@ -278,19 +244,17 @@ class MultiStageTraining(keras.callbacks.Callback):
         mechanism = RRWithPrior(self._epsilon, k)
         if not drawn:
             return NoisyLabels(np.empty(0, np.int64), np.empty(0, np.int64), mechanism)
-        priors: list[Any] = [one.priors for one in drawn]
+        priors: list[Any] = [noisy.priors for noisy in drawn]
         if self._first_priors is None:
             priors[0] = np.full(k, 1.0 / k)
-        receipts = merge_receipts(*(one.receipts for one in drawn))
-        rows = None
-        if all(one is not None for one in priors):  # a store of version 0.1 kept none
-            parts = zip(priors, drawn, strict=True)
-            rows = np.concatenate([np.broadcast_to(p, (len(one), k)) for p, one in parts])
+        receipts = merge_receipts(*(noisy.receipts for noisy in drawn))
+        parts = zip(priors, drawn, strict=True)
+        rows = np.concatenate([np.broadcast_to(p, (len(noisy), k)) for p, noisy in parts])
         return NoisyLabels(
-            np.concatenate([one.values for one in drawn]),
-            np.concatenate([one.indices for one in drawn]),
+            np.concatenate([noisy.values for noisy in drawn]),
+            np.concatenate([noisy.indices for noisy in drawn]),
             mechanism,
-            None if rows is None else Priors(rows, receipts=receipts),
+            Priors(rows, receipts=receipts),
             receipts,
         )
 
@@ -333,22 +297,23 @@ class MultiStageTraining(keras.callbacks.Callback):
                 f"batches on {replicas} replicas. Raise its fraction or the batch_size."
             )
         for stage, part in enumerate(self._plan.parts):
-            if not self._labels.has_draw(self._keys[stage]):  # no stage is drawn in vain
+            # Before the first draw, which would be in vain if a later one is refused.
+            if not self._labels.has_draw(self._keys[stage]):
                 self._labels.check_budget(self._mechanism(stage), part)
-        if self._training_set is None:
+        if not self._reports:
             self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
-            self._training_set = self._make_training_set(0)
-            alone = len(self._plan.parts) == 1  # the labels of all epochs, with or without callback
-            self._data.set(self._training_set, math.inf if alone else self._plan.epochs[0])
+            # A single stage has the labels of all epochs, with or without the callback.
+            single = len(self._plan.parts) == 1
+            passes = math.inf if single else self._plan.epochs[0]
+            self._data.set(self._training_set(stage=0, epoch=0), passes)
         return self._data.build(self._use_mixup, replicas)
 
     def set_model(self, model: keras.Model) -> None:
-        """Remembers how weights and optimizer start, before any other callback restores them.
+        """Copies the first weights and optimizer, before any other callback restores them.
 
-        Releases that the weights were made of are charged to the vault's budget.
+        Receipts of the weights count against the vault's budget.
         """
-        super().set_model(model)
         optimizer = model.optimizer
         with _scope(model):
             if not model.built:
@@ -357,9 +322,8 @@ class MultiStageTraining(keras.callbacks.Callback):
                 optimizer.build(model.trainable_variables)
         self._start_weights = _snapshot(model.variables)
         self._start_optimizer = _snapshot(optimizer.variables)
-        known = public_input(model, self._public).receipts
-        self._labels.adopt(known)
-        self._start_digests = begin_training(model, known)
+        self._labels.adopt(merge_receipts(public_input(model).receipts, self._trained_on))
+        super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model and the number of epochs."""
@@ -382,32 +346,26 @@ class MultiStageTraining(keras.callbacks.Callback):
     def _check_model(self) -> None:
         """Raises where the model cannot be trained on one-hot noisy labels."""
         loss, k = self.model.loss, self._columns
-        name = str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
-        if "sparse" in name:
-            raise ValueError(
-                f"the dataset has one-hot labels, but the model was compiled with loss {name!r}. "
-                "Use keras.losses.CategoricalCrossentropy."
-            )
-        if k == 1 and "categorical" in name:
-            raise ValueError(
-                f"a model with sigmoid=True needs keras.losses.BinaryCrossentropy, got {name!r}."
-            )
         outputs = self.model(self._features.take(np.arange(1)), training=False)
-        shape = getattr(outputs, "shape", None)
-        if shape is None or tuple(shape) != (1, k):
-            came = type(outputs).__name__ if shape is None else tuple(shape)
-            one = k == 2 and shape is not None and tuple(shape) == (1, 1)
-            also = ", or give sigmoid=True" if one else ""
+        shape = tuple(getattr(outputs, "shape", ()))
+        if shape != (1, k):
+            also = ", or give sigmoid=True" if (k, shape) == (2, (1, 1)) else ""
             raise ValueError(
-                f"the model must return one tensor of shape (batch, {k}), but for one example it "
-                f"returned {came}. End it with keras.layers.Dense({k}){also}."
+                f"expected a model that returns one tensor of shape (batch, {k}), got {shape} for "
+                f"one example. End it with keras.layers.Dense({k}){also}."
+            )
+        if takes_codes(loss) or (k == 1 and takes_rows(loss)):
+            wanted = "BinaryCrossentropy" if k == 1 else "CategoricalCrossentropy"
+            raise ValueError(
+                f"expected a loss of rows, since the dataset has one-hot labels, got "
+                f"{name_of(loss)!r}. Use keras.losses.{wanted}."
             )
         row = np.asarray(keras.ops.convert_to_numpy(outputs), dtype=np.float64)
         row = row if k > 1 else _two_columns(row, logits=False)
         if not self._logits and (row.min() < 0 or abs(row.sum() - 1.0) > _SUM_TOLERANCE):
             raise ValueError(
-                "the model's output is not a probability distribution, and its loss does not say "
-                "from_logits=True. Say so there or here, or end the model with a softmax."
+                "the model's output is not a probability distribution, and its loss has no "
+                "from_logits=True. Set it there or here, or end the model with a softmax."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -416,42 +374,31 @@ class MultiStageTraining(keras.callbacks.Callback):
         begins = epoch == self._plan.starts[stage]
         if self._first_epoch and epoch > 0:
             self._resume(stage if begins else stage + 1)
+        self._first_epoch = False
         if begins:
             self._begin(stage)
-        if self._training_set is None or begins or self._first_epoch:
-            self._training_set = self._make_training_set(stage)
-        self._first_epoch = False
-        attach(self.model, self._receipts())
-        self._data.set(dataclasses.replace(self._training_set, epoch=epoch))
-        self._epoch_began = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the weights, which another callback may write into a file."""
-        note_epoch(self.model, self._start_digests)
+        begun = [drawn for drawn in self._drawn_stages() if drawn in self._reports]
+        attach(self.model, merge_receipts(*(self._draw(s, None).receipts for s in begun)))
+        self._data.set(self._training_set(stage, epoch))
+        super().on_epoch_begin(epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Records the receipts of the final weights, to recognise the weights anywhere.
+        """Records the final weights and their receipts.
 
         Warns:
             UserWarning: training ended before the last stage.
         """
-        end_training(self.model, self._start_digests)
+        super().on_train_end()
         parts, begun = self._plan.parts, len(self._reports)
         if begun < len(parts):
             unused = sum(part.size for part in parts[begun:])
             warnings.warn(
                 f"training ended in stage {begun} of {len(parts)}: the labels of {unused} of "
-                f"{len(self._labels)} examples were neither drawn nor charged, and the model has "
-                f"learnt nothing of them; on each of the others epsilon={self._epsilon:g} was "
-                "spent. Go on with the same call of fit, and initial_epoch= the epochs done.",
+                f"{len(self._labels)} examples were neither drawn nor charged; "
+                f"epsilon={self._epsilon:g} was spent on each of the others. Go on with the same "
+                "call of fit, and initial_epoch= the epochs done.",
                 stacklevel=2,
             )
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Accounts for the steps to come, which are on noisy labels."""
-        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
-        done = min(batch + self.model.steps_per_execution, self.steps_per_epoch)
-        cover_steps(self.model.optimizer, self._epoch_began + done)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops a run that does not read this dataset, after its first step."""
@@ -472,8 +419,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         priors = self._first_priors
         if stage > 0:
             self._say(f"Stage {stage + 1}: asking the model for priors on {part.size} examples")
-            found = self._predict(part, self._plan.temperatures[stage])
-            priors = Priors(found, receipts=public_input(self.model).receipts)
+            rows = self._predict(part, self._plan.temperatures[stage])
+            priors = Priors(rows, receipts=public_input(self.model).receipts)
         self._draw(stage, priors)
         num_classes = self._labels.num_classes
         mean_k = float(num_classes)
@@ -492,14 +439,12 @@ class MultiStageTraining(keras.callbacks.Callback):
                 f"{kept.size} earlier labels kept, {report.num_dropped} dropped"
             )
 
-    def _make_training_set(self, stage: int) -> TrainingSet:
-        """Returns the stage's training set, for its first epoch."""
+    def _training_set(self, stage: int, epoch: int) -> TrainingSet:
         noisy = np.full(len(self._labels), -1, dtype=np.int64)
         for drawn in self._drawn_stages():
             noisy[self._plan.parts[drawn]] = self._draw(drawn, None).values
         indices = np.concatenate([self._plan.parts[stage], self._kept[stage]])
-        alpha, start = self._plan.mixup_alphas[stage], self._plan.starts[stage]
-        return TrainingSet(indices, noisy[indices], alpha, epoch=start)
+        return TrainingSet(indices, noisy[indices], self._plan.mixup_alphas[stage], epoch)
 
     def _mechanism(self, stage: int) -> ClassificationMechanism:
         kind = RandomizedResponse if stage == 0 and self._first_priors is None else RRWithPrior
@@ -507,11 +452,6 @@ class MultiStageTraining(keras.callbacks.Callback):
 
     def _drawn_stages(self) -> list[int]:
         return [stage for stage, key in enumerate(self._keys) if self._labels.has_draw(key)]
-
-    def _receipts(self) -> tuple[Receipt, ...]:
-        """Returns the receipts of the stages that training has come to."""
-        begun = [stage for stage in self._drawn_stages() if stage in self._reports]
-        return merge_receipts(*(self._draw(stage, None).receipts for stage in begun))
 
     def _draw(self, stage: int, priors: Priors | None) -> NoisyLabels:
         """Returns the stage's noisy labels, drawn now if they were not before."""
@@ -522,8 +462,8 @@ class MultiStageTraining(keras.callbacks.Callback):
         """Returns the noisy labels of a stage that has been drawn."""
         if not self._labels.has_draw(self._keys[stage]):
             raise RuntimeError(
-                f"this vault did not draw the labels of stage {stage + 1}, which training has left "
-                "behind. Give it the store of that run: PrivateLabels(..., store=path)."
+                f"this vault did not draw the labels of stage {stage + 1}. Give it the store of "
+                "that run: PrivateLabels(..., store=path)."
             )
         return self._draw(stage, None)
 
@@ -543,7 +483,7 @@ class MultiStageTraining(keras.callbacks.Callback):
             return indices[:0]
         if not self._filter_labels or k >= self._labels.num_classes:
             return indices
-        noisy = np.concatenate([one.values for one in earlier])
+        noisy = np.concatenate([labels.values for labels in earlier])
         self._say(f"Filtering {indices.size} earlier labels by the model's top {k}")
         return indices[top_k_members(self._predict(indices, 1.0), k)[np.arange(noisy.size), noisy]]
 
@@ -559,7 +499,7 @@ class MultiStageTraining(keras.callbacks.Callback):
         return pathlib.Path(self._labels.store_path) / "stages" / f"{self._keys[stage]}.npz"
 
     def _save_state(self, stage: int, kept: np.ndarray, report: StageReport) -> None:
-        """Stores which earlier labels were kept, for a run that resumes inside the stage."""
+        """Stores the kept earlier labels, for a run that resumes inside the stage."""
         path = self._state_path(stage)
         if path is None:
             return
@@ -614,4 +554,4 @@ def _scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
 
 def _snapshot(variables: Sequence[Any]) -> list[tuple[Any, np.ndarray]]:
     """Returns the variables, each with a copy of its value."""
-    return [(one, np.array(keras.ops.convert_to_numpy(one))) for one in variables]
+    return [(value, np.array(keras.ops.convert_to_numpy(value))) for value in variables]

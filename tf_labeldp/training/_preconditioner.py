@@ -1,4 +1,4 @@
-"""Coordinates in which to clip and to add noise, from the curvature that public features give."""
+"""Coordinates for clipping and noise, from the curvature on public features."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ _LONGEST = 1024  # side of a factor that is more than a diagonal
 class GaussNewton:
     """Whitens the gradient of each weight by two factors of its curvature, which need no label.
 
-    Noise hurts most in directions of high curvature. In coordinates in which the curvature is about
-    the same everywhere there is less of it there, and more where the loss is flat. The step is
-    taken in these coordinates too: it is one of Gauss and Newton's method, with damping.
+    Noise hurts most in directions of high curvature. Coordinates in which the curvature is about
+    the same everywhere move noise from there to where the loss is flat. The step is taken in these
+    coordinates too: it is one of Gauss and Newton's method, with damping.
 
     For labels drawn from the model's own predictions, the covariance of the mean gradient of
-    cross-entropy is the Gauss-Newton matrix, up to its size (Liu et al. 2023, "Sophia", section
-    2.3). For a weight with gradient M it is taken for the Kronecker product of ``E[M M^T]`` and
-    ``E[M^T M]``, averages over steps (Gupta et al. 2018, "Shampoo"), each with its share of the
-    damping (Martens and Grosse 2015, "K-FAC", section 6.3). Of a vector, and of a side longer than
-    1,024, it is the diagonal; rows of embeddings are not told apart. The method is not in the
-    papers.
+    cross-entropy is proportional to the Gauss-Newton matrix (Liu et al. 2023, "Sophia", section
+    2.3). For a weight with gradient M it is approximated by the Kronecker product of ``E[M M^T]``
+    and ``E[M^T M]``, averages over steps (Gupta et al. 2018, "Shampoo"), each with its share of the
+    damping (Martens and Grosse 2015, "K-FAC", section 6.3). Vectors, and sides longer than 1,024,
+    have diagonal factors; rows of embeddings share one scale. The method is not in the papers.
 
     Guarantee:
-        The same as without: the coordinates are made of public features and of weights that are
-        private already, without a label, and gradients are clipped to ``l2_norm_clip`` and noised
-        in them. The public examples are drawn independently of the batch.
+        The same as without: the coordinates depend on public features and private weights alone,
+        and gradients are clipped to ``l2_norm_clip`` and noised in them. The public examples are
+        drawn independently of the batch.
 
     Args:
         num_examples: public examples in each step, at least 2.
@@ -70,10 +69,10 @@ class GaussNewton:
     ) -> tuple[list[Coordinates], Any]:
         """Returns those of each weight, and the next state.
 
-        On the way back from them, noise has the same variance in all as it would have without.
+        Mapped back from them, the noise has the same total variance as without.
 
         Args:
-            vertices: the public examples of this step, on each replica those that it has.
+            vertices: the public examples of this step, on each replica its own.
             state: from ``initial_state`` or the last step.
         """
         gradients, are_tables = self._gradients(vertices)
@@ -108,10 +107,10 @@ class GaussNewton:
         return [Coordinates(left, scale * right) for left, right in maps]
 
     def _inverse_root(self, side: tf.Tensor, curvature: tf.Tensor, factors: int) -> tf.Tensor:
-        """Returns the inverse of a triangular root of one of so many damped factors."""
+        """Returns the inverse of a triangular root of one damped factor."""
         mean = tf.pow(curvature, 1.0 / factors)
         factor = side * (mean / tf.maximum(tf.reduce_mean(_diagonal(side)), 1e-30))
-        # With less than a thousandth, single precision does not tell low rank from negative.
+        # With less than a thousandth, single precision confuses low rank with negative.
         damping = tf.maximum(self.damping ** (1.0 / factors), 1e-3 * mean)
         if side.shape.rank == 1:
             return tf.math.rsqrt(factor + damping)
@@ -120,15 +119,15 @@ class GaussNewton:
         return tf.linalg.triangular_solve(root, identity)
 
     def _gradients(self, vertices: VertexLosses) -> tuple[list[tf.Tensor], list[bool]]:
-        """Returns those for labels drawn from the predictions, and which are of embeddings."""
+        """Returns gradients for labels drawn from the predictions; true for those of embeddings."""
         logits = tf.math.log(tf.maximum(vertices.predictions(), 1e-30))
         drawn = tf.random.categorical(tf.stop_gradient(logits), 1)[:, 0]
         variables = [variable.value for variable in vertices.variables]
         with tf.GradientTape() as tape:  # of a sum, whose terms are not too small for float16
             total = tf.reduce_sum(tf.gather(vertices.losses(), drawn, batch_dims=1))
-        found = tape.gradient(total, variables, unconnected_gradients="zero")
-        tables = [isinstance(part, tf.IndexedSlices) for part in found]
-        gradients = [tf.cast(tf.convert_to_tensor(part), tf.float32) for part in found]
+        parts = tape.gradient(total, variables, unconnected_gradients="zero")
+        tables = [isinstance(part, tf.IndexedSlices) for part in parts]
+        gradients = [tf.cast(tf.convert_to_tensor(part), tf.float32) for part in parts]
         replicas = tf.distribute.get_replica_context()
         if replicas.num_replicas_in_sync > 1:  # each has a part of the examples
             gradients = replicas.all_reduce(tf.distribute.ReduceOp.MEAN, gradients)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._clip import Batch, Speed
 from tf_labeldp.gradients._model_checks import all_layers
 from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
@@ -23,9 +23,13 @@ _NOT_CHARGED = (
     "a training step was to be taken that has not been charged. Steps are charged epoch by epoch "
     "in LabelDPModel.fit, and only it may take them."
 )
+_AT_ONCE = (
+    "two training steps were to be taken at once, by two threads. Steps are charged epoch by epoch "
+    "in LabelDPModel.fit, which takes one after the other."
+)
 _NOISE_CHANGED = (
     "the noise was changed while training: its steps were charged for noise_multiplier={priced:g}. "
-    "Compile the model anew with another optimizer."
+    "Compile the model with another optimizer."
 )
 _OUTPUT_NOT_FINITE = (
     "the output of layer {name!r} is NaN or infinite; the weights are as before this step. Check "
@@ -39,33 +43,25 @@ _GRADIENT_NOT_FINITE = (
     "regularizers; the weights are as before this step. Lower l2_norm_clip, try denoiser=None, and "
     "go on from the last checkpoint."
 )
-
-_AT_ONCE = (
-    "two training steps were to be taken at once, by two threads. Steps are charged epoch by epoch "
-    "in LabelDPModel.fit, which takes one after the other."
-)
 _ANY_NUMBER = 2**62
 
 
 class StepGuard:
-    """What each step has to pass before anything of it is released.
+    """Stops a step that was not charged, and one whose results are not finite.
 
     Guarantee:
         No step goes on that was not charged: each charge admits the steps of one epoch, and noise
-        is drawn after a step has been admitted. The other checks look at features, weights and
-        noisy gradients alone, so that stopping says nothing of a label.
+        is drawn after a step has been admitted. The other checks depend on features, weights and
+        noisy gradients alone, so that stopping reveals nothing about a label.
         In a compiled program nothing can stop halfway. There a step that was not charged gets zeros
-        in place of labels; one that does not pass, and each after it, leaves every variable of
+        in place of labels; one that fails a check, and each after it, leaves every variable of
         model and optimizer as it was (but not metrics, where those are reported) and reports zeros;
         and the function that ``taking_turns`` returns raises the same error as elsewhere when the
         program has run.
 
-    Args:
-        compiled: whether checks are values in the program of a step, instead of calls of Python.
-
     Attributes:
-        compiled: as given.
-        error: why a step was stopped; TensorFlow makes another error of it on the way.
+        compiled: whether checks are values in the program of a step, instead of calls of Python.
+        error: the error of a stopped step; TensorFlow replaces it by another on the way.
     """
 
     def __init__(self, compiled: bool = False) -> None:
@@ -83,14 +79,14 @@ class StepGuard:
             self._passed: list[tf.Tensor] = []
 
     def price(self, noise: Any) -> None:
-        """Notes the noise that the steps of a ``fit`` are charged for; none is let through yet."""
+        """Records the noise that the steps of a ``fit`` are charged for; admits none yet."""
         self._noise, self._priced = noise, noise.noise_multiplier
         self.admit(0)
         if self.compiled:
             self._stopped.assign(-1)
 
     def admit(self, steps: int | None) -> None:
-        """Lets so many steps through from now on, and no more; None for any number."""
+        """Admits this number of steps from now on, and no more; None for any number."""
         self._steps_left = math.inf if steps is None else steps
         if self.compiled:
             self._left.assign(_ANY_NUMBER if steps is None else steps)
@@ -117,18 +113,17 @@ class StepGuard:
         self, finite: dict[str, tf.Tensor], step: Any, in_float16: Collection[str] = ()
     ) -> tf.Tensor:
         """Returns a tensor to wait for; stops where the output of a layer is not finite."""
-        says = [
+        messages = [
             _OUTPUT_NOT_FINITE.format(name=name) + (_OVERFLOW if name in in_float16 else "")
             for name in finite
         ]
-        return self._check_all(says, list(finite.values()), step)
+        return self._check_all(messages, list(finite.values()), step)
 
     def check_gradients(self, gradients: Sequence[Any], variables: Any, step: Any) -> tf.Tensor:
         """Returns a tensor to wait for; stops where the noisy gradient is not finite."""
         names = [getattr(variable, "path", variable.name) for variable in variables]
         flags = [tf.reduce_all(tf.math.is_finite(part)) for part in gradients]
-        says = [_GRADIENT_NOT_FINITE.format(name=name) for name in names]
-        return self._check_all(says, flags, step)
+        return self._check_all([_GRADIENT_NOT_FINITE.format(name=n) for n in names], flags, step)
 
     def admitted(self, labels: Any) -> Any:
         """Returns the labels and weights of a step, or zeros if it has not been charged."""
@@ -142,7 +137,7 @@ class StepGuard:
         return tf.logical_and(self._left >= 1, self._stopped < 0)
 
     def guarded(self, step: Callable[[], dict[str, tf.Tensor]], variables: Any) -> dict[str, Any]:
-        """Returns what a step reports; one that did not pass has no effect on the variables."""
+        """Returns the report of a step; one that fails a check leaves the variables as before."""
         if not self.compiled:
             return step()
         before = [tf.convert_to_tensor(variable.value) for variable in variables]
@@ -150,26 +145,24 @@ class StepGuard:
         report = step()
         passed = tf.stack(self._passed)
         failed = first + tf.argmin(tf.cast(passed, tf.int32))  # the first that is false
-        known = tf.where(tf.reduce_all(passed), tf.constant(-1, tf.int64), failed)
-        self._stopped.assign(tf.where(self._stopped < 0, known, self._stopped))
+        number = tf.where(tf.reduce_all(passed), tf.constant(-1, tf.int64), failed)
+        self._stopped.assign(tf.where(self._stopped < 0, number, self._stopped))
         good = self._stopped < 0
         for variable, old in zip(variables, before, strict=True):
             variable.assign(tf.where(good, tf.convert_to_tensor(variable.value), old))
         return {name: tf.where(good, part, tf.zeros_like(part)) for name, part in report.items()}
 
     def taking_turns(self, run: Callable[[Any], Any], optimizer: LabelDPOptimizer) -> Any:
-        """Returns a function that runs steps alone, and raises if a compiled one did not pass."""
+        """Returns a function that runs one step at a time, and raises if a compiled one failed."""
 
         def run_alone(iterator: Any) -> Any:
             # Steps of two threads could both be the last one that was charged.
             if not self._running.acquire(blocking=False):
                 raise RuntimeError(_AT_ONCE)
             try:
-                return (
-                    self._run_and_raise(run, iterator, optimizer)
-                    if self.compiled
-                    else run(iterator)
-                )
+                if self.compiled:
+                    return self._run_and_raise(run, iterator, optimizer)
+                return run(iterator)
             finally:
                 self._running.release()
 
@@ -184,8 +177,8 @@ class StepGuard:
             ended = error  # of the data, perhaps among the steps of an execution
         number = int(self._stopped)
         if number >= 0:
-            kind, say = self._errors[number]
-            self._stop(kind(f"step {int(optimizer.iterations)}: {say}"))
+            kind, message = self._errors[number]
+            self._stop(kind(f"step {int(optimizer.iterations)}: {message}"))
         if ended is not None:
             raise ended
         return report
@@ -194,21 +187,21 @@ class StepGuard:
         if noise is not self._noise or {compiled, noise.noise_multiplier} != {self._priced}:
             self._stop(RuntimeError(_NOISE_CHANGED.format(priced=self._priced)))
 
-    def _check_all(self, says: list[str], flags: list[tf.Tensor], step: Any) -> Any:
+    def _check_all(self, messages: list[str], flags: list[tf.Tensor], step: Any) -> Any:
         if self.compiled:
-            return self._note(flags, FloatingPointError, says)
+            return self._note(flags, FloatingPointError, messages)
 
-        def check(good: Any, number: Any) -> Any:
-            bad = [text for text, ok in zip(says, good, strict=True) if not ok]
-            if bad:
-                self._stop(FloatingPointError(f"step {int(number)}: {bad[0]}"))
+        def check(finite: Any, number: Any) -> Any:
+            failed = [text for text, passed in zip(messages, finite, strict=True) if not passed]
+            if failed:
+                self._stop(FloatingPointError(f"step {int(number)}: {failed[0]}"))
             return np.True_
 
         return tf.numpy_function(check, [tf.stack(flags), step], tf.bool)
 
-    def _note(self, passed: list[tf.Tensor], kind: type[Exception], says: list[str]) -> tf.Tensor:
+    def _note(self, passed: list[tf.Tensor], kind: type[Exception], messages: list[str]) -> Any:
         self._passed += passed
-        self._errors += [(kind, say) for say in says]
+        self._errors += [(kind, message) for message in messages]
         return tf.reduce_all(tf.stack(passed))
 
     def _stop(self, error: Exception) -> None:
@@ -217,21 +210,12 @@ class StepGuard:
 
 
 class PrivateStep:
-    """What ``LabelDPModel.fit`` does with each batch (``ghazi2024``, Algorithm 1).
+    """The step of ``LabelDPModel.fit`` on one batch (``ghazi2024``, Algorithm 1).
 
     Guarantee:
-        Of a batch's labels nothing leaves but the noisy sum of clipped gradients, and that only
-        after the guard has admitted the step. What the denoiser and the preconditioner are given is
-        made of features, weights and that sum.
-
-    Args:
-        model: whose trainable variables are trained.
-        optimizer: it is compiled with.
-        per_example_loss: (y_true, y_pred) -> (batch,).
-        guard: what a step has to pass.
-
-    Raises:
-        ValueError: ``optimizer.method`` is not for this model.
+        Of a batch's labels only the noisy sum of clipped gradients leaves, and only after the guard
+        has admitted the step. The inputs of denoiser and preconditioner depend on features, weights
+        and that sum.
     """
 
     def __init__(
@@ -248,58 +232,54 @@ class PrivateStep:
     def take(
         self, x: Any, y: Any, weights: tf.Tensor, alt: Any, plan: TrainingPlan
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Changes the weights once; returns outputs, made without labels, and what to report.
+        """Changes the weights once; returns outputs, computed without labels, and the report.
 
         Rows with weight 0 are padding; ``alt`` is features of other public examples, or None.
         """
         optimizer, replicas = self._optimizer, tf.distribute.get_replica_context()
         variables = self._model.trainable_variables
         labels = tf.TensorSpec.from_tensor(tf.convert_to_tensor(tf.nest.flatten(y)[0]))
-        # Every replica projects onto what all of them have; a preconditioner averages over them.
+        # Every replica projects onto the examples of all; a preconditioner averages over them.
         pieces = 1 if optimizer.preconditioner is not None else replicas.num_replicas_in_sync
-        alone = self._clipping.method == "vectorized"
         # Before the gradient pass, whose random masks it has.
-        forward = TrainingPass(self._model, alone=alone, pieces=pieces)
+        by_example = self._clipping.method == "vectorized"
+        forward = TrainingPass(self._model, by_example=by_example, pieces=pieces)
 
-        def vertices(public: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
+        def vertices(needs: Any, mask: Any = None, stddev: Any = None) -> VertexLosses:
             return vertex_losses(
                 forward,
                 self._model.loss,
                 self.per_example_loss,
-                _gathered(public, pieces),
+                _gathered(alt if needs.num_examples else x, pieces),
                 None if mask is None else _gathered(mask, pieces),
                 labels,
                 plan.label_range,
                 stddev,
             )
 
-        coordinates = None  # of clipping and noise, made without labels
+        coordinates = None  # of clipping and noise, computed without labels
         if optimizer.preconditioner is not None:
-            _check_public(optimizer.preconditioner, alt)
-            coordinates = optimizer.coordinates(vertices(alt))
+            coordinates = optimizer.coordinates(vertices(optimizer.preconditioner))
         group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
         result = self._clipping.clipped_sum(
-            Batch(x, y, weights, self.per_example_loss),
-            Clip(optimizer.l2_norm_clip, group_size, coordinates, optimizer.clipping),
+            Batch(x, y, weights, self.per_example_loss), optimizer.clip(group_size, coordinates)
         )
         step = optimizer.iterations.value
-        half = {one.name for one in all_layers(self._model) if one.compute_dtype == "float16"}
+        half = {layer.name for layer in all_layers(self._model) if layer.compute_dtype == "float16"}
         with tf.control_dependencies([self._guard.check_outputs(result.finite, step, half)]):
             clipped = [tf.identity(part) for part in result.gradients]
         noisy = self._with_noise_once(clipped, replicas)
         divisor = plan.divisor(x, replicas)
         mean = [part / divisor for part in noisy]
-        if coordinates is not None:  # back from those that were clipped and noised in
-            mean = [one.back(part) for one, part in zip(coordinates, mean, strict=True)]
+        if coordinates is not None:  # back from those of clipping and noise
+            mean = [side.back(part) for side, part in zip(coordinates, mean, strict=True)]
         denoiser = optimizer.denoiser
         report: dict[str, tf.Tensor] = {}
         if not isinstance(denoiser, NoOp):
-            _check_public(denoiser, alt)
             public = None  # for one that needs no public examples
             if denoiser.num_examples or denoiser.reveals_batch:
                 stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / divisor
-                features, mask = (alt, None) if denoiser.num_examples else (x, weights)
-                public = vertices(features, mask, stddev)
+                public = vertices(denoiser, None if denoiser.num_examples else weights, stddev)
             mean, report = optimizer.denoise(mean, public)
         mean = _with_weight_penalties(mean, variables)
         report["noisy_gradient_norm"] = tf.linalg.global_norm(noisy)
@@ -307,8 +287,7 @@ class PrivateStep:
         share = 1.0 / replicas.num_replicas_in_sync
         finite = self._guard.check_gradients(mean, variables, step)
         with tf.control_dependencies([finite]):  # weight decay waits too, and so do metrics
-            ready = NoisyGradients(part * share for part in mean)
-            optimizer.apply(ready, variables)
+            optimizer.apply(NoisyGradients(part * share for part in mean), variables)
             outputs = tf.nest.map_structure(tf.identity, result.outputs)
         return outputs, report
 
@@ -323,8 +302,8 @@ class PrivateStep:
             return noisy(clipped)
         if tf.nest.flatten(self._optimizer.noise.initial_state([])):
             raise ValueError(
-                f"{type(self._optimizer.noise).__name__} carries a state from step to step, which "
-                "works on one replica only. Use GaussianNoise, or no strategy."
+                f"{type(self._optimizer.noise).__name__} has a state, which works on one replica "
+                "only. Use GaussianNoise, or no strategy."
             )
         # The first replica adds the noise to the whole sum, which it rounds; the others' add zero.
         total = list(replicas.all_reduce(tf.distribute.ReduceOp.SUM, clipped))
@@ -335,7 +314,7 @@ class PrivateStep:
 
 
 def _gathered(values: Any, replicas: int) -> Any:
-    """Returns the rows of so many replicas, in the order of the batch that they share."""
+    """Returns the rows of all replicas, in the order of the batch that they share."""
     if replicas == 1:
         return values
     values = tf.nest.map_structure(tf.convert_to_tensor, values)
@@ -359,19 +338,9 @@ def _with_weight_penalties(gradients: list[tf.Tensor], variables: Sequence[Any])
         return gradients
     with tf.GradientTape() as tape:
         penalty = tf.add_n([tf.cast(v.regularizer(v), tf.float32) for v in penalized])
-    found = tape.gradient(penalty, [v.value for v in penalized], unconnected_gradients="zero")
-    by_id = {id(v): part for v, part in zip(penalized, found, strict=True)}
+    parts = tape.gradient(penalty, [v.value for v in penalized], unconnected_gradients="zero")
+    by_id = {id(v): part for v, part in zip(penalized, parts, strict=True)}
     return [
         part + tf.cast(by_id[id(v)], part.dtype) if id(v) in by_id else part
         for v, part in zip(variables, gradients, strict=True)
     ]
-
-
-def _check_public(needs: Any, alt: Any) -> None:
-    """Raises where something that needs public examples has none."""
-    if needs.num_examples and alt is None:
-        raise ValueError(
-            f"{type(needs).__name__} needs {needs.num_examples} public examples in each step, "
-            "and the data have none. Fit on tf_labeldp.data.poisson_batches, which brings them "
-            "along."
-        )

@@ -1,4 +1,4 @@
-"""Plain Keras training on noisy labels, whose models carry the receipts of these labels."""
+"""Plain Keras training on noisy labels, with their receipts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Charge, Public, PublicInput, Receipt, public_input
-from tf_labeldp.accounting._public_input import inner_optimizer, value_of
+from tf_labeldp.accounting._public_input import bare, inner_optimizer, value_of
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
-from tf_labeldp.gradients._model_checks import takes_codes, takes_rows
-from tf_labeldp.mechanisms import RegressionMechanism
+from tf_labeldp.gradients._model_checks import name_of, takes_codes, takes_rows
 from tf_labeldp.vault import NoisyLabels
 from tf_labeldp.vault._model_history import (
     begin_training,
@@ -24,31 +23,77 @@ from tf_labeldp.vault._model_history import (
 
 _TARGETS = ("posterior", "values", "debiased")
 _ACCUMULATED = "gradient_accumulation_steps"
+_NO_RECEIPTS = (
+    "expected noisy labels with receipts, got none. Give the result of PrivateLabels.randomize: "
+    "RecordReceipts(noisy) or fit(model, x, noisy)."
+)
 _BY_HAND = Assumption(
     "labels-of-this-draw", "trainer", "The labels of this fit are those of this draw."
 )
 
 
-class RecordReceipts(keras.callbacks.Callback):
-    """Gives a Keras model the receipts of the noisy labels that ``model.fit`` trains it on.
+class CountedTraining(keras.callbacks.Callback):
+    """Attaches receipts to the model of a training, and records its steps and its weights."""
 
-    For data sets and targets that you make yourself; ``tf_labeldp.fit`` makes them for you. List it
-    last, after callbacks that change weights when the training ends.
+    def __init__(self, receipts: Receipts) -> None:
+        super().__init__()
+        self._trained_on = receipts
+        self._before: list[bytes] | None = None
+        self._began = 0  # steps before this epoch
+
+    def set_model(self, model: keras.Model) -> None:
+        """Records the receipts of the model, before another callback restores its weights."""
+        super().set_model(model)
+        self._before = begin_training(model, self._trained_on)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Reads the number of steps before this epoch."""
+        inner = inner_optimizer(self.model.optimizer)
+        self._began = int(value_of(inner.iterations)) if inner.built else 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Covers the next steps: a training that is interrupted is counted up to there."""
+        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
+        batches = batch + self.model.steps_per_execution
+        if (in_epoch := self.params.get("steps")) is not None:
+            batches = min(batches, in_epoch)
+        together = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
+        cover_steps(self.model.optimizer, self._began + -(-batches // together))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Records the weights, which another callback may write into a file."""
+        note_epoch(self.model, self._before or ())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Records the final weights."""
+        self.end()
+
+    def end(self) -> None:
+        """Records the final weights, once; also of a training that was interrupted."""
+        before, self._before = self._before, None
+        if before is not None:
+            end_training(self.model, before)
+
+
+class RecordReceipts(CountedTraining):
+    """Attaches the receipts of noisy labels to the Keras model that ``model.fit`` trains on them.
+
+    For data sets and targets made by hand; ``tf_labeldp.fit`` makes them for you. List it last,
+    after callbacks that change weights when the training ends.
 
     Guarantee:
-        After the training ``guarantee(model)`` composes the receipts of the noisy labels, and of
-        all that the weights were made of before. It assumes that the labels of this fit are those
-        of this draw: a data set does not record where its labels come from, so a shuffled, batched,
-        zipped or cached one is taken as it is. ``fit`` without the callback on a model that has
-        receipts ends in a statement that promises nothing.
+        After the training ``guarantee(model)`` composes the receipts of the noisy labels with those
+        that the model had before. It assumes that the labels of this fit are those of this draw: a
+        data set does not record the origin of its labels, so a shuffled, batched, zipped or cached
+        one is accepted. ``model.fit`` without the callback, on a model with receipts, ends in a
+        statement that promises nothing.
 
     Args:
-        noisy: the ``NoisyLabels`` of the targets, one or several for several outputs; or anything
-            else with receipts that the targets were made of, such as a head whose probabilities
-            they are.
+        noisy: the ``NoisyLabels`` of the targets, one for each output; or another source of the
+            targets with receipts, such as a head whose probabilities they are.
 
     Raises:
-        ValueError: nothing with receipts was given.
+        ValueError: no receipts.
 
     Example:
         >>> import tf_labeldp as ldp
@@ -63,61 +108,15 @@ class RecordReceipts(keras.callbacks.Callback):
         2.0
     """
 
-    _before: list[bytes] | None = None
-
     def __init__(self, *noisy: Public[Any]) -> None:
-        super().__init__()
         receipts = public_input(*noisy).receipts
-        without = [one for one in noisy if isinstance(one, NoisyLabels) and not one.receipts]
-        if not receipts or without:
-            raise ValueError(
-                "expected noisy labels with receipts, got none. Give what PrivateLabels.randomize "
-                "returned: RecordReceipts(noisy)."
-            )
+        if not receipts:
+            raise ValueError(_NO_RECEIPTS)
+        for labels in noisy:
+            _check_receipts(labels)
         free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), (_BY_HAND,))
         by_hand = Receipt(receipts[-1].labels, free, "targets made by hand", "declared")
-        self._receipts = merge_receipts(receipts, [by_hand])
-
-    def set_model(self, model: keras.Model) -> None:
-        """Notes what the model was made of, before another callback restores its weights."""
-        super().set_model(model)
-        self._before = begin_training(model, self._receipts)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Reads how many steps were taken before this epoch."""
-        inner = inner_optimizer(self.model.optimizer)
-        self._began = int(value_of(inner.iterations)) if inner.built else 0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Covers the steps to come: a training that is interrupted is counted up to there."""
-        # Counted, not read: on JAX the optimizer does not have its state within an epoch.
-        batches = batch + self.model.steps_per_execution
-        if (in_epoch := self.params.get("steps")) is not None:
-            batches = min(batches, in_epoch)
-        together = getattr(inner_optimizer(self.model.optimizer), _ACCUMULATED, None) or 1
-        cover_steps(self.model.optimizer, self._began + -(-batches // together))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes the weights, which another callback may write into a file."""
-        note_epoch(self.model, self._before or ())
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Notes the final weights."""
-        self.end()
-
-    def end(self) -> None:
-        """Notes the final weights, once; also of a training that was interrupted."""
-        before, self._before = self._before, None
-        if before is not None:
-            end_training(self.model, before)
-
-
-class _OfThisDraw(RecordReceipts):
-    """Records the receipts of labels that ``fit`` itself made the targets of."""
-
-    def __init__(self, receipts: Receipts) -> None:
-        keras.callbacks.Callback.__init__(self)
-        self._receipts = receipts
+        super().__init__(merge_receipts(receipts, [by_hand]))
 
 
 def fit(
@@ -128,13 +127,13 @@ def fit(
     targets: str = "posterior",
     **settings: Public[Any],
 ) -> keras.callbacks.History:
-    """Trains a Keras model on noisy labels, and gives it their receipts.
+    """Trains a Keras model on noisy labels, and attaches their receipts to it.
 
     Guarantee:
         Post-processing of the noisy labels: training spends no budget. ``guarantee(model)``
-        composes their receipts with those of all that the model and ``x`` were made of before. The
-        receipts go into the file of ``model.save``: ``load_model(path)`` and ``guarantee(path)``
-        read them, and Keras loads the file without this library.
+        composes their receipts with those of the model and ``x``. ``model.save`` writes the
+        receipts: ``load_model(path)`` and ``guarantee(path)`` read them, and Keras loads the file
+        without this library.
 
     Args:
         model: compiled. ``targets="posterior"`` and ``"debiased"`` of classes are rows (m, K), for
@@ -142,7 +141,7 @@ def fit(
             ``"values"`` are class codes (m,), for ``SparseCategoricalCrossentropy``.
         x: an array, or a dict or tuple of arrays, with a row for each example of the vault; or, for
             noisy labels of a subset, a row for each of ``noisy.indices``, in their order.
-        noisy: what ``PrivateLabels.randomize`` returned.
+        noisy: the result of ``PrivateLabels.randomize``.
         targets: ``"posterior"``, ``"values"`` or ``"debiased"``; see ``NoisyLabels.to_dataset``.
         settings: all other arguments of ``keras.Model.fit``; ``sample_weight`` has a row for each
             row of ``x``.
@@ -166,32 +165,23 @@ def fit(
         2.0
     """
     _validate.one_of("targets", targets, _TARGETS)
-    more = {name: one for name, one in settings.items() if isinstance(one, PublicInput)}
-    settings |= {name: one.value for name, one in more.items()}
-    public = public_input(model, x, noisy, settings.pop("sample_weight", None), *more.values())
-    model, x, labels, weights, *_ = public.value
+    wrapped = [v for v in (model, *settings.values()) if isinstance(v, PublicInput)]
+    weights = settings.pop("sample_weight", None)
+    # The receipts of the model itself are read when the training begins.
+    public = public_input(x, noisy, weights, *wrapped)
+    x, labels, weights, *_ = public.value
+    model, settings = bare(model), {name: bare(value) for name, value in settings.items()}
     if not isinstance(labels, NoisyLabels):
         raise TypeError(
-            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. Give what "
-            "PrivateLabels.randomize returned; for several outputs, make the targets yourself and "
-            "call model.fit(..., callbacks=[RecordReceipts(first, second)])."
+            f"expected the NoisyLabels of one draw, got {type(labels).__name__}. For several "
+            "outputs, call model.fit(..., callbacks=[RecordReceipts(first, second)])."
         )
-    if not labels.receipts:
-        raise ValueError(
-            "expected noisy labels with receipts, got none: nothing could be promised. Give what "
-            "PrivateLabels.randomize returned."
-        )
+    _check_receipts(labels)
     if hasattr(x, "as_numpy_iterator"):
         raise TypeError(
-            "expected x as arrays, got a data set. Fit it by model.fit(dataset, "
-            "callbacks=[RecordReceipts(noisy)])."
+            "expected x as arrays, got a data set. Give it to model.fit, with "
+            "callbacks=[RecordReceipts(noisy)]."
         )
-    if targets == "posterior" and labels.priors is None and labels.values.dtype.kind == "f":
-        if isinstance(labels.mechanism, RegressionMechanism):
-            raise ValueError(
-                "expected noisy numbers with a prior for targets='posterior', got none. Give "
-                "targets='values', or draw with tf_labeldp.LabelRandomizer."
-            )
     y = labels.values if targets == "values" else getattr(labels, targets)()
     _check_loss(model, targets, y)
     rows = _rows_of(x if weights is None else [x, weights], labels)
@@ -201,27 +191,32 @@ def fit(
 
     x = keras.tree.map_structure(take, x)
     if weights is not None:
-        settings["sample_weight"] = np.asarray(weights)[rows]
-    recorded = _OfThisDraw(public.receipts)
-    given = settings.pop("callbacks", None)
-    callbacks = [*(given if isinstance(given, (list, tuple)) else [given]), recorded]
+        settings["sample_weight"] = take(weights)
+    recorded = CountedTraining(public.receipts)
+    callbacks = settings.pop("callbacks", None) or []
+    callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
-        return model.fit(x, y, callbacks=[one for one in callbacks if one is not None], **settings)
+        return model.fit(x, y, callbacks=[*callbacks, recorded], **settings)
     finally:
         recorded.end()
 
 
+def _check_receipts(labels: Any) -> None:
+    if isinstance(labels, NoisyLabels) and not labels.receipts:
+        raise ValueError(_NO_RECEIPTS)
+
+
 def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
-    """Returns which rows of x the noisy labels are of, in their order; raises if none fit."""
-    found = {np.shape(leaf)[:1] for leaf in keras.tree.flatten(x)}
+    """Returns the rows of x for the noisy labels, in their order, or raises."""
+    lengths = {np.shape(leaf)[:1] for leaf in keras.tree.flatten(x)}
     size = noisy.receipts[-1].labels.size
-    if len(found) == 1 and found != {()}:
-        [(number,)] = found
+    if len(lengths) == 1 and lengths != {()}:
+        [(number,)] = lengths
         if number == size and _counts_from_a_part(noisy):
             raise ValueError(
                 f"expected x with a row for each of {len(noisy)} noisy labels of a part of the "
-                f"vault, got {size} rows. Give the features of the part, x[part.indices]."
+                f"vault, got {size} rows. Give x[part.indices]."
             )
         if number == size:
             return noisy.indices
@@ -229,18 +224,17 @@ def _rows_of(x: Any, noisy: NoisyLabels) -> Any:
             return slice(None)
     raise ValueError(
         f"expected x (and sample_weight) with a row for each of the {size} examples of the vault, "
-        f"or for each of the {len(noisy)} noisy labels, got {sorted(found)}. Give them in the "
-        "order of the labels."
+        f"or for each of the {len(noisy)} noisy labels, in their order, got {sorted(lengths)}."
     )
 
 
 def _counts_from_a_part(noisy: NoisyLabels) -> bool:
     """Returns whether indices count from the examples of a part (``PrivateLabels.split``)."""
     name = noisy.receipts[-1].labels.name
-    draws = [one for one in noisy.receipts if one.labels.name == name and one.kind == "draw"]
-    if any(one.examples is None for one in draws):
+    draws = [r for r in noisy.receipts if r.labels.name == name and r.kind == "draw"]
+    if any(receipt.examples is None for receipt in draws):
         return False
-    drawn = np.concatenate([one.examples for one in draws])
+    drawn = np.concatenate([receipt.examples for receipt in draws])
     return not np.isin(noisy.indices, drawn).all()
 
 
@@ -249,20 +243,15 @@ def _check_loss(model: keras.Model, targets: str, y: np.ndarray) -> None:
     loss = getattr(model, "loss", None)
     if loss is None:
         raise ValueError("expected a compiled model, got one without a loss. Call model.compile.")
-    if y.ndim == 2 and takes_codes(loss):
-        raise ValueError(
-            f"expected a loss of rows for targets={targets!r}, got one of class codes. Compile "
-            "with keras.losses.CategoricalCrossentropy, or give targets='values'."
-        )
-    outputs = getattr(model, "output_shape", None)
-    if y.ndim == 2 and isinstance(outputs, tuple) and outputs[-1] != y.shape[1]:
-        raise ValueError(
-            f"expected a model with {y.shape[1]} outputs for targets={targets!r}, got one with "
-            f"{outputs[-1]}. Give its last layer one unit for each class, or give "
-            "targets='values'."
-        )
+    outputs, wanted, other = getattr(model, "output_shape", None), "", "values"
     if y.ndim == 1 and takes_rows(loss):
+        wanted, other = "a loss of class codes, SparseCategoricalCrossentropy", "posterior"
+    elif y.ndim == 2 and takes_codes(loss):
+        wanted = "a loss of rows, CategoricalCrossentropy"
+    elif y.ndim == 2 and isinstance(outputs, tuple) and outputs[-1] != y.shape[1]:
+        wanted = f"a model with {y.shape[1]} outputs, one unit for each class"
+    if wanted:
         raise ValueError(
-            f"expected a loss of class codes for targets={targets!r}, got one of rows. Compile "
-            "with keras.losses.SparseCategoricalCrossentropy, or give targets='posterior'."
+            f"expected {wanted}, for targets={targets!r}, got loss {name_of(loss)!r} and outputs "
+            f"of shape {outputs}. Change the model, or give targets={other!r}."
         )

@@ -1,4 +1,4 @@
-"""What the steps of a private model cost: charged before they are taken, and carried by it."""
+"""The charges for the steps of a private model, made before these are taken."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tf_labeldp.vault._model_history import (
 )
 
 _UNKNOWN = (
-    "Nothing is promised: how often these data used a label is not known. Fit on "
+    "Nothing is promised: the number of uses of each label in these data is unknown. Fit on "
     "data.poisson_batches or on arrays."
 )
 _NO_EVENT = "Nothing is promised: {name} states no cost of its steps (its dp_event is None)."
@@ -37,7 +37,7 @@ _CLAIMED = (
 _NO_VAULT = Assumption(
     "no-vault",
     "trainer",
-    "No vault keeps account of these labels: all their uses are steps of this model.",
+    "No vault tracks the uses of these labels: all of them are steps of this model.",
 )
 _ROUNDED = Assumption(
     "tensor-float-32",
@@ -50,31 +50,21 @@ _ROUNDED = Assumption(
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """One ``fit`` under way.
-
-    Attributes:
-        plan: how it uses the labels.
-        labels: the label set of the plan's vault, or one of this run alone.
-        reported: whether loss and metrics on true labels are shown.
-        before: digests of the weights before its first step.
-        last: the receipt of the last epoch that was charged.
-    """
+    """One ``fit`` under way."""
 
     plan: TrainingPlan
+    # Of the plan's vault, or of this run alone.
     labels: LabelSet
+    # Whether loss and metrics on true labels are shown.
     reported: bool
+    # Digests of the weights before the first step.
     before: list[bytes]
+    # Of the last epoch that was charged.
     last: Receipt | None = None
 
 
 class Spending:
-    """Charges the steps of one model to the vault of its labels, and notes them on its layers.
-
-    Args:
-        model: whose trainable variables are trained.
-        optimizer: whose noise is added.
-        guard: lets the steps through that have been charged.
-    """
+    """Charges the steps of one model to the vault of its labels, and attaches their receipts."""
 
     def __init__(self, model: keras.Model, optimizer: Any, guard: StepGuard) -> None:
         self._model, self.optimizer, self._guard = model, optimizer, guard
@@ -86,15 +76,14 @@ class Spending:
         return None if self._run is None else self._run.plan
 
     def begin(self, plan: TrainingPlan, reported: bool) -> None:
-        """Begins a ``fit``; nothing is charged yet, and no step let through.
+        """Begins a ``fit``; nothing is charged yet, and no step admitted.
 
-        What the weights were made of counts against the vault's budget, and stays known from here
-        on, evidence of training in the clear included.
+        The receipts of the weights count against the vault's budget, evidence of training in the
+        clear included.
         """
-        known = merge_receipts(public_input(self._model).receipts, plan.receipts)
         if plan.vault is not None:
-            plan.vault.adopt(known)
-        before = begin_training(self._model, known)
+            plan.vault.adopt(merge_receipts(public_input(self._model).receipts, plan.receipts))
+        before = begin_training(self._model, plan.receipts)
         self.optimizer.noise.begin()
         self._guard.price(self.optimizer.noise)
         new = LabelSet.new(plan.num_units or 0)
@@ -102,7 +91,7 @@ class Spending:
         self._run = Run(plan, labels, reported, before)
 
     def end(self) -> None:
-        """Ends a ``fit``: from now on no step is let through."""
+        """Ends a ``fit``: from now on no step is admitted."""
         run, self._run = self._under_way(), None
         self._guard.admit(0)
         end_training(self._model, run.before)
@@ -111,24 +100,24 @@ class Spending:
         """Returns the callbacks of a ``fit``, and last the one that charges each epoch."""
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
+        callbacks = callbacks or []
         several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-        given = [one for one in several if one is not None]
-        return [_EndEpochs(self), *given, _ChargeEpochs(self, epochs, initial_epoch)]
+        return [_EndEpochs(self), *several, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:
-        """Raises if the vault's budget does not allow so many epochs."""
+        """Raises if the vault's budget does not allow this number of epochs."""
         run = self._adopted()
         if run.plan.vault is not None and epochs > 0:
             run.plan.vault.check_budget(self._charge(run.plan, epochs))
 
     def charge(self) -> None:
-        """Charges one epoch, and lets its steps through."""
+        """Charges one epoch, and admits its steps."""
         run = self._adopted()
         self._spend(run, self._receipt(run, self._charge(run.plan, 1)))
         self._guard.admit(run.plan.steps_an_epoch)
 
     def end_epoch(self) -> None:
-        """Notes the weights, and if the noise of an epoch can be repeated after all."""
+        """Records the weights, and whether the noise became repeatable within the epoch."""
         run = self._run
         if run is None:
             return
@@ -139,13 +128,13 @@ class Spending:
         note_epoch(self._model, run.before)
 
     def guarantee(self, delta: float | None, next_epoch: bool = False) -> PrivacyGuarantee:
-        """Returns the statement of all the model was made of, with another epoch if asked."""
-        known = public_input(self._model).receipts
+        """Returns the statement of the model, with another epoch if asked."""
+        receipts = public_input(self._model).receipts
         if next_epoch:
             run = self._under_way()
-            known = (*known, self._receipt(run, self._charge(run.plan, 1)))
-        stated = compose_receipts(known, delta).with_assumptions([WEIGHTS_ASSUMED])
-        return stated.warn_of_delta()
+            receipts = (*receipts, self._receipt(run, self._charge(run.plan, 1)))
+        statement = compose_receipts(receipts, delta).with_assumptions([WEIGHTS_ASSUMED])
+        return statement.warn_of_delta()
 
     def _under_way(self) -> Run:
         if self._run is None:
@@ -153,15 +142,15 @@ class Spending:
         return self._run
 
     def _adopted(self) -> Run:
-        """Counts what callbacks have loaded into the model against the vault's budget."""
-        run, loaded = self._under_way(), known_of_weights(self._model)
-        attach(self._model, loaded)
+        """Counts weights that callbacks have loaded against the vault's budget."""
+        run = self._under_way()
+        attach(self._model, known_of_weights(self._model))
         if run.plan.vault is not None:
             run.plan.vault.adopt(public_input(self._model).receipts)
         return run
 
     def _spend(self, run: Run, receipt: Receipt) -> None:
-        """Charges the vault, if there is one, and notes the receipt on the model's layers."""
+        """Charges the vault, if there is one, and attaches the receipt to the model."""
         if run.plan.vault is not None:
             receipt = run.plan.vault.charge(
                 receipt.charge,
@@ -179,7 +168,7 @@ class Spending:
         return bool(self.optimizer.noise.seeded or plan.seeded)
 
     def _charge(self, plan: TrainingPlan, epochs: int) -> Charge:
-        """Returns what some epochs cost, whose event is that of the noise."""
+        """Returns the charge for some epochs, whose event is that of the noise."""
         noise = self.optimizer.noise
         name = type(noise).__name__
         if plan.sampling_probability is None:
@@ -196,15 +185,16 @@ class Spending:
         # The number of steps is in the receipts.
         clipping = self.optimizer.clipping
         sampling = dp_sgd_assumptions(plan.sampling_probability, None, plan.unit, clipping)
-        notes = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
+        assumptions = [*sampling, *noise.assumptions(), WEIGHTS_ASSUMED]
         if not is_of_this_library(noise):
-            notes.insert(0, Assumption("claimed-noise", "authors", _CLAIMED.format(name=name)))
+            claimed = Assumption("claimed-noise", "authors", _CLAIMED.format(name=name))
+            assumptions.insert(0, claimed)
         if plan.vault is None:
-            notes.append(_NO_VAULT)
+            assumptions.append(_NO_VAULT)
         tensor_float = tf.config.experimental.tensor_float_32_execution_enabled()
         if tensor_float and tf.config.list_physical_devices("GPU"):
-            notes.append(_ROUNDED)
-        return Charge.of_event(event, self._delta(plan), notes)
+            assumptions.append(_ROUNDED)
+        return Charge.of_event(event, self._delta(plan), assumptions)
 
     def _delta(self, plan: TrainingPlan) -> float:
         if plan.vault is None:
@@ -212,14 +202,13 @@ class Spending:
         delta = plan.vault.budget.delta
         if delta <= 0.0:
             raise ValueError(
-                "the vault's budget has delta=0, and Gaussian noise needs one above zero. Make "
-                f"the vault with PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...), "
-                "below 1 / n."
+                "the vault's budget has delta=0, and Gaussian noise needs one above zero. Make it "
+                f"with PrivacyBudget(epsilon={plan.vault.budget.epsilon:g}, delta=...)."
             )
         return delta
 
     def _receipt(self, run: Run, charge: Charge) -> Receipt:
-        """Returns the receipt of one epoch, of which no vault knows yet."""
+        """Returns the receipt of one epoch, before a vault is charged."""
         plan = run.plan
         steps = "steps" if plan.steps_an_epoch is None else f"{plan.steps_an_epoch} steps"
         by_user, unknown = plan.unit == "user", plan.sampling_probability is None
@@ -240,14 +229,14 @@ class Spending:
 
 
 class _EndEpochs(keras.callbacks.Callback):
-    """Comes before the callbacks of the user: what they see at the end of an epoch is known."""
+    """Comes before the callbacks of the user, which may save the weights of an epoch."""
 
     def __init__(self, spending: Spending) -> None:
         super().__init__()
         self._spending = spending
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes seeded noise, and makes numbers of logs that Keras may leave as tensors."""
+        """Records seeded noise and weights; turns logs that Keras left as tensors into numbers."""
         self._spending.end_epoch()
         for name, value in (logs or {}).items():
             if np.ndim(value) == 0:

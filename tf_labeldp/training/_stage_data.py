@@ -22,10 +22,10 @@ _FRACTION_TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StagePlan:
-    """The schedule of LP-MST, which no label enters (``ghazi2021``, Algorithm 3, line 1).
+    """The schedule of LP-MST, which depends on no label (``ghazi2021``, Algorithm 3, line 1).
 
-    All but the steps is one entry a stage. Each stage has as many steps per epoch as the others, so
-    that one learning-rate schedule fits them all.
+    All attributes but the steps have one entry per stage. All stages have the same number of steps
+    per epoch, so that one learning-rate schedule fits them all.
     """
 
     parts: tuple[np.ndarray, ...]  # int64 indices; disjoint, together all examples
@@ -46,23 +46,17 @@ class StagePlan:
         mixup_alpha: float | Sequence[float],
         seed: int,
     ) -> StagePlan:
-        """Returns the plan, or raises an error that names the argument at fault.
+        """Returns the plan.
 
         The parts come from one permutation by ``seed``. Part t ends at ``floor(n * (f_1 + ... +
         f_t))``, the last takes the rest.
         """
         batch_size = _validate.integer_at_least("batch_size", batch_size, 1)
         if np.ndim(fractions) != 1:
-            raise ValueError(
-                f"fractions must be a sequence with one number per stage, got {fractions!r}. Use "
-                "(1.0,) for one stage."
-            )
+            raise ValueError(f"fractions must have one number per stage, got {fractions!r}.")
         shares = [_validate.positive_finite(f"fractions[{i}]", f) for i, f in enumerate(fractions)]
         if abs(math.fsum(shares) - 1.0) > _FRACTION_TOLERANCE:
-            raise ValueError(
-                f"fractions must sum to one, got {list(fractions)} with sum "
-                f"{math.fsum(shares):.6g}. Use (1.0,) for one stage."
-            )
+            raise ValueError(f"fractions must sum to one, got {math.fsum(shares):.6g}.")
         steps = math.ceil(num_examples / batch_size)
         ends = np.floor(np.cumsum(shares) * num_examples + 1e-9).astype(np.int64)[:-1]
         order = np.random.default_rng(seed).permutation(num_examples)
@@ -78,10 +72,10 @@ class StagePlan:
         count = len(parts)
         return cls(
             parts,
-            _one_a_stage("epochs_per_stage", epochs_per_stage, count, at_least_one),
+            _per_stage("epochs_per_stage", epochs_per_stage, count, at_least_one),
             steps,
-            _one_a_stage("temperature", temperature, count, _validate.positive_finite),
-            _one_a_stage("mixup_alpha", mixup_alpha, count, not_negative),
+            _per_stage("temperature", temperature, count, _validate.positive_finite),
+            _per_stage("mixup_alpha", mixup_alpha, count, not_negative),
         )
 
     @property
@@ -94,21 +88,18 @@ class StagePlan:
         return int(np.searchsorted(np.cumsum(self.epochs), epoch, side="right"))
 
 
-def _one_a_stage(
+def _per_stage(
     name: str, value: Any, count: int, check: Callable[[str, Any], Any]
 ) -> tuple[Any, ...]:
     values = (value,) * count if np.ndim(value) == 0 else tuple(value)
     if len(values) != count:
-        raise ValueError(
-            f"{name} must be one value or one per stage: got {len(values)} values for {count} "
-            "stages."
-        )
-    return tuple(check(name, one) for one in values)
+        raise ValueError(f"{name} must be one value or one per stage ({count}), got {len(values)}.")
+    return tuple(check(name, entry) for entry in values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """What the current epoch trains on; public data only."""
+    """The training set of the current epoch; public data only."""
 
     indices: np.ndarray  # int64 (m,), examples
     noisy_labels: np.ndarray  # int64 (m,)
@@ -123,9 +114,8 @@ class Features:
         if isinstance(features, tf.data.Dataset):
             if isinstance(features.element_spec, tuple):
                 raise ValueError(
-                    "the data set of features has tuples, such as (x, y), and the labels are those "
-                    "of the vault. Give x alone, dataset.map(lambda x, y: x); several inputs as a "
-                    "dict."
+                    "expected a data set of features alone, got tuples, such as (x, y). Give "
+                    "dataset.map(lambda x, y: x), and several inputs as a dict."
                 )
             batches = list(features.as_numpy_iterator())
             if not batches:
@@ -138,7 +128,7 @@ class Features:
         self.all_floating = all(t.dtype.is_floating for t in tf.nest.flatten(self._tensors))
 
     def take(self, indices: Any) -> Any:
-        """Returns the features of these examples, in the structure that was given."""
+        """Returns the features of these examples, in their structure."""
         return tf.nest.map_structure(lambda t: tf.gather(t, indices), self._tensors)
 
     def batches(self, indices: np.ndarray, batch_size: int) -> tf.data.Dataset:
@@ -154,8 +144,8 @@ class StageDataset:
     """A ``tf.data`` pipeline over a training set that the callback swaps between epochs.
 
     Each iterator reads the current training set once. All epochs of all stages have the same number
-    of batches (a smaller set gives smaller batches), as Keras expects of a dataset. Without the
-    callback a set is served for as many whole passes as its stage has epochs.
+    of batches (of a smaller set, smaller batches), as Keras expects of a dataset. Without the
+    callback the number of passes over a set is limited to the epochs of its stage.
     """
 
     def __init__(
@@ -172,7 +162,7 @@ class StageDataset:
         self._passes_left = math.inf
 
     def set(self, training_set: TrainingSet, passes: float = math.inf) -> None:
-        """Sets the training set of iterators that start from now on, and how often it is served."""
+        """Sets the training set of iterators that start from now on, and its number of passes."""
         with self._lock:
             self._current, self._served, self._passes_left = training_set, False, passes
 
@@ -242,8 +232,7 @@ class StageDataset:
         if left < 1:
             raise RuntimeError(
                 "expected the MultiStageTraining among the callbacks of model.fit, got none in all "
-                "epochs of stage 1; without it, later epochs would train on the noisy labels of "
-                f"stage 1 again. Call {FIT}."
+                f"epochs of stage 1: later ones would repeat its noisy labels. Call {FIT}."
             )
         if current is None:
             raise RuntimeError("the dataset of MultiStageTraining was iterated before its draw.")

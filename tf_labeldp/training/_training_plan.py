@@ -1,4 +1,4 @@
-"""What a call of ``fit`` will use of each label: how batches are made, and what that costs."""
+"""How a call of ``fit`` uses each label: the batches, and what they cost."""
 
 from __future__ import annotations
 
@@ -12,32 +12,36 @@ import tensorflow as tf
 from tf_labeldp.accounting import public_input
 from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.data._poisson_batches import PoissonBatches
+from tf_labeldp.gradients._clip import zero_where
+from tf_labeldp.gradients._label_distance import check_labels
+from tf_labeldp.gradients._model_checks import takes_codes
 from tf_labeldp.vault import PrivateLabels
 
-_NOT_WITH_BATCHES = (
-    "batch_size",
-    "sample_weight",
-    "steps_per_epoch",
-    "validation_split",
-)
+_NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
+_NOT_WITH_ARRAYS = {
+    "validation_split": ": it would report exact figures of labels that are private. Give "
+    "validation_data=(x, y) of public labels",
+    "steps_per_epoch": ", of which an epoch uses every example once. Leave it out, or fit on "
+    "data.poisson_batches",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """Steps on a dataset of which nothing is known; the other modes derive from it.
+    """Steps on a dataset of unknown sampling; the other plans derive from it.
 
     Attributes:
-        num_microbatches: as the optimizer has it.
-        sampling_probability: of each use, 1 without amplification; None where nothing is known.
-        uses_an_epoch: how often each example enters, with that probability, in one epoch.
-        steps_an_epoch: steps of one epoch; None where it is not known.
-        num_units: number of examples or users; None where nothing is known.
+        num_microbatches: of the optimizer.
+        sampling_probability: of each use, 1 without amplification; None if unknown.
+        uses_an_epoch: number of uses of each example, with that probability, in one epoch.
+        steps_an_epoch: steps of one epoch; None if unknown.
+        num_units: number of examples or users; None if unknown.
         group_rows: rows of one unit, which are clipped together.
-        unit: what is protected: "label" or "user".
-        is_weighted: whether sample weights were given.
+        unit: the unit of privacy: "label" or "user".
+        is_weighted: whether there are sample weights.
         seeded: whether the batches can be repeated.
         vault: the vault of the labels, or None.
-        receipts: of what all that is public was made of.
+        receipts: of the public data.
     """
 
     num_microbatches: int | None
@@ -57,6 +61,13 @@ class TrainingPlan:
         """Returns the plan of ``fit(x, y, **settings)``, or raises where it can't be private."""
         if isinstance(x, PoissonBatches):
             return PoissonPlan.of_batches(x, y, settings, optimizer)
+        spec = x.element_spec if isinstance(x, tf.data.Dataset) else ()
+        if optimizer.num_examples and not (isinstance(spec, tuple) and len(spec) == 4):
+            needs = optimizer.preconditioner or optimizer.denoiser
+            raise ValueError(
+                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
+                "step, and the data have none. Fit on data.poisson_batches."
+            )
         if y is None or isinstance(x, tf.data.Dataset):
             return TrainingPlan(optimizer.num_microbatches)
         return ArrayPlan.of_arrays(x, y, settings, optimizer)
@@ -67,11 +78,58 @@ class TrainingPlan:
         return None if self.vault is None else self.vault.label_range
 
     def known_labels(self) -> np.ndarray | None:
-        """Returns the labels that were given as an array, or None; to be checked, never shown."""
+        """Returns the labels of an array, or None; to be checked, never shown."""
         return None
 
+    def check_labels(self, model: Any, clipping: str) -> None:
+        """Raises a ``ValueError`` for labels that the model has no output for.
+
+        The kernel of sparse cross-entropy would write the labels of the batch into TensorFlow's
+        log.
+        """
+        shape = getattr(model, "output_shape", None)
+        if not isinstance(shape, tuple) or len(shape) < 2 or not isinstance(shape[-1], int):
+            return
+        outputs, vault = shape[-1], self.vault
+        if clipping == "label_distance":
+            self._check_two_classes(outputs)
+        if vault is None:
+            came = f"some labels are not in 0..{outputs - 1}"
+            labels = self.known_labels() if takes_codes(model.loss) else None
+            fits = labels is None or bool(np.all((labels >= 0) & (labels < outputs)))
+        elif vault.num_labels is not None:
+            came = f"the labels are rows of {vault.num_labels}"
+            fits = vault.num_labels == outputs
+        elif vault.label_range is not None:
+            return
+        else:
+            # For any loss: one that wraps sparse cross-entropy does not show it.
+            came = f"the labels have {vault.num_classes} classes"
+            fits = vault.num_classes <= outputs
+            fits = fits or (outputs == 1 and not takes_codes(model.loss))
+        if not fits:
+            raise ValueError(
+                f"{came}, but the model has {outputs} outputs. Give its last layer one unit for "
+                "each class (numbered from zero), or for each label of a row."
+            )
+
+    def _check_two_classes(self, outputs: int) -> None:
+        if self.unit != "label":
+            raise ValueError(
+                "clipping='label_distance' protects single labels, and these batches are of users."
+            )
+        if self.vault is None:
+            labels = self.known_labels()
+            if labels is not None:
+                check_labels(labels, outputs)
+        elif self.vault.num_classes != 2:  # which raises for numbers and rows of labels
+            raise ValueError(
+                "clipping='label_distance' is for two classes, and the vault has "
+                f"{self.vault.num_classes}. Use clipping='norm'."
+            )
+
     def open(self) -> tuple[tf.data.Dataset, dict[str, Any]] | None:
-        """Returns the dataset and the settings that ``fit`` needs; None to leave it as it is."""
+        """Returns the dataset and settings for ``fit``; None for those of its caller."""
         return None
 
     def shared(self) -> dict[str, int]:
@@ -79,21 +137,20 @@ class TrainingPlan:
         return {}
 
     def rows_a_group(self, first: tf.Tensor, num_replicas: int) -> int:
-        """Returns how many neighbouring rows are clipped together."""
+        """Returns the number of neighbouring rows that are clipped together."""
         if self.num_microbatches is None:
             return self.group_rows
         rows = first.shape[0]
         size = 0 if rows is None else rows * num_replicas // self.num_microbatches
         if not size or rows * num_replicas != size * self.num_microbatches or rows % size:
             raise ValueError(
-                f"num_microbatches={self.num_microbatches} must divide the batch, which has "
-                f"{'an unknown number of' if rows is None else rows} rows on each of "
-                f"{num_replicas} replica(s). Batch the dataset with drop_remainder=True."
+                f"num_microbatches={self.num_microbatches} must divide the batch of {rows} rows on "
+                f"each of {num_replicas} replica(s). Batch with drop_remainder=True."
             )
         return int(size)
 
     def divisor(self, x: Any, replicas: Any) -> tf.Tensor:
-        """Returns what the noisy sum is divided by: public, never the size of a secret batch."""
+        """Returns the divisor of the noisy sum: public, never the size of a secret batch."""
         if self.num_microbatches is not None:
             return tf.constant(self.num_microbatches, tf.float32)
         rows = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float32)
@@ -105,9 +162,9 @@ class PoissonPlan(TrainingPlan):
     """Steps on ``poisson_batches``.
 
     Attributes:
-        batches: what ``poisson_batches`` returned.
+        batches: the result of ``poisson_batches``.
         disjoint: whether batches are disjoint in each pass over the data.
-        num_examples: public examples to bring along in each step.
+        num_examples: public examples in addition to each batch.
     """
 
     batches: PoissonBatches
@@ -120,19 +177,19 @@ class PoissonPlan(TrainingPlan):
     ) -> PoissonPlan:
         """Returns the plan, or raises for settings that would contradict it."""
         _check_class_weight(settings)
-        given = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
-        given = given if y is None else ["y", *given]
-        if given:
+        extra = [name for name in _NOT_WITH_BATCHES if _is_given(settings.get(name))]
+        extra = extra if y is None else ["y", *extra]
+        if extra:
             raise ValueError(
-                f"fit got poisson_batches together with {', '.join(given)}, which they settle "
-                "themselves. Set probability, steps and labels in poisson_batches."
+                f"fit got poisson_batches together with {', '.join(extra)}. Set probability, steps "
+                "and labels in poisson_batches."
             )
         microbatches, disjoint = optimizer.num_microbatches, optimizer.denoiser.reveals_batch
         q, uses = batches.sampling_probability, batches.steps
         if microbatches is not None:
             _check_microbatches(batches, microbatches, sampled=q < 1.0 and not disjoint)
         if disjoint:
-            # Whoever sees the batches gets no less by sampling: each example in turn, then.
+            # Revealed batches get no amplification by sampling, so each example has its turn.
             q, uses = 1.0, math.ceil(batches.steps / (batches.num_units // batches.disjoint_size))
         return cls(
             batches=batches,
@@ -168,31 +225,29 @@ class PoissonPlan(TrainingPlan):
 
 
 def _check_microbatches(batches: PoissonBatches, microbatches: int, sampled: bool) -> None:
-    """Raises where batches can't be cut into so many groups, or where that says nothing."""
+    """Raises where batches can't be cut into groups, or where sampling does not amplify."""
     if batches.privacy_unit == "user":
         raise ValueError(
-            "num_microbatches can't be used with batches of users: a user's examples are "
-            "clipped together. Leave it out."
+            "num_microbatches can't be used with users, whose examples are clipped together."
         )
     rows = batches.buffer_size * batches.group_size
     if rows % microbatches:
         raise ValueError(
             f"num_microbatches={microbatches} does not divide the buffer of {rows} rows. Set "
-            "buffer_size in poisson_batches to a multiple of it."
+            "buffer_size in poisson_batches."
         )
     if sampled and microbatches != rows:
-        # Who is sampled decides who is whose neighbour: one example more or less changes many
-        # of the clipped means, which the accounting of sampled batches does not allow for.
+        # The sample decides which examples are neighbours: one example more or less changes many of
+        # the clipped means, which the accounting of sampled batches does not allow for.
         raise ValueError(
-            f"num_microbatches={microbatches} clips means of {rows // microbatches} "
-            "neighbouring examples, for which amplification by sampling does not hold. Fit on "
-            "arrays, which are not sampled, or leave num_microbatches out."
+            f"num_microbatches={microbatches} clips means of {rows // microbatches} examples, for "
+            "which amplification by sampling does not hold. Fit on arrays, or leave it out."
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayPlan(TrainingPlan):
-    """Steps on arrays, in which every example is used once an epoch.
+    """Steps on arrays, in which every example is used once per epoch.
 
     Attributes:
         arrays: (x, y, weights).
@@ -206,58 +261,46 @@ class ArrayPlan(TrainingPlan):
 
     @classmethod
     def of_arrays(cls, x: Any, y: Any, settings: dict[str, Any], optimizer: Any) -> ArrayPlan:
-        """Returns the plan, and takes what it settles out of ``settings``."""
-        if optimizer.num_examples:
-            needs = optimizer.preconditioner or optimizer.denoiser
-            raise ValueError(
-                f"{type(needs).__name__} needs {optimizer.num_examples} public examples in each "
-                "step, and arrays bring none along. Fit on tf_labeldp.data.poisson_batches(x, "
-                "labels, sampling_probability=..., steps=...)."
-            )
+        """Returns the plan, and takes its own settings out of ``settings``."""
         _check_class_weight(settings)
         for name, instead in _NOT_WITH_ARRAYS.items():
             if _is_given(settings.pop(name, None)):
                 raise ValueError(f"{name} is not supported with arrays{instead}.")
         if isinstance(y, PrivateLabels):
             raise TypeError(
-                "labels in a PrivateLabels vault come with batches: fit(tf_labeldp.data."
-                "poisson_batches(x, labels, sampling_probability=..., steps=...))."
+                "labels in a PrivateLabels vault come with batches: fit(data.poisson_batches(x, "
+                "labels, sampling_probability=..., steps=...))."
             )
         public = public_input(x, settings.pop("sample_weight", None))
         x, weights = public.value
-        is_weighted = weights is not None
         y = np.asarray(y) if isinstance(y, list) else y
         x, y = tf.nest.map_structure(np.asarray, (x, y))
         n = int(np.shape(tf.nest.flatten(x)[0])[0])
-        weights = np.asarray(weights, np.float32) if is_weighted else np.ones(n, np.float32)
-        lengths = [part.shape[:1] for part in tf.nest.flatten((x, y, weights))]
+        arrays = x, y, np.asarray(np.ones(n) if weights is None else weights, np.float32)
+        lengths = [part.shape[:1] for part in tf.nest.flatten(arrays)]
         if any(length != (n,) for length in lengths):
             raise ValueError(
-                f"features, labels and sample_weight must have one row for each example, got "
+                "features, labels and sample_weight must have one row for each example, got "
                 f"{', '.join(str(length[0]) if length else 'no' for length in lengths)} rows."
             )
         size = min(int(settings.pop("batch_size", None) or 32), n)
         if size < 2 and not optimizer.denoiser.takes_single_examples:
             raise ValueError(
-                f"batch_size must be at least 2, got {size}: with one example a step, noise has "
-                "nothing to average over. (SelfSpan on single examples is LP-Normal-SGD, and "
-                "allowed.)"
+                f"batch_size must be at least 2, got {size}. (SelfSpan allows single examples: "
+                "LP-Normal-SGD.)"
             )
         microbatches = optimizer.num_microbatches
         if microbatches is not None and size % microbatches:
-            raise ValueError(
-                f"num_microbatches={microbatches} must divide batch_size={size}. Change one of "
-                "them."
-            )
+            raise ValueError(f"num_microbatches={microbatches} must divide batch_size={size}.")
         return cls(
-            arrays=(x, y, weights),
+            arrays=arrays,
             batch_size=size,
             sampling_probability=1.0,
             uses_an_epoch=1,
             steps_an_epoch=math.ceil(n / size),
             num_units=n,
             num_microbatches=microbatches,
-            is_weighted=is_weighted,
+            is_weighted=weights is not None,
             receipts=public.receipts,
             shuffle=bool(settings.pop("shuffle", True)),
         )
@@ -276,19 +319,11 @@ class ArrayPlan(TrainingPlan):
         return tf.constant(self.num_microbatches or self.batch_size, tf.float32)
 
 
-_NOT_WITH_ARRAYS = {
-    "validation_split": ": it would report exact figures of labels that are private. Give "
-    "validation_data=(x, y) of labels that may be seen",
-    "steps_per_epoch": ", of which an epoch uses every example once. Leave it out, or fit on "
-    "data.poisson_batches",
-}
-
-
 def _check_class_weight(settings: dict[str, Any]) -> None:
     if _is_given(settings.pop("class_weight", None)):
         raise ValueError(
             "class_weight is not supported by LabelDPModel. Weigh inside the loss, whose gradients "
-            "are clipped: loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
+            "are clipped: loss=lambda y, outputs: tf.gather(weights, y) * "
             "keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)."
         )
 
@@ -312,11 +347,7 @@ def padded_batches(arrays: tuple[Any, Any, Any], size: int, shuffle: bool) -> tf
         numbers = tf.ensure_shape(tf.pad(numbers, [[0, missing]]), [size])
         x, y, weights = tf.nest.map_structure(lambda part: tf.gather(part, numbers), whole)
         real = tf.range(size) < size - missing
-
-        def without(part: tf.Tensor) -> tf.Tensor:
-            rows = tf.reshape(real, [size] + [1] * (part.shape.rank - 1))
-            return tf.where(rows, part, tf.zeros_like(part))
-
-        return x, tf.nest.map_structure(without, y), without(weights)
+        y, weights = tf.nest.map_structure(lambda part: zero_where(~real, part), (y, weights))
+        return x, y, weights
 
     return rows.batch(size).map(take).prefetch(2)

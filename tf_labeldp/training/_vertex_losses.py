@@ -1,4 +1,4 @@
-"""The losses that public examples would have with each possible label, and the labels they fit."""
+"""The losses of public examples for each possible label."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ import keras
 import tensorflow as tf
 
 from tf_labeldp.accounting import Setting
-from tf_labeldp.gradients._model_checks import loss_object, parts_of
-from tf_labeldp.gradients._vectorized_clipping import Trace, row_seeds
-
-_ONE_LOGIT = (
-    keras.losses.BinaryCrossentropy,
-    keras.losses.BinaryFocalCrossentropy,
-    keras.losses.Hinge,
-    keras.losses.SquaredHinge,
+from tf_labeldp.gradients._model_checks import (
+    is_plain_cross_entropy,
+    loss_object,
+    name_of,
+    parts_of,
 )
+from tf_labeldp.gradients._vectorized_clipping import Trace, row_seeds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VertexLosses:
-    """What a denoiser may know of one step: public examples, and the model; no label.
+    """The inputs of a denoiser in one step: public examples and the model; no label.
 
     In training, the losses are those of the function whose gradient was clipped: the model in
-    training mode, where layers such as dropout draw for each row what they drew for its gradient.
-    So the clean gradient of a batch is in the hull of its own vertices. Not covered are a custom
-    layer that draws without a ``keras.random.SeedGenerator`` of its own, and a random layer that a
-    model calls in several places.
+    training mode, with the random masks (dropout) of that gradient. So the clean gradient of a
+    batch is in the hull of its own vertices. This excludes custom layers that draw without a
+    ``keras.random.SeedGenerator``, and random layers that a model calls in several places.
 
     Attributes:
         losses: callable without arguments: (n, K) losses of n examples for each of K labels, from
@@ -65,16 +62,15 @@ class VertexLosses:
 class TrainingPass:
     """The model in training mode, with the random numbers of the next gradient pass.
 
-    It changes no state. ``alone`` says whether that pass has one example at a time, each with
-    random numbers of its own (``PerExampleClipping.method`` is "vectorized"); ``pieces`` how many
-    replicas share its rows, who all draw the same.
+    It changes no state. ``by_example``: each example has random numbers of its own, as with the
+    method "vectorized". ``pieces``: number of replicas that share the rows and draw the same.
     """
 
-    def __init__(self, model: keras.Model, *, alone: bool, pieces: int = 1) -> None:
+    def __init__(self, model: keras.Model, *, by_example: bool, pieces: int = 1) -> None:
         self._model, self._pieces = model, pieces
         self._states = [part.state for part in parts_of(model, keras.random.SeedGenerator)]
         self._now = [tf.identity(state.value) for state in self._states]
-        self._alone = alone and bool(self._states)
+        self._by_example = by_example and bool(self._states)
         self.variables = list(model.trainable_variables)
 
     def __call__(self, x: Any) -> Any:
@@ -86,20 +82,20 @@ class TrainingPass:
         return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *outputs)
 
     def _outputs(self, x: Any) -> Any:
-        if not self._alone:
+        if not self._by_example:
             with self._drawing(self._now):
                 return self._model(x, training=True)
         with self._drawing(self._now):  # which also keeps the states from moving on
             seeds = row_seeds(self._states, tf.nest.flatten(x)[0].shape[0])
 
-        def one(row: Any) -> Any:
+        def row_outputs(row: Any) -> Any:
             features = tf.nest.map_structure(lambda part: part[tf.newaxis], row[0])
             with self._drawing(row[1]):
                 outputs = self._model(features, training=True)
             return tf.nest.map_structure(lambda part: part[0], outputs)
 
         rows = tf.nest.map_structure(tf.convert_to_tensor, (x, seeds))
-        return Trace.of(one, rows).map_rows(one, rows)
+        return Trace.of(row_outputs, rows).map_rows(row_outputs, rows)
 
     def _drawing(self, states: list[tf.Tensor]) -> keras.StatelessScope:
         """Returns a scope in which the generators are in these states, and nothing is written."""
@@ -116,14 +112,15 @@ def vertex_losses(
     label_range: tuple[float, float] | None,
     noise_stddev: Any = None,
 ) -> VertexLosses:
-    """Returns the losses of public examples for each label that they could have.
+    """Returns the losses of public examples for each possible label.
 
-    ``labels`` is how a batch's labels look: codes (n,) or (n, 1), or rows (n, K). For numbers the
-    two ends of ``label_range`` do: gradients for labels in between lie between theirs, for squared
-    error and whatever loss has a derivative by the output that is monotone in the label.
+    ``labels`` is the spec of a batch's labels: codes (n,) or (n, 1), or rows (n, K). For numbers
+    the two ends of ``label_range`` suffice: gradients for labels in between lie between theirs, for
+    squared error and any loss whose derivative by the output is monotone in the label.
     """
     loss = loss_object(loss)
     from_logits = getattr(loss, "from_logits", False)
+    cross_entropy = is_plain_cross_entropy(loss, "categorical")
 
     def outputs() -> tf.Tensor:
         y_pred = forward(x)
@@ -136,7 +133,7 @@ def vertex_losses(
         return tf.cast(y_pred, tf.float32)
 
     def candidates(y_pred: tf.Tensor) -> tf.Tensor:
-        """Returns all labels that an example could have, (K, ...)."""
+        """Returns all possible labels of an example, (K, ...)."""
         if _is_one_number(y_pred):
             codes = tf.constant(_ends(loss, labels, label_range), tf.float32)
         elif labels.shape.rank == 2 and labels.shape[1] == y_pred.shape[1]:
@@ -148,11 +145,11 @@ def vertex_losses(
 
     def losses() -> tf.Tensor:
         y_pred = outputs()
-        if not _is_one_number(y_pred) and _is_cross_entropy(loss):
+        if not _is_one_number(y_pred) and cross_entropy:
             return -tf.nn.log_softmax(y_pred)  # as below, in n K instead of n K^2 work
-        known = candidates(y_pred)
-        n, k = y_pred.shape[0], known.shape[0]
-        tiles = tf.tile(known, [n] + [1] * (known.shape.rank - 1))
+        each = candidates(y_pred)
+        n, k = y_pred.shape[0], each.shape[0]
+        tiles = tf.tile(each, [n] + [1] * (each.shape.rank - 1))
         return tf.reshape(per_example(tiles, tf.repeat(y_pred, k, axis=0)), (n, k))
 
     def predictions() -> tf.Tensor:
@@ -167,9 +164,7 @@ def vertex_losses(
         shares = y_pred / tf.reduce_sum(y_pred, axis=1, keepdims=True)
         return tf.clip_by_value(shares, keras.config.epsilon(), 1.0)
 
-    return VertexLosses(
-        losses, predictions, forward.variables, mask, noise_stddev, _is_cross_entropy(loss)
-    )
+    return VertexLosses(losses, predictions, forward.variables, mask, noise_stddev, cross_entropy)
 
 
 def _is_one_number(y_pred: tf.Tensor) -> bool:
@@ -179,25 +174,13 @@ def _is_one_number(y_pred: tf.Tensor) -> bool:
 def _ends(
     loss: Any, labels: tf.TensorSpec, label_range: tuple[float, float] | None
 ) -> tuple[float, float]:
-    """Returns the two labels of an output of one number, or raises where they are not known."""
+    """Returns the lowest and the highest label of an output of one number."""
     if label_range is not None:
         return label_range
-    name = getattr(loss, "__name__", "")
-    of_two_classes = isinstance(loss, _ONE_LOGIT) or name.startswith("binary_") or "hinge" in name
-    if of_two_classes or labels.dtype == tf.bool:
+    function = getattr(getattr(loss, "fn", loss), "__name__", "")
+    if function.startswith("binary_") or "hinge" in function or labels.dtype == tf.bool:
         return 0.0, 1.0
     raise ValueError(
-        f"the range of the labels is not known: with {getattr(loss, 'name', loss)!r} the model "
-        "predicts numbers. Give them in PrivateLabels(labels, low=..., high=...), or train with "
-        "denoiser=None."
+        f"the range of the labels is unknown: with {name_of(loss)!r} the model predicts numbers. "
+        "Give it in PrivateLabels(labels, low=..., high=...), or train with denoiser=None."
     )
-
-
-def _is_cross_entropy(loss: Any) -> bool:
-    """Returns whether a loss is ``-log_softmax`` of the label's score, and nothing more."""
-    plain = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
-    if type(loss) not in plain:
-        return False
-    config = loss.get_config()
-    special = config.get("label_smoothing") or config.get("ignore_class") is not None
-    return bool(config.get("from_logits")) and not special and config.get("axis", -1) == -1
