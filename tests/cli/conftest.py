@@ -161,13 +161,13 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
 # Kills the process right before the n-th call of a function.
 KILLED = """
 import importlib, os, signal, sys
-from tf_labeldp.cli import _tables, main
+from tf_labeldp.cli import _randomize, main
 holder = importlib.import_module("tf_labeldp." + sys.argv[1])
 *owners, name = sys.argv[2].split(".")
 number = int(sys.argv[3])
 for owner in owners:
     holder = getattr(holder, owner)
-_tables._BLOCK_BYTES = 256
+_randomize._ROWS = 64
 calls = 0
 function = getattr(holder, name)
 def watched(*arguments):
@@ -185,7 +185,7 @@ main(sys.argv[4:])
 def killed(in_process: InProcess) -> Callable[..., None]:
     """Runs a command that is killed before the n-th call of a function: module, name, n, command.
 
-    It reads CSV in small blocks, so that there are several chunks of rows.
+    It writes few rows at a time, so that there are several parts.
     """
 
     def run(module: str, name: str, number: int, *command: str) -> None:

@@ -109,7 +109,7 @@ def test_an_unexpected_error_shows_its_kind_alone(
     def fail(*arguments: object) -> None:
         raise RuntimeError(f"cannot handle {SECRET}")
 
-    monkeypatch.setattr(_randomize, "_output_chunks", fail)
+    monkeypatch.setattr(_randomize, "_output_rows", fail)
     monkeypatch.delenv("TF_LABELDP_TRACEBACK", raising=False)
     if shown:
         monkeypatch.setenv("TF_LABELDP_TRACEBACK", "1")
@@ -194,7 +194,7 @@ def slow(*arguments):
     os.kill(os.getpid(), int(sys.argv[1]))
     time.sleep(60)
     yield
-_randomize._output_chunks = slow
+_randomize._output_rows = slow
 sys.exit(main(sys.argv[2:]))
 """
 

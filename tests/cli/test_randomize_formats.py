@@ -120,7 +120,7 @@ def test_folders_that_may_not_be_entered(
 def test_a_prior_that_is_nested_too_deep(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.csv").write_text("id,y\na,1\n")
     Path("p.json").write_text("[" * 100_000)
-    assert "--prior p.json is not JSON" in error_of(
+    assert "--prior p.json is not as expected" in error_of(
         capsys, "t.csv", *REGRESSION, "--prior", "p.json"
     )
 
