@@ -34,11 +34,11 @@ def error_of(capsys: pytest.CaptureFixture[str], source: str, *options: str) -> 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("t.csv", "id,y\na,1\n".encode("utf-16"), "is UTF-16 text, as Excel and PowerShell write"),
-        ("t.csv", b"\xfe\xff" + "id,y\na,1\n".encode("utf-16-be"), "save it as UTF-8"),
-        ("t.csv.gz", gzip.compress("id,y\na,1\n".encode("utf-16")), "is UTF-16 text"),
-        ("t.csv", gzip.compress(b"id,y\na,1\n"), "is a gzip archive; name it .csv.gz"),
-        ("t.csv.gz", gzip.compress(gzip.compress(b"id,y\na,1\n")), "a gzip archive in another"),
+        ("t.csv", "id,y\na,1\n".encode("utf-16"), "save UTF-16, as of Excel"),
+        ("t.csv", b"\xfe\xff" + "id,y\na,1\n".encode("utf-16-be"), "PowerShell, as UTF-8"),
+        ("t.csv.gz", gzip.compress("id,y\na,1\n".encode("utf-16")), "is not UTF-8 text"),
+        ("t.csv", gzip.compress(b"id,y\na,1\n"), "name a gzip archive .csv.gz"),
+        ("t.csv.gz", gzip.compress(gzip.compress(b"id,y\na,1\n")), "is not UTF-8 text"),
     ],
     ids=["utf-16", "utf-16-be", "utf-16 in gzip", "gzip", "gzip in gzip"],
 )

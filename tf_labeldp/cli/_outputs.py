@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
 from tf_labeldp.cli._console import CommandError, drop_rest
-from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_single, is_table_name
+from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
 from tf_labeldp.vault._noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
 from tf_labeldp.vault._records import give_name
 
@@ -33,7 +33,10 @@ MADE_BY = "tf-labeldp"
 
 
 def output_of(
-    args: argparse.Namespace, files: Sequence[pathlib.Path], columns: Sequence[tuple[str, Any]]
+    args: argparse.Namespace,
+    files: Sequence[pathlib.Path],
+    several: bool,
+    columns: Sequence[tuple[str, Any]],
 ) -> Output:
     """Returns the place of the noisy labels: a file, stdout, or a folder for several inputs."""
     path, kind = args.output, FolderOutput
@@ -51,7 +54,7 @@ def output_of(
         raise CommandError(
             "--statement is for --output -; others have theirs beside the table or in the folder"
         )
-    elif is_single(args.input) or is_table_name(path):
+    elif not several or is_table_name(path):
         kind, statement, tables = FileOutput, path.with_name(path.name + STATEMENT_SUFFIX), [path]
     return kind(path, statement, tables, columns, args.overwrite, files)
 

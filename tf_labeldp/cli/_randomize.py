@@ -50,19 +50,18 @@ _SEED = np.uint64(secrets.randbits(64))
 def run(args: argparse.Namespace) -> int:
     """Randomizes the labels of a table and returns the exit code."""
     jobs = args.jobs or pa.cpu_count()
-    files = _tables.find_files(args.input)
-    several = not _tables.is_single(args.input)
+    files, several = _tables.find_files(args.input)
     with ThreadPoolExecutor(jobs) as pool:
         tables = list(pool.map(_tables.open_table, files))
     noisy_column = args.column if args.output_column is None else args.output_column
-    ids = _common_ids(tables, args, noisy_column)
+    ids = _id_columns(tables, args, noisy_column)
     task = _tasks.task_of(args)
     columns = [(name, tables[0].types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
     columns.append((noisy_column, task.output_type))
-    target = _outputs.output_of(args, files, columns)
+    target = _outputs.output_of(args, files, several, columns)
     if args.store is not None:
         _check_apart(args.output, target.published, args.store)
-    pass_over = functools.partial(_Progress, delay=_PATIENCE, quiet=args.quiet)
+    pass_over = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
     with target as output:
         with pass_over("reading labels") as progress, ThreadPoolExecutor(jobs) as pool:
             settings = {"task": task, "ids": ids, "several": several, "progress": progress}
@@ -92,18 +91,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _report(args, tables, ids, output, draw, most_rows)
     return 0
-
-
-class _Progress(Progress):
-    """A pass over rows; that its lines cannot be written is no failure of the command."""
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().display(msg, pos)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().close()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,39 +234,27 @@ def _check_apart(output: pathlib.Path, published: pathlib.Path, store: pathlib.P
         )
 
 
-def _common_ids(
+def _id_columns(
     tables: Sequence[_tables.Table], args: argparse.Namespace, noisy_column: str
 ) -> list[str]:
-    """Returns the columns to copy, after checking those of each file; may be empty."""
+    """Returns the columns to copy, after checking them and the label column; may be empty."""
     first = tables[0]
-    ids = _id_columns(first, args, noisy_column)
-    for other in tables[1:]:
-        found = _id_columns(other, args, noisy_column)
-        if found != ids:
-            raise CommandError(
-                f"{first.path} has the id columns {_listed(ids) or 'none'}, {other.path} "
-                f"{_listed(found) or 'none'}; name columns that all files have with --id"
-            )
-        for name in ids:
-            if first.types[name] != other.types[name]:
+    ids = args.id or [
+        name for name in first.columns if name.lower() in _AUTOMATIC and name != args.column
+    ]
+    options = {args.column: "--column", **dict.fromkeys(ids, "--id")}
+    for table in tables:
+        for name, option in options.items():
+            if table.columns.count(name) != 1:
+                problem = "more than one column" if name in table.columns else "no column"
+                raise CommandError(
+                    f"{table.path} has {problem} {name!r} for {option}; {_columns_of(table)}"
+                )
+            if option == "--id" and table.types[name] != first.types[name]:
                 raise CommandError(
                     f"column {name!r} has type {first.types[name]} in {first.path}, but "
-                    f"{other.types[name]} in {other.path}; give ids the same type in all files"
+                    f"{table.types[name]} in {table.path}; give ids the same type in all files"
                 )
-    return ids
-
-
-def _id_columns(table: _tables.Table, args: argparse.Namespace, noisy_column: str) -> list[str]:
-    """Returns the columns to copy, after checking them and the label column; may be empty."""
-    for option, name in [("--column", args.column), *(("--id", name) for name in args.id or ())]:
-        if table.columns.count(name) != 1:
-            problem = "more than one column" if name in table.columns else "no column"
-            raise CommandError(
-                f"{table.path} has {problem} {name!r} for {option}; {_what_there_is(table.columns)}"
-            )
-    ids = args.id or [
-        name for name in table.columns if name.lower() in _AUTOMATIC and name != args.column
-    ]
     if args.column in ids:
         raise CommandError(
             f"--id {args.column!r} is the label column; copying it would publish the labels"
@@ -288,7 +263,7 @@ def _id_columns(table: _tables.Table, args: argparse.Namespace, noisy_column: st
         raise CommandError("--id names a column more than once; name each once")
     if not args.id and len(ids) > 1:
         raise CommandError(
-            f"{table.path} has several columns that look like row ids, {_listed(ids)}; choose "
+            f"{first.path} has several columns that look like row ids, {_listed(ids)}; choose "
             "with --id"
         )
     if noisy_column in (ids or [_ROW_COLUMN]):
@@ -299,16 +274,16 @@ def _id_columns(table: _tables.Table, args: argparse.Namespace, noisy_column: st
     return ids
 
 
-def _what_there_is(names: Sequence[str]) -> str:
+def _columns_of(table: _tables.Table) -> str:
     """Returns the names of all columns, unless they may be the cells of the first row."""
-    for name in names:
+    for name in table.columns:
         with contextlib.suppress(ValueError):
             float(name)
             return (
-                f"its {len(names)} columns are not shown, as some are named by numbers: is there a "
-                "header line?"
+                f"its {len(table.columns)} columns are not shown, as some are named by numbers: is "
+                "there a header line?"
             )
-    return f"its columns are {_listed(names)}"
+    return f"its columns are {_listed(table.columns)}"
 
 
 def _listed(names: Sequence[str]) -> str:

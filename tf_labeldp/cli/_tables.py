@@ -79,6 +79,8 @@ _MEANINGS = {
     "not closed",
     r"Expected (\d+) columns, got (\d+)": "the input {path} has {1} cells{row}, but {0} columns; "
     "repair that row (a cell with a comma or a quote must be quoted)",
+    "UTF-16 or gzip": "the input {path} is not UTF-8 text; save UTF-16, as of Excel and "
+    "PowerShell, as UTF-8, and name a gzip archive .csv.gz",
     "(?i)utf-?8": "the input {path} is not UTF-8 text{row}; convert it to UTF-8",
     "conversion error": "column {label!r} of {path} holds something that is not {kind.words}{row}; "
     "{kind.remedy}",
@@ -103,45 +105,35 @@ def is_table_name(path: pathlib.Path) -> bool:
     return path.name.lower().endswith(tuple(SUFFIXES))
 
 
-def is_single(inputs: Sequence[pathlib.Path]) -> bool:
-    """Returns whether the inputs are one file or stdin, rather than a folder or a pattern."""
-    return len(inputs) == 1 and not os.path.isdir(inputs[0]) and not _matches(inputs[0])
+def find_files(inputs: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], bool]:
+    """Returns the files that are named, lie in a folder or match a pattern, by their names.
 
-
-def find_files(inputs: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """Returns the files that are named, lie in a folder or match a pattern, by their names."""
-    found: list[pathlib.Path] = []
+    The second value is False for one file, or stdin, that is named itself.
+    """
+    files: list[pathlib.Path] = []
     for path in inputs:
         if path == STREAM and len(inputs) > 1:
             raise CommandError("the input - is stdin, which can't be one of several files")
-        if not os.path.isdir(path):
-            found += _matches(path) or [path]
-            continue
-        try:
-            inside = [file for file in path.iterdir() if not file.name.startswith(".")]
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        if not any(map(is_table_name, inside)):
-            raise CommandError(
-                f"the folder {path} has no file in it whose name ends in {', '.join(SUFFIXES)}; "
-                "check the path"
-            )
-        found += filter(is_table_name, inside)
-    found.sort(key=lambda file: file.name)
-    for file, other in itertools.pairwise(found):
+        pattern = os.path.join(glob.escape(str(path)), "*") if os.path.isdir(path) else str(path)
+        found = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
+        if os.path.isdir(path):
+            found = list(filter(is_table_name, found))
+            if not found:
+                raise CommandError(
+                    f"the folder {path} has no file in it whose name ends in "
+                    f"{', '.join(SUFFIXES)}; check the path"
+                )
+        elif os.path.lexists(path):
+            found = [path]
+        files += found or [path]
+    files.sort(key=lambda file: file.name)
+    for file, other in itertools.pairwise(files):
         if file.name == other.name:
             raise CommandError(
                 f"the inputs {file} and {other} have the same name, by which the files of the "
                 "output are called; give each once, under a name of its own"
             )
-    return found
-
-
-def _matches(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that a pattern matches; none for the path of a file."""
-    if os.path.lexists(path) or not glob.has_magic(os.fspath(path)):
-        return []
-    return [pathlib.Path(name) for name in glob.glob(os.fspath(path), recursive=True)]
+    return files, files != list(inputs) or len(files) > 1
 
 
 def open_table(path: pathlib.Path) -> Table:
@@ -245,7 +237,9 @@ class CsvTable(Table):
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
-        self._check_start()
+        with self._explained(), self._stream() as stream:
+            if stream.read(2) in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b"):
+                raise pa.ArrowInvalid("UTF-16 or gzip")
         self._ignore_empty_lines = True
         with self._explained(), csv.open_csv(self._stream(), *self._options()) as reader:
             self.columns = list(reader.schema.names)
@@ -277,19 +271,6 @@ class CsvTable(Table):
     def _stream(self) -> Any:
         is_gzip = self.path.name.lower().endswith(".gz")
         return pa.input_stream(str(self.path), compression="gzip" if is_gzip else None)
-
-    def _check_start(self) -> None:
-        with self._explained(), self._stream() as stream:
-            start = stream.read(2)
-        if start in (b"\xff\xfe", b"\xfe\xff"):
-            raise CommandError(
-                f"the input {self.path} is UTF-16 text, as Excel and PowerShell write it; save it "
-                "as UTF-8"
-            )
-        if start == b"\x1f\x8b":
-            is_gzip = self.path.name.lower().endswith(".gz")
-            remedy = " in another; unpack one" if is_gzip else "; name it .csv.gz, or unpack it"
-            raise CommandError(f"the input {self.path} is a gzip archive{remedy}")
 
     def _ends_with_an_empty_line(self) -> bool:
         end = b""

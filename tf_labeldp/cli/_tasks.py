@@ -20,11 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tf_labeldp import mechanisms
-from tf_labeldp._validate import PRIOR_SUM_TOLERANCE
+from tf_labeldp import _validate, mechanisms
 from tf_labeldp.accounting import Assumption, BudgetExceededError, PrivacyBudget
 from tf_labeldp.cli import _tables
-from tf_labeldp.cli._console import CommandError
+from tf_labeldp.cli._console import CommandError, explained
 from tf_labeldp.mechanisms._base import Mechanism, serialize
 from tf_labeldp.mechanisms._classes import top_k_members
 from tf_labeldp.vault import LabelRandomizer, LabelStoreError, NoisyLabels, PrivateLabels
@@ -260,16 +259,22 @@ class Regression(Task):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
-        self.prior = None
-        if args.prior is not None:
-            self.prior = _read_number_prior(args.prior, args.low, args.high)
-        self.mechanism: mechanisms.RegressionMechanism | None = None  # on the best bins
-        if args.mechanism not in (None, "rr_on_bins"):
-            name = args.mechanism.title().replace("_", "") + "Mechanism"
-            try:
-                self.mechanism = getattr(mechanisms, name)(args.epsilon, args.low, args.high)
-            except ValueError as error:
-                raise CommandError(f"--mechanism {args.mechanism}: {error}") from None
+        self.randomizer: Any  # on the best bins, or a mechanism for comparison
+        if args.mechanism in (None, "rr_on_bins"):
+            public = {} if args.prior is None else _read_number_prior(args)
+            with explained(ValueError):
+                self.randomizer = LabelRandomizer(
+                    args.epsilon,
+                    args.loss or "squared_error",
+                    args.prior_epsilon,
+                    args.max_values or LabelRandomizer.max_values,
+                    bool(args.whole_numbers),
+                    **public,
+                )
+        else:
+            mechanism = getattr(mechanisms, args.mechanism.title().replace("_", "") + "Mechanism")
+            with explained(ValueError):
+                self.randomizer = mechanism(args.epsilon, args.low, args.high)
 
     @property
     def label_set(self) -> dict[str, Any]:
@@ -290,25 +295,11 @@ class Regression(Task):
 
     def _draw(self, vault: PrivateLabels) -> tuple[NoisyLabels, dict[str, Any]]:
         # No word of clipping: whether it was needed depends on the labels.
-        args = self.args
+        args, randomizer = self.args, self.randomizer
         facts = {"task": "regression", "label_range": [args.low, args.high], "classes": None}
-        if self.mechanism is not None:
-            noisy = vault.randomize(self.mechanism, key=_KEY)
-            return noisy, {**facts, **self._split(self.mechanism), "prior": None}
-
-        options: dict[str, Any] = {}
-        if args.max_values is not None:
-            options["max_values"] = args.max_values
-        if self.prior is not None:
-            options["values"], options["prior"] = (tuple(part.tolist()) for part in self.prior)
-        loss = args.loss or "squared_error"
-        randomizer = LabelRandomizer(
-            args.epsilon,
-            loss,
-            prior_epsilon=args.prior_epsilon,
-            whole_numbers=bool(args.whole_numbers),
-            **options,
-        )
+        if not isinstance(randomizer, LabelRandomizer):
+            noisy = vault.randomize(randomizer, key=_KEY)
+            return noisy, {**facts, **self._split(randomizer), "prior": None}
         noisy = vault.randomize(randomizer)
         bins, prior = noisy.mechanism, noisy.priors
         if not isinstance(bins, mechanisms.RROnBins) or prior is None:
@@ -316,12 +307,12 @@ class Regression(Task):
         total, error = randomizer.total(noisy)
         return noisy, {
             **facts,
-            "loss": loss,
+            "loss": randomizer.loss,
             "total": {"estimate": total, "standard_error": error},
             **self._split(bins, args.epsilon - bins.epsilon),
             "outputs": np.asarray(bins.outputs).tolist(),
             "prior": {
-                "source": "private histogram" if self.prior is None else "public",
+                "source": "private histogram" if args.prior is None else "public",
                 "values": np.asarray(prior.values).tolist(),
                 "probabilities": np.asarray(prior.probabilities).tolist(),
             },
@@ -335,70 +326,66 @@ def task_of(args: argparse.Namespace) -> Task:
     return NamedClassification(args) if args.classes else Classification(args)
 
 
-def _read_number_prior(
-    path: pathlib.Path, low: float, high: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _read_number_prior(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the values, rising, and the probabilities of a prior over numbers in a range."""
-    found, probabilities = _read_prior(path, "values", _NUMBER_PRIOR, float)
-    order = np.argsort(found)
-    values, probabilities = np.array(found)[order], probabilities[order]
-    if not np.all(np.diff(values) > 0):
-        raise CommandError(f"--prior {path} must name each value once, as a finite number")
-    outside = int(np.count_nonzero((values < low) | (values > high)))
+    values, column = _read_prior(args.prior, _NUMBER_PRIOR, "values")
+    probabilities = _normalized(args.prior, column, len(column))
+    outside = int(np.count_nonzero((values < args.low) | (values > args.high)))
     if outside:
         raise CommandError(
-            f"--prior {path} has {outside} values outside --low {low:g} to --high {high:g}; "
-            "leave them out or widen the range"
+            f"--prior {args.prior} has {outside} values outside --low {args.low:g} to --high "
+            f"{args.high:g}; leave them out or widen the range"
         )
     # The mechanism must know the whole range; an end that the prior lacks has no weight in it.
-    ends = [end for end in (low, high) if end not in values]
-    places = np.searchsorted(values, ends)
-    return np.insert(values, places, ends), np.insert(probabilities, places, 0.0)
+    ends = np.setdiff1d([args.low, args.high], values)
+    values = np.concatenate([values, ends])
+    probabilities = np.concatenate([probabilities, np.zeros(ends.size)])
+    order = np.argsort(values, kind="stable")
+    return {"values": tuple(values[order].tolist()), "prior": tuple(probabilities[order].tolist())}
 
 
 def _read_class_prior(path: pathlib.Path, classes: Sequence[str]) -> np.ndarray:
     """Returns the probabilities of a prior over classes, in their order."""
-    names, probabilities = _read_prior(path, "classes", _CLASS_PRIOR, str, classes)
-    if sorted(names) != sorted(classes):
-        raise CommandError(
-            f"--prior {path} has {len(names)} probabilities for {len(set(names) & set(classes))} "
-            f"of the {len(classes)} classes; give each class one"
-        )
-    by_name = dict(zip(names, probabilities, strict=True))
-    return np.array([by_name[name] for name in classes])
+    names, probabilities = _read_prior(path, _CLASS_PRIOR, None)
+    if names is not None:
+        if sorted(names) != sorted(classes):
+            raise CommandError(
+                f"--prior {path} has {len(names)} rows for {len(set(names) & set(classes))} of the "
+                f"{len(classes)} classes; give each class one row"
+            )
+        probabilities = probabilities[[names.index(name) for name in classes]]
+    return _normalized(path, probabilities, len(classes))
 
 
-def _read_prior(
-    path: pathlib.Path, keys: str, expected: str, key: Any, default: Sequence[str] = ()
-) -> tuple[list[Any], np.ndarray]:
-    """Returns the values or the names of a prior, and its probabilities, from a JSON or CSV file.
+def _normalized(path: pathlib.Path, probabilities: np.ndarray, size: int) -> np.ndarray:
+    with explained(ValueError):
+        [row] = _validate.prior_rows(f"--prior {path}", probabilities, 1, size)
+    return row / row.sum()
 
-    The ``default`` stands for names that a JSON file lacks, in their order.
+
+def _read_prior(path: pathlib.Path, expected: str, key: str | None) -> tuple[Any, np.ndarray]:
+    """Returns the first column of a prior and its probabilities, from a JSON or CSV file.
+
+    The first column is numbers under ``key``, or names: None in a JSON file, which has none.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
             _, *rows = (row for row in csv.reader(text.splitlines()) if row)
-            found, column = zip(*([cell.strip() for cell in row] for row in rows), strict=True)
+            first, column = zip(*([cell.strip() for cell in row] for row in rows), strict=True)
         else:
             content = json.loads(text)
             content = content if isinstance(content, dict) else {"probabilities": content}
-            column = content["probabilities"]
-            found = content[keys] if not default else default[: len(column)]
-        names, probabilities = list(map(key, found)), np.array(list(map(float, column)))
-        pairs = len(names) == probabilities.size > 0
+            first, column = content[key] if key else None, content["probabilities"]
+        probabilities = np.array([float(cell) for cell in column])
+        if key:
+            first = np.array([float(cell) for cell in first])
+        if first is not None and len(first) != probabilities.size:
+            raise ValueError
     except OSError as error:
         raise CommandError(
             f"--prior {path} cannot be read ({error.strerror}); check the path"
         ) from None
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, csv.Error):
-        pairs = False
-    if not pairs:
-        raise CommandError(f"--prior {path} is not as expected; give {expected}")
-    total = float(probabilities.sum())
-    if not (np.all(probabilities >= 0.0) and abs(total - 1.0) <= PRIOR_SUM_TOLERANCE):
-        raise CommandError(
-            f"the probabilities of --prior {path} must be zero or more and sum to one, got "
-            f"a smallest of {probabilities.min():g} and a sum of {total:g}; divide each by the sum"
-        )
-    return names, probabilities / total
+        raise CommandError(f"--prior {path} is not as expected; give {expected}") from None
+    return first, probabilities

@@ -1,4 +1,4 @@
-"""The report of a label set, or of all label sets of a folder: what left them, and at what cost."""
+"""The report of a label set, or of all label sets of a folder: their releases and their cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import platform
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
-
-import numpy as np
 
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Setting
@@ -47,7 +45,7 @@ _VOUCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What left one or more label sets; print it, or ``save`` it as a page and as JSON.
+    """The releases of one or more label sets; print it, or ``save`` it as a page and as JSON.
 
     Attributes:
         content: all of it, as JSON can hold it.
@@ -113,8 +111,8 @@ def report(
     Args:
         folder: of a store, or one with several stores in it, whose label sets add up as those of
             the same people unless ``people`` differ.
-        published: files to list, each held against its statement and the stores (``verify``).
-        audits: results to list, by what was audited.
+        published: files to list, each compared with its statement and the stores (``verify``).
+        audits: results to list, by the name of the audited thing.
         audit: whether to audit each mechanism that drew noisy labels, too (some seconds each).
 
     Raises:
@@ -170,7 +168,7 @@ def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
-    """Returns what is told of one label set."""
+    """Returns the entry of one label set."""
     store, name = LabelStore(path), ledger.label_set.name
     header = store.header()
     own = [one for one in ledger.receipts() if one.labels.name == name]
@@ -200,7 +198,6 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
 
 
 def _release(one: Receipt) -> dict[str, Any]:
-    """Returns what is told of one release."""
     return {
         "id": one.id,
         "time": one.time,
@@ -254,18 +251,9 @@ def _audit_draws(
         if name in found or name in skipped:
             continue
         try:
-            prior = evenest(mechanism, record.priors)
-            found[name] = audit_mechanism(mechanism, public=prior)
+            found[name] = audit_mechanism(mechanism, public=record.priors)
         except (TypeError, ValueError) as error:  # priors that were erased, rows of labels
             skipped[name] = str(error)
-
-
-def evenest(mechanism: Any, priors: Any) -> np.ndarray | None:
-    """Returns the prior, of those of a draw, under which it tells most; None without any."""
-    if priors is None or not getattr(mechanism, "uses_priors", False):
-        return None
-    rows = np.atleast_2d(np.asarray(getattr(priors, "probabilities", priors)))
-    return rows[int(np.argmin(np.square(rows).sum(axis=1)))]
 
 
 def _audit_as_json(name: str, result: AuditResult | LabelInference) -> dict[str, Any]:
@@ -276,7 +264,7 @@ def _audit_as_json(name: str, result: AuditResult | LabelInference) -> dict[str,
 
 
 def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
-    """Returns what made the report, and what made the releases."""
+    """Returns the versions of the software that made the report and the releases."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _LIBRARIES:
         try:
