@@ -325,6 +325,13 @@ def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
     return done.returncode, done.stderr, set(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_completion_of_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "bash"])
+    assert "--prior-epsilon" in capsys.readouterr().out
+
+
 def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"tf-labeldp {__version__}")
-    with contextlib.suppress(ImportError):  # an extra
+    with contextlib.suppress(ImportError):  # the extra `completion`
         import shtab
 
         shtab.add_argument_to(parser, help="print the completion of a shell")
