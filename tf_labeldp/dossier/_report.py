@@ -21,7 +21,7 @@ from tf_labeldp.accounting._receipts import (
     timestamp,
 )
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
-from tf_labeldp.dossier._verify import Published, brief, verify_against
+from tf_labeldp.dossier._verify import Published, brief, verdict, verify_against
 from tf_labeldp.mechanisms._base import deserialize
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault._label_kinds import kind_of_header
@@ -89,8 +89,8 @@ class Report:
                 + (f"; forgotten on {one['forgotten']['time']}" if one["forgotten"] else "")
             )
         for one in self.content["published"]:
-            wrong = "; ".join(one["problems"])
-            lines.append(f"{one['path']}: {f'WRONG: {wrong}' if wrong else one['contains']}")
+            text = verdict(one["problems"]) if one["problems"] else one["contains"]
+            lines.append(f"{one['path']}: {text}")
         lines += [f"audit of {one['of']}: {one['found']}" for one in self.content["audits"]]
         return "\n".join(lines)
 
