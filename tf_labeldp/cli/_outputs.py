@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import argparse
 import contextlib
+import dataclasses
 import errno
 import itertools
 import json
@@ -33,10 +34,7 @@ MADE_BY = "tf-labeldp"
 
 
 def output_of(
-    args: argparse.Namespace,
-    files: Sequence[pathlib.Path],
-    several: bool,
-    columns: Sequence[tuple[str, Any]],
+    args: argparse.Namespace, files: Sequence[pathlib.Path], several: bool, schema: Any
 ) -> Output:
     """Returns the place of the noisy labels: a file, stdout, or a folder for several inputs."""
     path, kind = args.output, FolderOutput
@@ -51,14 +49,14 @@ def output_of(
             raise CommandError("--output - is stdout, which is closed; give the path of a file")
         kind, statement, tables = StreamOutput, args.statement, []
     elif args.statement is not None:
-        raise CommandError(
-            "--statement is for --output -; others have theirs beside the table or in the folder"
-        )
+        raise CommandError("--statement is for --output -; other outputs have a place for theirs")
     elif not several or is_table_name(path):
         kind, statement, tables = FileOutput, path.with_name(path.name + STATEMENT_SUFFIX), [path]
-    return kind(path, statement, tables, columns, args.overwrite, files)
+    sources = [file for file in files if file != STREAM]
+    return kind(path, statement, tables, schema, args.overwrite, sources)
 
 
+@dataclasses.dataclass
 class Output(abc.ABC):
     """Tables of one run: all of them with their statement, or nothing at all.
 
@@ -66,49 +64,16 @@ class Output(abc.ABC):
     run, and gets its name once it is complete: the statement before the table, so that a table
     always has its statement. An earlier output is moved away first, the table before the statement:
     a kill leaves no table under the statement of another run.
-
-    Args:
-        path: of the output, as the command line names it.
-        statement: path of the statement.
-        tables: paths of the tables.
-        columns: the names and Arrow types of the tables' columns.
-        overwrite: whether an earlier output may be replaced.
-        sources: the files of the input, none of which may be the output.
-
-    Raises:
-        CommandError: nothing can be written there.
     """
 
-    option = "--output"
+    path: pathlib.Path  # as the command line names it
+    statement: pathlib.Path
+    tables: list[pathlib.Path]
+    schema: Any  # of the tables
+    overwrite: bool  # whether an earlier output may be replaced
+    sources: Sequence[pathlib.Path]  # none of which may be the output
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        statement: pathlib.Path,
-        tables: list[pathlib.Path],
-        columns: Sequence[tuple[str, Any]],
-        overwrite: bool,
-        sources: Sequence[pathlib.Path],
-    ) -> None:
-        self.path, self.statement = path, statement
-        self._tables, self._overwrite = tables, overwrite
-        self._formats = [format_of(table, self.option) for table in tables]
-        self._schema = pa.schema(list(columns))  # without metadata of the input's schema
-        self._undo = contextlib.ExitStack()
-        # In the order in which they get their names.
-        self._targets = self._named()
-        place = self._targets[-1]
-        self._hidden = f".{place.name}."
-        self._folder = place.with_name(f"{self._hidden}{secrets.token_hex(8)}.tmp")
-        with self._explained():
-            try:
-                os.stat(place.parent)
-            except FileNotFoundError:
-                raise CommandError(
-                    f"the folder of {self.option} {place} does not exist; make {place.parent} first"
-                ) from None
-            if path.exists() and any(path.samefile(one) for one in sources if one != STREAM):
-                raise CommandError(f"--output {path} is the input itself; give another path")
+    option = "--output"
 
     @property
     def published(self) -> pathlib.Path:
@@ -119,8 +84,10 @@ class Output(abc.ABC):
     def written(self, rows: int) -> str:
         """Returns the files in words that follow "wrote"."""
 
-    def _named(self) -> list[pathlib.Path]:
-        return [self.statement, *self._tables]
+    @property
+    def _targets(self) -> list[pathlib.Path]:
+        """What gets a name, in this order."""
+        return [self.statement, *self.tables]
 
     @abc.abstractmethod
     def _may_replace(self, target: pathlib.Path) -> bool:
@@ -128,7 +95,19 @@ class Output(abc.ABC):
 
     def __enter__(self) -> Output:
         """Finds out whether the output can be written."""
+        place = self._targets[-1]
+        self._hidden = f".{place.name}."
+        self._folder = place.with_name(f"{self._hidden}{secrets.token_hex(8)}.tmp")
+        formats = {format_of(table, self.option) for table in self.tables} or {"csv"}
         with contextlib.ExitStack() as undo, self._explained():
+            try:
+                os.stat(place.parent)
+            except FileNotFoundError:
+                raise CommandError(
+                    f"the folder of {self.option} {place} does not exist; make {place.parent} first"
+                ) from None
+            if any(self.path.exists() and self.path.samefile(one) for one in self.sources):
+                raise CommandError(f"--output {self.path} is the input itself; give another path")
             locked = self._take_lock(undo)
             for target in reversed(self._targets):
                 if os.path.lexists(target) and not self._may_replace(target):
@@ -139,8 +118,8 @@ class Output(abc.ABC):
                 self._remove_leftovers()
             os.mkdir(self._folder)
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            for kind in set(self._formats) or {"csv"}:
-                _writer(pa.BufferOutputStream(), kind, self._schema).close()
+            for kind in formats:
+                _writer(pa.BufferOutputStream(), kind, self.schema).close()
             self._undo = undo.pop_all()
         return self
 
@@ -150,22 +129,22 @@ class Output(abc.ABC):
 
     def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
         """Writes the rows of all files of the input, which come in parts, and their statement."""
-        if len(rows) != len(self._tables):
+        if len(rows) != len(self.tables):
             rows = [itertools.chain.from_iterable(rows)]
         with self._explained():
             staged = self._staged(self.statement)
             staged.parent.mkdir(exist_ok=True)
             with ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(self._write_table, self._tables, self._formats, rows))
+                list(pool.map(self._write_table, self.tables, rows))
             staged.write_text(statement, encoding="utf-8")
             _sync(staged)
             self._give_names()
 
-    def _write_table(self, path: pathlib.Path, kind: str, parts: Iterable[Any]) -> None:
-        staged = self._staged(path)
+    def _write_table(self, path: pathlib.Path, parts: Iterable[Any]) -> None:
+        staged, kind = self._staged(path), format_of(path, self.option)
         with (
             pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
-            contextlib.closing(_writer(file, kind, self._schema)) as writer,
+            contextlib.closing(_writer(file, kind, self.schema)) as writer,
         ):
             for part in parts:
                 writer.write_table(part)
@@ -256,16 +235,17 @@ class FileOutput(Output):
             raise CommandError(f"{target} is a folder; give another --output")
         # A statement without its table is that of a killed run.
         alone = target == self.statement and not os.path.lexists(self.path)
-        return self._overwrite or (alone and bool(_statement_in(target)))
+        return self.overwrite or (alone and bool(_statement_in(target)))
 
 
 class FolderOutput(Output):
     """A folder with a table for each file of the input, of the same name, and one statement."""
 
     def written(self, rows: int) -> str:
-        return f"{self.path} ({rows:,} rows in {len(self._tables):,} files) with {IN_FOLDER}"
+        return f"{self.path} ({rows:,} rows in {len(self.tables):,} files) with {IN_FOLDER}"
 
-    def _named(self) -> list[pathlib.Path]:
+    @property
+    def _targets(self) -> list[pathlib.Path]:
         return [self.path]
 
     def _may_replace(self, target: pathlib.Path) -> bool:
@@ -280,7 +260,7 @@ class FolderOutput(Output):
                 f"--output {target} holds files that are not of an earlier run; give another "
                 "--output"
             )
-        return self._overwrite or not names
+        return self.overwrite or not names
 
 
 class StreamOutput(Output):
@@ -295,7 +275,7 @@ class StreamOutput(Output):
         super().publish(statement, (), jobs)
         with self._explained():
             try:
-                writer = CsvWriter(sys.stdout.buffer, self._schema)
+                writer = CsvWriter(sys.stdout.buffer, self.schema)
                 for part in itertools.chain.from_iterable(rows):
                     writer.write_table(part)
                 sys.stdout.buffer.flush()
@@ -304,7 +284,7 @@ class StreamOutput(Output):
                 raise
 
     def _may_replace(self, target: pathlib.Path) -> bool:
-        return self._overwrite and target.is_file()
+        return self.overwrite and target.is_file()
 
 
 def _writer(file: Any, kind: str, schema: Any) -> Any:

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     task = _tasks.task_of(args)
     columns = [(name, tables[0].types[name]) for name in ids] or [(_ROW_COLUMN, pa.int64())]
     columns.append((noisy_column, task.output_type))
-    target = _outputs.output_of(args, files, several, columns)
+    schema = pa.schema(columns)  # without metadata of the input's schema
+    target = _outputs.output_of(args, files, several, schema)
     if args.store is not None:
         _check_apart(args.output, target.published, args.store)
     pass_over = functools.partial(Progress, delay=_PATIENCE, quiet=args.quiet)
@@ -83,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
             progress.advance(len(draw.noisy_labels))
         most_rows = most_rows_of_one_id([shard.hashes for shard in shards])
         listed = {shard.name: shard.size for shard in shards} if several else None
-        statement = _statement([name for name, _ in columns], draw, most_rows, listed)
+        statement = _statement(schema.names, draw, most_rows, listed)
         with pass_over("writing", len(draw.noisy_labels)) as progress:
             noisy = draw.noisy_labels.values
-            rows = _output_rows(shards, task, pa.schema(columns), noisy, progress)
+            rows = _output_rows(shards, task, schema, noisy, progress)
             output.publish(statement, rows, jobs)
     if not args.quiet:
         _report(args, tables, ids, output, draw, most_rows)

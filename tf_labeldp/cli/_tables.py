@@ -173,11 +173,11 @@ class Table(abc.ABC):
     def _read(self, columns: list[str], kind: ColumnKind) -> Any:
         """Returns a table of these columns; the first one has the labels."""
 
-    @abc.abstractmethod
     def _explanation(
         self, message: str, columns: Sequence[str], kind: ColumnKind | None
     ) -> CommandError:
         """Returns the meaning of Arrow's message, without the cell that it quotes."""
+        return _unreadable(self.path)
 
     def _stat(self) -> tuple[int, int, int]:
         with self._explained():
@@ -225,11 +225,6 @@ class ParquetTable(Table):
             # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
             labels = table.column(0).cast(kind.arrow_type, safe=False)
         return table.set_column(0, label, labels)
-
-    def _explanation(
-        self, message: str, columns: Sequence[str], kind: ColumnKind | None
-    ) -> CommandError:
-        return _unreadable(self.path)
 
 
 class CsvTable(Table):

@@ -181,8 +181,10 @@ class Classification(Task):
         super().__init__(args)
         self.names: list[str] | None = args.classes  # in the order of their codes
         self.num_classes = len(args.classes) if args.classes else args.num_classes
-        names = args.classes or [str(code) for code in range(args.num_classes)]
-        self.prior = None if args.prior is None else _read_class_prior(args.prior, names)
+        self.prior = None
+        if args.prior is not None:
+            names = self.names or [str(code) for code in range(self.num_classes)]
+            self.prior = _read_class_prior(args.prior, names)
 
     @property
     def label_set(self) -> dict[str, Any]:
