@@ -141,13 +141,13 @@ def load(name: str, folder: pathlib.Path | None = None) -> Data:
     path = folder / f"{name}.npz"
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = [file[field] for field in Data._fields[1:]]
+            x_train, y_train, x_test, y_test, names = (file[one] for one in Data._fields[1:])
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CommandError(
             f"{path} is no data set that can be read ({type(error).__name__}); in the source, "
             "examples/demo_datasets.py writes one"
         ) from None
-    return Data(name, *arrays[:-1], class_names=tuple(arrays[-1].tolist()))
+    return Data(name, x_train, y_train, x_test, y_test, tuple(names.tolist()))
 
 
 def _network(shape: tuple[int, ...], num_classes: int) -> Any:

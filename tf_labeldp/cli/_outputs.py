@@ -37,7 +37,8 @@ def output_of(
     args: argparse.Namespace, files: Sequence[pathlib.Path], several: bool, schema: Any
 ) -> Output:
     """Returns the place of the noisy labels: a file, stdout, or a folder for several inputs."""
-    path, kind = args.output, FolderOutput
+    path: pathlib.Path = args.output
+    kind: type[Output] = FolderOutput
     statement, tables = path / IN_FOLDER, [path / file.name for file in files]
     if path == STREAM:
         if args.statement is None:

@@ -370,11 +370,13 @@ def _read_prior(path: pathlib.Path, expected: str, key: str | None) -> tuple[Any
 
     The first column is numbers under ``key``, or names: None in a JSON file, which has none.
     """
+    first: Any
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
             _, *rows = (row for row in csv.reader(text.splitlines()) if row)
-            first, column = zip(*([cell.strip() for cell in row] for row in rows), strict=True)
+            pairs = ([cell.strip() for cell in row] for row in rows)
+            first, column = map(list, zip(*pairs, strict=True))
         else:
             content = json.loads(text)
             content = content if isinstance(content, dict) else {"probabilities": content}
