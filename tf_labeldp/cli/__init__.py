@@ -318,7 +318,7 @@ def _add_train(verbs: Any) -> None:
         help="folder that keeps the release: a run that was stopped, started again with it, spends "
         "nothing twice. It stays with the labels")
     add("--insecure-seed", type=_at_least(0), metavar="N",
-        help="repeatable noise; the statement then says 'NOT PRIVATE: seeded'")
+        help="repeatable noise; the statement is then 'NOT PRIVATE: seeded'")
     add("--output", type=_path, default=pathlib.Path("trained"), metavar="DIR",
         help="new folder for the results (default: trained)")
 
@@ -344,7 +344,7 @@ def _add_demo(verbs: Any) -> None:
     add("--epochs", type=_at_least(1), metavar="N",
         help="epochs per stage; LP-2ST has two stages (default: 15 for digits, 3 for others)")
     add("--insecure-seed", type=_at_least(0), metavar="N",
-        help="repeatable random numbers; the statements then say 'NOT PRIVATE: seeded' (default: "
+        help="repeatable random numbers; the statements are then 'NOT PRIVATE: seeded' (default: "
         "the operating system's secure generator)")
     add("--output", type=_path, default=pathlib.Path("demo-output"), metavar="DIR",
         help="folder for the results (default: demo-output)")
@@ -400,7 +400,7 @@ def _add_randomize(verbs: Any) -> None:
         "Beam or Spark can make the same draws; stored: by the operating system's generator "
         "(default)")
     add("--insecure-seed", type=_at_least(0), metavar="N",
-        help="repeatable draws; the statement then says 'NOT PRIVATE: seeded' (default: the "
+        help="repeatable draws; the statement is then 'NOT PRIVATE: seeded' (default: the "
         "operating system's secure generator)")
     add("--overwrite", action="store_true", help="replace an existing output")
     add("--quiet", action="store_true", help="print errors alone: no progress, no remarks")
@@ -463,8 +463,8 @@ def _check_randomize(args: argparse.Namespace) -> None:
             )
         if len(args.id or ()) > 1:
             raise CommandError(
-                f"--draws keyed takes one --id, got {len(args.id)}; name the column that tells "
-                "the rows apart"
+                f"--draws keyed takes one --id, got {len(args.id)}; name the column that "
+                "identifies the rows"
             )
     (_check_regression if args.task == "regression" else _check_classification)(args)
 

@@ -141,7 +141,7 @@ def load(name: str, folder: pathlib.Path | None = None) -> Data:
     path = folder / f"{name}.npz"
     try:
         with np.load(path, allow_pickle=False) as file:
-            x_train, y_train, x_test, y_test, names = (file[one] for one in Data._fields[1:])
+            x_train, y_train, x_test, y_test, names = (file[field] for field in Data._fields[1:])
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CommandError(
             f"{path} is no data set that can be read ({type(error).__name__}); in the source, "
@@ -364,10 +364,12 @@ class Report:
 
     def together(self) -> PrivacyGuarantee:
         """Returns the guarantee of publishing all private models (basic composition)."""
-        assumptions = dict.fromkeys(note for one in self.guarantees for note in one.assumptions)
+        assumptions = dict.fromkeys(
+            note for stated in self.guarantees for note in stated.assumptions
+        )
         return PrivacyGuarantee(
-            epsilon=math.fsum(one.epsilon for one in self.guarantees),
-            delta=math.fsum(one.delta for one in self.guarantees),
+            epsilon=math.fsum(stated.epsilon for stated in self.guarantees),
+            delta=math.fsum(stated.delta for stated in self.guarantees),
             assumptions=tuple(note for note in assumptions if note != _ALONE),
             seeded=self._seeded,
         )
@@ -468,9 +470,9 @@ def _draw_channel(figure: Any, axes: Any, report: Report) -> None:
                     column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8
                 )
     axes.set_xlabel(
-        "noisy label, which training sees\n\nA row says how likely each noisy label is for one "
-        "true label. LP-2ST draws them so,\namong the classes that its first stage finds likely; "
-        "rows differ by a factor of e^epsilon at most."
+        "noisy label, which training sees\n\nA row has the probability of each noisy label for one "
+        "true label. LP-2ST draws\namong the classes that its first stage finds likely; rows "
+        "differ by a factor of e^epsilon at most."
     )
     axes.set_ylabel("true label, which stays private")
     classes = "class" if k == 1 else "classes"

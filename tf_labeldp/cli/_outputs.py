@@ -107,7 +107,7 @@ class Output(abc.ABC):
                 raise CommandError(
                     f"the folder of {self.option} {place} does not exist; make {place.parent} first"
                 ) from None
-            if any(self.path.exists() and self.path.samefile(one) for one in self.sources):
+            if any(self.path.exists() and self.path.samefile(file) for file in self.sources):
                 raise CommandError(f"--output {self.path} is the input itself; give another path")
             locked = self._take_lock(undo)
             for target in reversed(self._targets):

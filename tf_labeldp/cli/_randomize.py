@@ -127,8 +127,8 @@ def _read(
         )
     if several and len(ids) == 1 and (missing := _count_missing(columns.column(0))):
         raise CommandError(
-            f"column {ids[0]!r} of {table.path} has no id in {missing} of {rows} rows, which "
-            "could not be told apart among several files; give each row one"
+            f"column {ids[0]!r} of {table.path} has no id in {missing} of {rows} rows; give each "
+            "row one, which identifies it among several files"
         )
     encoded = task.encoded(labels)
     if problem := task.check(encoded):
@@ -201,7 +201,7 @@ def _report(
 ) -> None:
     """Prints the result; all files are complete by now."""
     if draw.stored:
-        ignored = "" if args.insecure_seed is None else ", whatever --insecure-seed says"
+        ignored = "" if args.insecure_seed is None else ", and --insecure-seed was ignored"
         say(
             f"the store {one_line(str(args.store))} had draws of these labels: they were used"
             f"{ignored}, and what they cost is counted once",
@@ -230,8 +230,8 @@ def _check_apart(output: pathlib.Path, published: pathlib.Path, store: pathlib.P
         where = "lies in" if folder in kept.parents else "has in it"
         raise CommandError(
             f"the store {store} {where if folder != kept else 'is'} the folder of --output "
-            f"{output}, which may be published; the store stays with the labels: give folders "
-            "apart from each other"
+            f"{output}, which may be published; the store stays with the labels: give separate "
+            "folders"
         )
 
 
@@ -296,8 +296,8 @@ def _listed(names: Sequence[str]) -> str:
 def id_facts(ids: Any, *, digested: bool = True) -> tuple[np.ndarray, str]:
     """Returns a hash of each id, ``uint64`` (n,), and a digest of all ids and their names.
 
-    Several columns have no hashes: which of them names a person is not known. The digest covers
-    texts and lengths apart, so that chunks make no difference.
+    Several columns have no hashes: which of them names a person is not known. Texts and
+    lengths have separate digests, so that chunks make no difference.
     """
     hashes = [np.empty(0, np.uint64)]
     digests = [(hashlib.sha256(), hashlib.sha256()) for _ in ids.column_names if digested]
@@ -376,7 +376,7 @@ def _check_ids(store: pathlib.Path, shards: Sequence[_Shard]) -> None:
     known = path.read_text().split("\n") if path.exists() else []
     found = [shard.digest for shard in shards]
     if known and known != found:
-        names = [one.name for one, a, b in zip(shards, known, found, strict=False) if a != b]
+        names = [shard.name for shard, a, b in zip(shards, known, found, strict=False) if a != b]
         where = f" in {_listed(names)}" if len(known) == len(found) > 1 else ""
         raise CommandError(
             f"the store {store} holds noisy labels of rows with other ids (another name, value or "

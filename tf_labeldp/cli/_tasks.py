@@ -113,9 +113,9 @@ class Task(abc.ABC):
 
     def draw(self, vault: PrivateLabels) -> Draw:
         """Returns the noisy labels: those in the store, or new ones."""
-        own = [one for one in vault.receipts if one.labels.name == vault.label_set.name]
-        before = [one for one in own if one.key.startswith(_OWN_KEYS)]
-        if self.args.insecure_seed is not None and not all(one.seeded for one in before):
+        own = [receipt for receipt in vault.receipts if receipt.labels.name == vault.label_set.name]
+        before = [receipt for receipt in own if receipt.key.startswith(_OWN_KEYS)]
+        if self.args.insecure_seed is not None and not all(receipt.seeded for receipt in before):
             raise CommandError(
                 f"the store {self.args.store} holds draws of these labels made without a seed, "
                 "which --insecure-seed does not change; leave --insecure-seed out, or give a "
@@ -128,7 +128,7 @@ class Task(abc.ABC):
                 raise
             raise CommandError(f"the store {self.args.store}: {error}") from None
         assumptions, remarks = [*_ASSUMPTIONS, self.assumption], list(noisy.remarks)
-        if {one.id for one in vault.receipts} - {one.id for one in noisy.receipts}:
+        if {receipt.id for receipt in vault.receipts} - {receipt.id for receipt in noisy.receipts}:
             remarks.append(
                 "this is the statement of this table alone; with all other releases of these "
                 f"labels in the store it is {vault.guarantee().headline}"
@@ -136,8 +136,8 @@ class Task(abc.ABC):
         else:
             assumptions.append(_ALONE)
         noisy = dataclasses.replace(noisy, assumptions=tuple(assumptions), remarks=tuple(remarks))
-        earlier = {one.id for one in before}
-        return Draw(noisy, facts, stored=any(one.id in earlier for one in noisy.receipts))
+        earlier = {receipt.id for receipt in before}
+        return Draw(noisy, facts, stored=any(receipt.id in earlier for receipt in noisy.receipts))
 
     def _split(self, mechanism: Mechanism, prior_epsilon: float = 0.0) -> dict[str, Any]:
         """Returns the mechanism that drew, and the parts of epsilon, as JSON can hold them."""

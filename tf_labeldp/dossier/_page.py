@@ -33,7 +33,7 @@ _LIMITS = (
     "are not in it.",
     "It covers labels alone: the features count as public.",
     "An audit can refute a claim; it can't show that one is true.",
-    "A folder that was set back to an earlier copy can't be told from that copy.",
+    "A folder that was set back to an earlier copy is indistinguishable from that copy.",
 )
 Columns = dict[str, tuple[str, Callable[[dict[str, Any]], Any]]]
 _SPREAD: Columns = {
@@ -71,7 +71,7 @@ _AUDITS: Columns = {"of": ("", lambda row: row["of"]), "found": ("", lambda row:
 
 def page(content: dict[str, Any]) -> str:
     """Returns the page of the content of a report."""
-    title = "Privacy report: " + ", ".join(one["folder"] for one in content["label_sets"])
+    title = "Privacy report: " + ", ".join(entry["folder"] for entry in content["label_sets"])
     headline, *lines = content["statement"]
     sets = "this label set" if len(content["label_sets"]) == 1 else "these label sets"
     skipped = [
@@ -113,29 +113,29 @@ def _none(done: str, option: str) -> str:
 
 def _sets(content: dict[str, Any]) -> list[str]:
     parts = []
-    for one in content["label_sets"]:
-        budget = f"epsilon={one['budget']['epsilon']:g}, delta={one['budget']['delta']:g}"
-        spent = max((float(row["epsilon"]) for row in one["spread"]), default=0.0)
+    for entry in content["label_sets"]:
+        budget = f"epsilon={entry['budget']['epsilon']:g}, delta={entry['budget']['delta']:g}"
+        spent = max((float(row["epsilon"]) for row in entry["spread"]), default=0.0)
         facts = {
-            "labels": f"{one['num_labels']:,}: {one['kind']}",
-            "people": one["people"] or "not declared",
-            "budget": budget + (", shared in a project" if one["in_project"] else ""),
+            "labels": f"{entry['num_labels']:,}: {entry['kind']}",
+            "people": entry["people"] or "not declared",
+            "budget": budget + (", shared in a project" if entry["in_project"] else ""),
             "spent": f"epsilon={spent:.4g} on the most charged label",
-            "left": f"epsilon={one['remaining']:.4g} for one more use of all labels",
+            "left": f"epsilon={entry['remaining']:.4g} for one more use of all labels",
         }
-        if gone := one["forgotten"]:
+        if gone := entry["forgotten"]:
             facts["forgotten"] = f"{_when(gone['time'])} by {gone['actor']}: draws are erased"
-        shares = [{**row, "of": max(1, one["num_labels"])} for row in one["spread"]]
+        shares = [{**row, "of": max(1, entry["num_labels"])} for row in entry["spread"]]
         parts += [
-            f"<h2>{_text(one['folder'])}</h2>",
+            f"<h2>{_text(entry['folder'])}</h2>",
             _facts(facts),
-            _odometer(one, content["made_at"]),
+            _odometer(entry, content["made_at"]),
             "<h3>What examples have spent</h3>",
             _table(_SPREAD, shares),
             "<h3>History</h3>",
-            _table(_HISTORY, one["history"]),
+            _table(_HISTORY, entry["history"]),
             "<details><summary>Settings of noise and sampling, and digests</summary>",
-            _table(_RELEASES, _first_of_each(one["releases"])),
+            _table(_RELEASES, _first_of_each(entry["releases"])),
             "</details>",
         ]
     return parts
@@ -144,8 +144,8 @@ def _sets(content: dict[str, Any]) -> list[str]:
 def _first_of_each(releases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the releases without repeats of one, such as the epochs of a training."""
     found: dict[Any, dict[str, Any]] = {}
-    for one in releases:
-        found.setdefault((one["what"], one["settings"], one["output_digest"]), one)
+    for release in releases:
+        found.setdefault((release["what"], release["settings"], release["output_digest"]), release)
     return list(found.values())
 
 
@@ -154,16 +154,18 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     from matplotlib import dates
     from matplotlib.figure import Figure
 
-    uses = [one for one in label_set["history"] if one["time"]]
+    uses = [use for use in label_set["history"] if use["time"]]
     if not uses:
         return ""
-    texts = [*(one["time"] for one in uses), until]
-    times = [dates.date2num(datetime.datetime.fromisoformat(one)) for one in texts]  # days
+    texts = [*(use["time"] for use in uses), until]
+    times = [dates.date2num(datetime.datetime.fromisoformat(time)) for time in texts]  # days
     times[-1] = max(times)
-    spent = [float(one["epsilon_so_far"]) for one in uses]
+    spent = [float(use["epsilon_so_far"]) for use in uses]
     spent.append(spent[-1])
-    height = max(label_set["budget"]["epsilon"], *(one for one in spent if math.isfinite(one)), 0)
-    spent = [min(one, 1.2 * height) for one in spent]
+    height = max(
+        label_set["budget"]["epsilon"], *(epsilon for epsilon in spent if math.isfinite(epsilon)), 0
+    )
+    spent = [min(epsilon, 1.2 * height) for epsilon in spent]
     figure = Figure(figsize=(8.0, 2.6), layout="constrained")
     axes = figure.subplots()
     axes.step([times[0], *times], [0.0, *spent], where="post", color="#1f77b4")
@@ -216,7 +218,7 @@ def _facts(facts: dict[str, Any]) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{_text(one)}</li>" for one in texts) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"
 
 
 def _when(time: str) -> str:
