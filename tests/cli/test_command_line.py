@@ -190,11 +190,11 @@ STOPPED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from tf_labeldp.cli import _randomize, main
-def slow(*arguments):
+def slow():
     os.kill(os.getpid(), int(sys.argv[1]))
     time.sleep(60)
     yield
-_randomize._output_rows = slow
+_randomize._output_rows = lambda *arguments: [slow()]
 sys.exit(main(sys.argv[2:]))
 """
 

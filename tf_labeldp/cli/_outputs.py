@@ -136,7 +136,9 @@ class Output(abc.ABC):
             staged = self._staged(self.statement)
             staged.parent.mkdir(exist_ok=True)
             with ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(self._write_table, self.tables, rows))
+                # One table is written by the main thread, which a signal stops at once.
+                run = pool.map if len(self.tables) > 1 else map
+                list(run(self._write_table, self.tables, rows))
             staged.write_text(statement, encoding="utf-8")
             _sync(staged)
             self._give_names()
