@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import _datasets
+import _models
 import keras
 import numpy as np
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets, _models
 from tf_labeldp.heads import HeadPriorRandomizer, PrivateLogisticRegression, teacher_labels
 
 STAGE_EPOCHS, STAGE_RATE, STAGE_BATCH = 5, 3e-3, 256

@@ -6,11 +6,11 @@ import os
 import pathlib
 from typing import NamedTuple
 
+import _datasets
+import _models
 import keras
 import numpy as np
 import tensorflow as tf
-
-from tf_labeldp.cli import _datasets, _models
 
 DATA_DIR = os.environ.get(
     "LABELDP_DATA_DIR", str(pathlib.Path(__file__).parents[2] / "shared" / "data")

@@ -25,13 +25,14 @@ import time
 import warnings
 from typing import Any
 
+import _datasets
+import _models
 import _results
 import keras
 import numpy as np
 from _one_release_deep import STAGE_BATCH, STAGE_EPOCHS, STAGE_RATE, stages_logits
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets, _models
 from tf_labeldp.features import find_clusters
 from tf_labeldp.keras_layers import ALIBILoss
 from tf_labeldp.mechanisms import ALIBI, HistogramMechanism, RRWithPrior

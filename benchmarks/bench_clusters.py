@@ -24,12 +24,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import _datasets
 import _results
 import numpy as np
 from _cluster_logistic import fit_scores
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.features import find_clusters
 from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior

@@ -15,12 +15,12 @@ import os
 import warnings
 from collections.abc import Iterator
 
+import _datasets
 import _results
 import numpy as np
 from _insurance import load
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from tf_labeldp.cli import _datasets
 from tf_labeldp.mechanisms import MetricMechanism, SelectionMechanism
 
 EPSILONS, DRAWS = (0.05, 0.1, 0.5), 1000

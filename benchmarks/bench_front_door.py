@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import _datasets
 import _results
 import numpy as np
 from _insurance import COLUMNS, InsuranceData, load, split
@@ -26,7 +27,6 @@ from report import table_of
 from sklearn import datasets
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures
 
 EPSILONS, SEEDS = (0.1, 0.5, 1.0, 2.0), (0, 1)

@@ -26,6 +26,8 @@ import time
 import warnings
 from typing import Any
 
+import _datasets
+import _models
 import _results
 import keras
 import numpy as np
@@ -35,7 +37,6 @@ from sklearn.metrics import roc_auc_score
 
 import tf_labeldp as ldp
 from tf_labeldp.accounting import calibrate_noise_multiplier, dp_sgd_guarantee
-from tf_labeldp.cli import _datasets, _models
 from tf_labeldp.estimation import debiased
 from tf_labeldp.keras_layers import LabelWeightedLoss
 from tf_labeldp.mechanisms import RandomizedResponse

@@ -127,7 +127,7 @@ def compare_heads(args: argparse.Namespace) -> None:
 
 def moved_images(rows: int) -> np.ndarray:
     """Returns images of Fashion-MNIST as rows (n, 784), each moved in other ways."""
-    from tf_labeldp.cli import _datasets
+    import _datasets
 
     images = _datasets.load("fashion_mnist", os.environ["LABELDP_DATA_DIR"]).x_train
     images = np.rint(images.reshape(-1, 28, 28) * (255.0 / images.max())).astype(np.uint8)
@@ -177,7 +177,8 @@ def time_smoothing(sizes: list[int]) -> None:
 
 def compare_accuracy(seeds: int) -> None:
     """Prints a table of heads on features that were smoothed after either search."""
-    from tf_labeldp.cli import _datasets
+    import _datasets
+
     from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, _neighbour_smoothing
     from tf_labeldp.heads import PrivateRidge
 

@@ -22,12 +22,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import _datasets
 import _results
 import keras
 import numpy as np
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, find_clusters
 from tf_labeldp.heads import (
     BootstrappedHead,

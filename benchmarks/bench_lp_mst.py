@@ -16,13 +16,14 @@ import os
 import pathlib
 import time
 
+import _datasets
+import _models
 import _results
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets, _models
 from tf_labeldp.keras_layers import Mixup
 
 EPSILONS = (1.0, 2.0, 3.0, 8.0)

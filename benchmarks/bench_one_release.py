@@ -25,12 +25,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import _datasets
 import _one_release_report as report
 import _results
 import numpy as np
 from bench_feature_maps import read_adult
 
-from tf_labeldp.cli import _datasets
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 
+import _models
 import _results
 import keras
 import numpy as np
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _models
 
 NUM_EXAMPLES = 60_000
 

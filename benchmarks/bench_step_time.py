@@ -135,9 +135,8 @@ def random_data(batch: int, batches: int = 1, network: str = "cnn") -> tuple[Any
 
 def make_network(network: str, classes: int = CLASSES) -> Any:
     """Returns the CNN, or a network of 10,000,000 weights."""
+    import _models
     import keras
-
-    from tf_labeldp.cli import _models
 
     layers = keras.layers
     if network == "cnn":

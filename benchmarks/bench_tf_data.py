@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 import _results  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from _datasets import DatasetError, load  # noqa: E402
 
-from tf_labeldp.cli._datasets import DatasetError, load  # noqa: E402
 from tf_labeldp.data import randomize_labels  # noqa: E402
 from tf_labeldp.mechanisms import RandomizedResponse  # noqa: E402
 

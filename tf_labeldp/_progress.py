@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -70,9 +71,15 @@ class Progress(tqdm):
         return {**values, "text": f"{self.desc}: {rows}"}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes the line, over the one before on a terminal."""
-        if self._is_terminal:
-            super().display(msg, pos)
-            return
-        self.fp.write(f"{self}" if self._has_ended else f"{self}\n")
-        self.fp.flush()
+        """Writes the line, over the one before where that is possible; failure is no error."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._is_terminal:
+                super().display(msg, pos)
+                return
+            self.fp.write(f"{self}" if self._has_ended else f"{self}\n")
+            self.fp.flush()
+
+    def close(self) -> None:
+        """Ends the line."""
+        with contextlib.suppress(OSError, ValueError):
+            super().close()

@@ -1,10 +1,8 @@
-"""Small data sets in the files that the loaders read; a terminal, a clock, edits of JSON."""
+"""Commands in processes of their own, killed or not; edits of JSON."""
 
 from __future__ import annotations
 
 import copy
-import gzip
-import io
 import json
 import math
 import os
@@ -13,92 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    """Gives an array of bytes as an idx file."""
-    header = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, dtype=">u4").tobytes()
-    return header + array.astype(np.uint8).tobytes()
-
-
-@pytest.fixture
-def idx_folder(tmp_path: Path) -> Path:
-    """A data folder with MNIST's four files, of 6 and 4 images of 3x2 pixels; two are gzipped."""
-    folder = tmp_path / "mnist"
-    folder.mkdir()
-    for stem, n in (("train", 6), ("t10k", 4)):
-        images = np.arange(n * 6).reshape(n, 3, 2)
-        (folder / f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images)))
-        (folder / f"{stem}-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(n) % 10))
-    return tmp_path
-
-
-ADULT_LINE = (
-    "{age}, {work}, {weight}, HS-grad, 9, Divorced, Sales, Wife, White, {sex}, 0, 0, 40, ?, {y}"
-)
-
-
-@pytest.fixture
-def adult_folder(tmp_path: Path) -> Path:
-    """A data folder with Adult's two files, of 4 and 2 people."""
-    people = [
-        ("20", "Private", "Male", "<=50K"),
-        ("30", "?", "Female", ">50K"),
-        ("40", "Private", "Female", "<=50K"),
-        ("50", "?", "Male", ">50K"),
-    ]
-    lines = [
-        ADULT_LINE.format(age=age, work=work, weight=7, sex=sex, y=y)
-        for age, work, sex, y in people
-    ]
-    test = [
-        "|1x3 Cross validator",
-        f"{lines[1]}.",
-        lines[0].replace("Private", "Never-worked") + ".",
-    ]
-    folder = tmp_path / "adult"
-    folder.mkdir()
-    (folder / "adult.data.gz").write_bytes(gzip.compress(("\n".join(lines) + "\n\n").encode()))
-    (folder / "adult.test.gz").write_bytes(gzip.compress(("\n".join(test) + "\n\n").encode()))
-    return tmp_path
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def terminal() -> io.StringIO:
-    """A stream whose lines can be written over."""
-    return Terminal()
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], Clock]:
-    """Makes a module read a clock that the test sets, and gives it."""
-
-    def replace(module: ModuleType) -> Clock:
-        clock = Clock()
-        monkeypatch.setattr(module, "time", clock)
-        return clock
-
-    return replace
-
 
 # Forks a process for each program that is asked for, which is faster than a new interpreter each.
 # What a first draw of classes and numbers loads is loaded by then.
@@ -161,13 +76,13 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
 # Kills the process right before the n-th call of a function.
 KILLED = """
 import importlib, os, signal, sys
-from tf_labeldp.cli import _tables, main
+from tf_labeldp.cli import _randomize, main
 holder = importlib.import_module("tf_labeldp." + sys.argv[1])
 *owners, name = sys.argv[2].split(".")
 number = int(sys.argv[3])
 for owner in owners:
     holder = getattr(holder, owner)
-_tables._BLOCK_BYTES = 256
+_randomize._ROWS = 64
 calls = 0
 function = getattr(holder, name)
 def watched(*arguments):
@@ -185,7 +100,7 @@ main(sys.argv[4:])
 def killed(in_process: InProcess) -> Callable[..., None]:
     """Runs a command that is killed before the n-th call of a function: module, name, n, command.
 
-    It reads CSV in small blocks, so that there are several chunks of rows.
+    It writes few rows at a time, so that there are several parts.
     """
 
     def run(module: str, name: str, number: int, *command: str) -> None:

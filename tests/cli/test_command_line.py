@@ -109,7 +109,7 @@ def test_an_unexpected_error_shows_its_kind_alone(
     def fail(*arguments: object) -> None:
         raise RuntimeError(f"cannot handle {SECRET}")
 
-    monkeypatch.setattr(_randomize, "_output_chunks", fail)
+    monkeypatch.setattr(_randomize, "_output_rows", fail)
     monkeypatch.delenv("TF_LABELDP_TRACEBACK", raising=False)
     if shown:
         monkeypatch.setenv("TF_LABELDP_TRACEBACK", "1")
@@ -190,11 +190,11 @@ STOPPED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from tf_labeldp.cli import _randomize, main
-def slow(*arguments):
+def slow():
     os.kill(os.getpid(), int(sys.argv[1]))
     time.sleep(60)
     yield
-_randomize._output_chunks = slow
+_randomize._output_rows = lambda *arguments: [slow()]
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -265,49 +265,11 @@ def test_bad_command_lines(
     assert message.endswith(f"See {name} --help.")
 
 
-def test_unknown_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    message = error_of(capsys, "demo", "--data", "cats", "--data-dir", tmp_path)
-    assert "unknown data set 'cats'" in message
-    assert "digits, adult, mnist, fashion_mnist" in message
-
-
 def test_data_without_a_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LABELDP_DATA_DIR", raising=False)
     assert "--data mnist needs --data-dir DIR" in error_of(capsys, "demo", "--data", "mnist")
-
-
-@pytest.mark.parametrize("name", ["mnist", "adult", "cats"])
-def test_missing_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
-    missing = tmp_path / "missing"
-    message = error_of(capsys, "demo", "--data", name, "--data-dir", missing)
-    assert f"--data-dir {missing} is not a folder" in message
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("mnist", "train-images-idx3-ubyte"),
-        ("fashion_mnist", "train-images"),
-        ("adult", "adult.data"),
-    ],
-)
-def test_missing_files(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, file: str
-) -> None:
-    message = error_of(capsys, "demo", "--data", name, "--data-dir", tmp_path)
-    assert f"{tmp_path / name / file}" in message and "does not exist" in message
-
-
-def test_missing_tfds(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cats" / "1.0.0").mkdir(parents=True)
-    (tmp_path / "cats" / "1.0.0" / "dataset_info.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    message = error_of(capsys, "demo", "--data", "cats", "--data-dir", tmp_path)
-    assert "pip install 'tf-labeldp[examples]'" in message
 
 
 @pytest.mark.parametrize("below", ["", "folder"])
@@ -324,7 +286,7 @@ def test_output_that_is_a_file(
 def test_errors_load_no_tensorflow_and_show_no_traceback(tmp_path: Path) -> None:
     code, errors, loaded = in_new_process("demo", "--data", "cats", "--data-dir", str(tmp_path))
     assert code == 2
-    assert "unknown data set" in errors and "Traceback" not in errors
+    assert "cats.npz is no data set" in errors and "Traceback" not in errors
     assert not loaded & {"tensorflow", "keras"}
 
 
@@ -363,6 +325,13 @@ def in_new_process(*arguments: str) -> tuple[int, str, set[str]]:
     return done.returncode, done.stderr, set(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_completion_of_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "bash"])
+    assert "--prior-epsilon" in capsys.readouterr().out
+
+
 def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recommend", "--epsilon", "1", "--examples", "30000", "--kind", "table"]
     assert main(words) == 0
@@ -374,13 +343,13 @@ def test_recommend_says_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["randomise", "x.csv"], "did you mean randomize?"),
+        (["randomise", "x.csv"], "invalid choice: 'randomise'"),
         (["demo", "--epsilon", "1,2"], "1,2', several go with spaces between them"),
         (["demo", "--epoch-count", "3"], "unrecognized arguments: --epoch-count"),
-        (["demo", "--epoches", "3"], "--epoches 3; did you mean --epochs?"),
+        (["demo", "--epoches", "3"], "unrecognized arguments: --epoches 3"),
     ],
 )
-def test_what_was_nearly_right_is_told(
+def test_words_that_are_nearly_right(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _datasets, _demo, main
+from tf_labeldp.cli import _demo, main
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels
 
@@ -77,7 +77,7 @@ def test_it_says_how_far_it_is_and_ends_with_the_table(demo: tuple[Path, str]) -
 
 def test_the_models_load_and_have_the_accuracy_stated(demo: tuple[Path, str]) -> None:
     folder, _ = demo
-    data = _datasets.load("digits")
+    data = _demo.load("digits")
     for run in json.loads((folder / "results.json").read_text())["runs"]:
         model = keras.models.load_model(folder / run["model"])
         predicted = model.predict(data.x_test, verbose=0).argmax(axis=1)
@@ -124,7 +124,7 @@ def test_the_statements_are_there_as_text(demo: tuple[Path, str]) -> None:
 
 def test_noisy_labels_hold_each_example_once_and_the_draw_alone(demo: tuple[Path, str]) -> None:
     folder, _ = demo
-    true = _datasets.load("digits").y_train
+    true = _demo.load("digits").y_train
     agreement = {}
     for name in DRAWN:
         saved = folder / f"noisy_labels_{name}"
@@ -164,13 +164,36 @@ def test_a_folder_of_other_files_is_left_alone(
     }
 
 
+def write_adult(folder: Path, n: int) -> None:
+    """Writes a table of n rows for training and two for the test, of two classes."""
+    x, y = np.eye(4, dtype=np.float32)[np.arange(n + 2) % 4], np.arange(n + 2) % 2
+    splits = {"x_train": x[2:], "y_train": y[2:], "x_test": x[:2], "y_test": y[:2]}
+    np.savez(folder / "adult.npz", **splits, class_names=["<=50K", ">50K"])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "FileNotFoundError"), (b"no data", "ValueError"), ("x_train", "KeyError")],
+)
+def test_files_that_are_no_data_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | str | None, reason: str
+) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "cats.npz").write_bytes(content)
+    elif content is not None:
+        np.savez(tmp_path / "cats.npz", **{content: np.ones((3, 2))})
+    assert main(["demo", "--data", "cats", "--data-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'cats.npz'} is no data set that can be read ({reason})" in error
+    assert "examples/demo_datasets.py writes one" in error
+
+
 @pytest.mark.slow
 def test_a_second_demo_on_adult_replaces_its_own_files_alone(
-    adult_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = _datasets.read_file(adult_folder / "adult", "adult.data").decode().strip()
-    (adult_folder / "adult" / "adult.data.gz").unlink()
-    (adult_folder / "adult" / "adult.data").write_text("\n".join([text] * 5))
+    data = tmp_path_factory.mktemp("data")
+    write_adult(data, 20)
     tmp_path = tmp_path_factory.mktemp("output")
     (tmp_path / MARKER).write_text("an earlier demo was here")
     for name in ("model_lp-1st_epsilon-8.keras", PLOT, "notes.txt", "model_mine.keras"):
@@ -180,7 +203,7 @@ def test_a_second_demo_on_adult_replaces_its_own_files_alone(
         (tmp_path / name / "noisy_labels.json").write_text("before")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     printed = run_demo(
-        *("--data", "adult", "--data-dir", adult_folder, "--output", tmp_path),
+        *("--data", "adult", "--data-dir", data, "--output", tmp_path),
         *("--epsilons", 2, 0.5, 2, "--insecure-seed", 3),
     )
     assert "adult: 20 training examples" in printed and "2 classes" in printed
@@ -215,22 +238,8 @@ def test_noisy_labels_of_an_earlier_demo_are_no_longer_there(tmp_path: Path) -> 
     earlier.mkdir()
     for name in NOISY_LABELS:
         (earlier / name).write_text("before")
-    _demo.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    _demo.prepare(tmp_path)
     assert list(tmp_path.rglob("*")) == [tmp_path / MARKER]
-
-
-@pytest.mark.parametrize("version", ["0.1", "today"])
-def test_nothing_else_of_an_earlier_demo_is_left(tmp_path: Path, version: str) -> None:
-    (tmp_path / MARKER).write_text("an earlier demo was here")
-    earlier = tmp_path / "noisy_labels_lp-1st_epsilon-8"
-    if version == "0.1":
-        earlier = earlier.with_name(f"{earlier.name}.npz")
-        earlier.write_text("before")
-    else:
-        earlier.mkdir()
-        (earlier / "noisy_labels.json").write_text("before")
-    _demo.Report(tmp_path, _datasets.load("digits"), seeded=False)
-    assert not earlier.exists()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".noisy_labels.json.0123456789abcdef.tmp"])
@@ -243,13 +252,14 @@ def test_other_files_beside_earlier_noisy_labels_are_no_hindrance(
     earlier.mkdir()
     for file in ("noisy_labels.npz", name):
         (earlier / file).write_text("before")
-    _demo.Report(tmp_path, _datasets.load("digits"), seeded=False)
+    _demo.prepare(tmp_path)
     assert not (earlier / "noisy_labels.npz").exists()
     assert name != "notes.txt" or (earlier / name).read_text() == "before"
 
 
 def test_data_that_are_too_few_are_refused(
-    adult_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["demo", "--data", "adult", "--data-dir", str(adult_folder)]) == 2
+    write_adult(tmp_path, 4)
+    assert main(["demo", "--data", "adult", "--data-dir", str(tmp_path)]) == 2
     assert "adult has too few examples" in capsys.readouterr().err

@@ -4,62 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import tqdm.std
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_labeldp.cli import _demo, _randomize, main
-
-
-@pytest.fixture
-def clock(clock_of: Callable[[ModuleType], Any]) -> Any:
-    return clock_of(_demo)
-
-
-def test_a_file_gets_a_line_a_run_and_one_every_ten_seconds(
-    clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", output)
-    progress = _demo.Progress([4, 4])
-    progress.begin("first")
-    for seconds in (6.0, 6.0, 6.0, 2.0):
-        clock.now += seconds
-        progress.epoch_done()
-    progress.end("done")
-    assert output.getvalue().splitlines() == [
-        "[1/2] first...",
-        # 12 seconds for 2 of 8 epochs: 36 for the other 6.
-        "[1/2] first: epoch 2 of 4; 12 s so far, about 36 s left",
-        "[1/2] first: done; 20 s so far, about 20 s left",
-    ]
-
-
-def test_a_terminal_gets_one_line_that_follows_the_epochs(
-    clock: Any, monkeypatch: pytest.MonkeyPatch, terminal: io.StringIO
-) -> None:
-    output = terminal
-    monkeypatch.setattr(sys, "stdout", output)
-    progress = _demo.Progress([2])
-    progress.begin("only")
-    clock.now += 1.0
-    progress.epoch_done()
-    progress.end("done")
-    assert output.getvalue().split("\r")[1:] == [
-        "[1/1] only...\x1b[K",
-        "[1/1] only: epoch 1 of 2; 1 s so far, about 1 s left\x1b[K",
-        "[1/1] only: done; 1 s so far\x1b[K\n",
-    ]
+from tf_labeldp._progress import Progress
+from tf_labeldp.cli import _demo, main
 
 
 def test_stopping_by_hand_is_no_traceback(
@@ -79,13 +35,13 @@ def test_a_long_run_says_what_took_how_long(
     """Half a second a row; the second pass counts the rows that it knows of by now."""
     now = [0.0]
     monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-    advance = _randomize._Progress.advance
+    advance = Progress.advance
 
-    def slowly(self: _randomize._Progress, rows: int) -> None:
+    def slowly(self: Progress, rows: int) -> None:
         now[0] += rows / 2
         advance(self, rows)
 
-    monkeypatch.setattr(_randomize._Progress, "advance", slowly)
+    monkeypatch.setattr(Progress, "advance", slowly)
     (tmp_path / "t.csv").write_text("id,y\n" + "7,1\n" * 10)
     options = ["--column", "y", "--task", "classification", "--num-classes", "2"]
     options += ["--epsilon", "1", "--output", str(tmp_path / "n.csv")]
@@ -105,7 +61,7 @@ def test_a_long_run_says_what_took_how_long(
 def test_progress_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
-        with _randomize._Progress("reading", delay=1e-9) as progress:
+        with Progress("reading", delay=1e-9) as progress:
             progress.advance(1)
         with contextlib.suppress(OSError):
             full.flush()

@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from tf_labeldp.accounting import PrivacyGuarantee
-from tf_labeldp.cli import _outputs, _randomize, _tables, main
+from tf_labeldp.cli import _randomize, _tables, main
 from tf_labeldp.estimation import posterior
 from tf_labeldp.mechanisms import Priors, RROnBins
 from tf_labeldp.mechanisms._base import deserialize
@@ -77,7 +77,7 @@ def numbers(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def statement_of(output: Path) -> dict:
-    return json.loads(_outputs.statement_path(output).read_text(encoding="utf-8"))
+    return json.loads(Path(f"{output}.privacy.json").read_text(encoding="utf-8"))
 
 
 def test_the_total_is_told_with_its_standard_error(tmp_path: Path, capsys) -> None:
@@ -264,8 +264,7 @@ def test_any_size_of_chunks_gives_the_same_table(
     options = (*REGRESSION, "--epsilon", 1, "--insecure-seed", 3)
     large = randomize(source, tmp_path / f"large.{suffix}", *options)
     monkeypatch.setattr(_tables, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(_tables, "_BATCH_ROWS", 7)
-    monkeypatch.setattr(_outputs, "_ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr(_randomize, "_ROWS", 50)
     small = randomize(source, tmp_path / f"small.{suffix}", *options)
     assert small.equals(large)
     assert small["id"].to_pylist() == [f"id\n{i}" for i in range(N)]
@@ -456,7 +455,7 @@ def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_parquet_ids_in_dictionaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(_tables, "_BATCH_ROWS", 100)
+    monkeypatch.setattr(_randomize, "_ROWS", 100)
     ids = pa.array([f"u{i // 7}" for i in range(N)]).dictionary_encode()
     source = write(tmp_path / "t.parquet", pa.table({"id": ids, "amount": AMOUNTS}))
     noisy = randomize(source, tmp_path / f"n.{suffix}", *REGRESSION, "--epsilon", 1)

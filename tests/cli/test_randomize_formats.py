@@ -34,11 +34,11 @@ def error_of(capsys: pytest.CaptureFixture[str], source: str, *options: str) -> 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("t.csv", "id,y\na,1\n".encode("utf-16"), "is UTF-16 text, as Excel and PowerShell write"),
-        ("t.csv", b"\xfe\xff" + "id,y\na,1\n".encode("utf-16-be"), "save it as UTF-8"),
-        ("t.csv.gz", gzip.compress("id,y\na,1\n".encode("utf-16")), "is UTF-16 text"),
-        ("t.csv", gzip.compress(b"id,y\na,1\n"), "is a gzip archive; name it .csv.gz"),
-        ("t.csv.gz", gzip.compress(gzip.compress(b"id,y\na,1\n")), "a gzip archive in another"),
+        ("t.csv", "id,y\na,1\n".encode("utf-16"), "save UTF-16, as of Excel"),
+        ("t.csv", b"\xfe\xff" + "id,y\na,1\n".encode("utf-16-be"), "PowerShell, as UTF-8"),
+        ("t.csv.gz", gzip.compress("id,y\na,1\n".encode("utf-16")), "is not UTF-8 text"),
+        ("t.csv", gzip.compress(b"id,y\na,1\n"), "name a gzip archive .csv.gz"),
+        ("t.csv.gz", gzip.compress(gzip.compress(b"id,y\na,1\n")), "is not UTF-8 text"),
     ],
     ids=["utf-16", "utf-16-be", "utf-16 in gzip", "gzip", "gzip in gzip"],
 )
@@ -120,7 +120,7 @@ def test_folders_that_may_not_be_entered(
 def test_a_prior_that_is_nested_too_deep(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.csv").write_text("id,y\na,1\n")
     Path("p.json").write_text("[" * 100_000)
-    assert "--prior p.json is not JSON" in error_of(
+    assert "--prior p.json is not as expected" in error_of(
         capsys, "t.csv", *REGRESSION, "--prior", "p.json"
     )
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.cli import _outputs, _randomize, _tables, main
-from tf_labeldp.cli._tasks import Classification
+from tf_labeldp.cli import _outputs, _randomize, main
 from tf_labeldp.mechanisms import RandomizedResponse, StaircaseMechanism
 from tf_labeldp.vault import LabelRandomizer, NoisyLabels, PrivateLabels
 from tf_labeldp.vault._ledger import Ledger
@@ -35,8 +35,8 @@ POINTS = {
     "before the first charge": ("vault._store", "LabelStore._write_last", 2, 1),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
     "before the second charge": ("vault._store", "LabelStore._write_last", 3, 2),
-    "before the first rows": ("cli._outputs", "CsvWriter.write", 2, 2),
-    "between rows": ("cli._outputs", "CsvWriter.write", 5, 2),
+    "before the first rows": ("cli._outputs", "CsvWriter.write_table", 1, 2),
+    "between rows": ("cli._outputs", "CsvWriter.write_table", 4, 2),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
     "before the statement is on disk": ("cli._outputs", "_sync", 2, 2),
     "before the statement has its name": ("cli._outputs", "give_name", 1, 2),
@@ -104,16 +104,16 @@ def test_killed_and_resumed(
 def test_a_failed_writer_and_two_more_runs(
     folder: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_tables, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(_randomize, "_ROWS", 64)
     with monkeypatch.context() as patch:
-        encoded = _outputs.CsvWriter.encoded
+        write_table = _outputs.CsvWriter.write_table
 
-        def fail_at_row_100(self: _outputs.CsvWriter, arrays: list) -> object:
-            if any(cell == "100" for cell in arrays[0].to_pylist()):
+        def fail_at_row_100(self: _outputs.CsvWriter, table: pa.Table) -> None:
+            if "100" in table.column(0).to_pylist():
                 raise OSError(28, "No space left on device")
-            return encoded(self, arrays)
+            write_table(self, table)
 
-        patch.setattr(_outputs.CsvWriter, "encoded", fail_at_row_100)
+        patch.setattr(_outputs.CsvWriter, "write_table", fail_at_row_100)
         assert main(command(task)) == 2
     assert (
         "cannot write --output public/noisy.csv (No space left on device)"
@@ -316,14 +316,17 @@ def test_a_folder_that_is_no_store(folder: Path, capsys: pytest.CaptureFixture[s
     assert list((folder / "public").iterdir()) == []
 
 
-def test_a_table_says_that_the_store_has_handed_out_more(tmp_path):
+def test_a_table_says_that_the_store_has_released_more(folder: Path) -> None:
     """Also where a delta of the store makes the sum look smaller than the table's own epsilon."""
     labels = np.random.default_rng(0).integers(0, 1000, 400)
     budget = PrivacyBudget(9.0, 1e-3)
-    vault = PrivateLabels(labels, 1000, budget=budget, store=tmp_path / "store")
+    vault = PrivateLabels(labels, 1000, budget=budget, store="store")
     vault.randomize(RandomizedResponse(0.01, 1000), key="another's")
-    task = Classification(1.0, tmp_path / "store", "stored", None, 1000)
-    stated = task.draw(task.vault(labels, None)).noisy_labels.guarantee()
+    Path("other.csv").write_text("weeks\n" + "".join(f"{label}\n" for label in labels))
+    options = [*command("classification")[2:6], "--num-classes", "1000", "--epsilon", "1"]
+    paths = ["--output", "public/noisy.csv", "--store", "store"]
+    assert main(["randomize", "other.csv", *options, *paths]) == 0
+    stated = NoisyLabels.load("public/noisy.csv").guarantee()
     assert vault.guarantee().epsilon < stated.epsilon == 1.0
     assert any("this is the statement of this table alone" in text for text in stated.remarks)
     assert "only-release" not in {one.code for one in stated.assumptions}

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -222,7 +223,7 @@ def spoil(number: int, how: str) -> None:
         (1, "text", "of labels/part-1.csv.gz holds something that is not a number in row 5"),
         (0, "no rows", "the input labels/part-0.csv has no rows below its header line"),
         (2, "type of id", "column 'id' has type string in labels/part-0.csv, but int64 in labels/"),
-        (1, "column", "labels/part-0.csv has the id columns 'id', labels/part-1.csv.gz none"),
+        (1, "column", "labels/part-1.csv.gz has no column 'id' for --id; its columns are 'key'"),
     ],
 )
 def test_one_bad_file_of_many_publishes_nothing(
@@ -240,13 +241,13 @@ def test_one_bad_file_of_many_publishes_nothing(
 
 # How many draws are on disk by then: of the histogram and of the noisy labels.
 POINTS = {
-    "before the vault": ("cli._randomize", "_open_vault", 1, 0),
+    "before the vault": ("cli._tasks", "Task.vault", 1, 0),
     "between histogram and draw": ("vault._store", "LabelStore.append", 2, 1),
     "before the ids are kept": ("cli._randomize", "_keep_ids", 1, 2),
-    "before the first file": ("cli._outputs", "FolderOutput._write_table", 1, 2),
+    "before the first file": ("cli._outputs", "Output._write_table", 1, 2),
     "between files": ("cli._outputs", "_sync", 2, 2),
-    "before the statement": ("cli._outputs", "_write_text", 1, 2),
-    "before the name": ("cli._outputs", "os.rename", 1, 2),
+    "before the statement": ("cli._outputs", "_sync", 4, 2),
+    "before the name": ("cli._outputs", "give_name", 1, 2),
 }
 
 
@@ -299,8 +300,9 @@ def test_a_file_that_changed_between_two_runs(
     capsys.readouterr()
     assert randomize(more=("--store", "store", "--overwrite")) == 2
     told = capsys.readouterr().err
-    assert f"in '{NAMES[number]}'; give the input" in told
-    assert ("rows with other ids" if what == "ids" else "was made for other labels") in told
+    assert ("was made for other labels" if what == "labels" else "rows with other ids") in told
+    if what != "labels":
+        assert f"in '{NAMES[number]}'; give the input" in told
     assert told.count("\n") == 1 and contents(folder) == before
 
 
@@ -338,23 +340,16 @@ def test_a_failure_while_the_folder_is_written_leaves_the_old_one(
 ) -> None:
     assert randomize() == 0
     before = contents(folder)
-    rename = os.rename
+    give_name, calls = _outputs.give_name, []
 
-    def fail(source: Path, target: Path) -> None:
-        if target == Path("public/noisy") and source != old:
+    def fail_once(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 1:
+            assert target == Path("public/noisy") and not target.exists()
             raise OSError(28, "No space left on device")
-        rename(source, target)
+        give_name(source, target)
 
-    old = None
-    replace = os.replace
-
-    def watch(source: Path, target: Path) -> None:
-        nonlocal old
-        old = target
-        replace(source, target)
-
-    monkeypatch.setattr(_outputs.os, "replace", watch)
-    monkeypatch.setattr(_outputs.os, "rename", fail)
+    monkeypatch.setattr(_outputs, "give_name", fail_once)
     assert randomize(more=("--overwrite",)) == 2
     assert "cannot write --output public/noisy (No space left" in capsys.readouterr().err
     assert contents(folder) == before
@@ -363,15 +358,15 @@ def test_a_failure_while_the_folder_is_written_leaves_the_old_one(
 def test_a_thread_that_fails_leaves_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_table = _outputs.FolderOutput._write_table
+    write_table = _outputs.Output._write_table
 
-    def fail(self: _outputs.FolderOutput, part: _outputs.Part) -> None:
+    def fail(self: _outputs.Output, path: Path, *arguments: Any) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        if part[0] == NAMES[1]:
+        if path.name == NAMES[1]:
             raise OSError(28, "No space left on device")
-        write_table(self, part)
+        write_table(self, path, *arguments)
 
-    monkeypatch.setattr(_outputs.FolderOutput, "_write_table", fail)
+    monkeypatch.setattr(_outputs.Output, "_write_table", fail)
     assert randomize() == 2
     assert "cannot write --output public/noisy (No space left" in capsys.readouterr().err
     assert list(Path("public").iterdir()) == []
@@ -388,7 +383,7 @@ def test_a_thread_that_fails_leaves_nothing(
         (("labels",), "-", (), "--output - needs --statement FILE"),
         (("labels",), "public/n", ("--statement", "s"), "--statement is for --output -"),
         (("labels",), "-", ("--statement", "no/s"), "of --statement no/s does not exist"),
-        (("labels",), "-", ("--statement", "labels/notes.txt"), "exists; give another, or --over"),
+        (("labels",), "-", ("--statement", "labels/notes.txt"), "exists; give another --statement"),
         (("labels",), "public/n", ("--store", "public/n/s"), "lies in the folder of --output"),
         (("labels",), "labels/part-0.csv", ("--overwrite",), "is the input itself"),
         (("labels",), "public/n", ("--jobs", "0"), "must be a whole number of at least 1"),
@@ -490,11 +485,11 @@ def test_stopped_by_the_system_leaves_nothing(
     program = """
 import os, signal, sys
 from tf_labeldp.cli import _outputs, main
-write_table = _outputs.FolderOutput._write_table
-def stopped(self, part):
+write_table = _outputs.Output._write_table
+def stopped(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)
-    write_table(self, part)
-_outputs.FolderOutput._write_table = stopped
+    write_table(*arguments)
+_outputs.Output._write_table = stopped
 sys.exit(main(sys.argv[1:]))
 """
     options = ["--epsilon", "1", "--output", "public/noisy"]

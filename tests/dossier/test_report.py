@@ -83,7 +83,7 @@ class TestContent:
         found = report(tmp_path / "s")
         assert found.statement.epsilon == 0.0
         found.save(tmp_path / "out")
-        assert "Nothing has left" in (tmp_path / "out" / "report.html").read_text()
+        assert "Nothing was released" in (tmp_path / "out" / "report.html").read_text()
 
     def test_the_ledger_of_a_key_is_no_label_set(self, tmp_path: pathlib.Path) -> None:
         ldp.PrivateLabels([0, 1], 2, budget=ldp.PrivacyBudget(1.0), store=tmp_path / "p" / "a")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import _datasets
 import numpy as np
 import pytest
 
 from tf_labeldp import PrivateLabels
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget, public_input
-from tf_labeldp.cli import _datasets
 from tf_labeldp.features import NeighbourSmoothing, RandomFourierFeatures, _neighbour_smoothing
 from tf_labeldp.features._neighbour_smoothing import listed_neighbours, nearest_neighbours
 from tf_labeldp.heads import PrivateRidge

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import _datasets
+import _models
 import keras
 import numpy as np
 import pytest
 
 import tf_labeldp as ldp
-from tf_labeldp.cli import _datasets, _models
 
 EPSILON = 2.0
 NUM_EXAMPLES = 12_000

@@ -16,9 +16,9 @@ from tf_labeldp.audit._result import AuditResult, LabelInference
 from tf_labeldp.mechanisms import ClassificationMechanism, RegressionMechanism
 
 _MOST_OUTPUTS, _BINS = 2048, 256
-"""Up to so many outputs are told apart; more of them are put into so many bins of equal counts."""
+"""Outputs above the first count are put into bins of equal counts, as many as the second."""
 _MOST_LABELS, _NUMBERS = 16, 5
-"""Labels that are compared, of more classes and of a range."""
+"""Labels that are compared: of many classes, and of a range."""
 Draw = Callable[[np.ndarray, np.random.Generator], Any]
 
 
@@ -34,20 +34,21 @@ def audit_mechanism(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> AuditResult:
-    """Shows an epsilon that a mechanism has at least, by draws for the labels that differ most.
+    """Bounds the epsilon of a mechanism from below, by draws for the labels that differ most.
 
-    Half of the draws choose two labels and a set of outputs that is likely for one of them and
-    unlikely for the other; the other half bound its two probabilities (Clopper-Pearson; Jagielski,
+    Half of the draws choose two labels and a set of outputs that is likely for the first and
+    unlikely for the second; the other half bound its two probabilities (Clopper-Pearson; Jagielski,
     Ullman and Oprea 2020). With ``family="gaussian"`` the set is a half line, and the counts bound
     the distance of two Gaussians, which gives epsilon at the small deltas that counts can't reach
     (Nasr et al. 2023): right where the noise is Gaussian, whatever its size.
 
     Args:
         mechanism: of classes or numbers; or a function ``draw(labels, rng)`` that returns, for
-            labels (n,), what n independent runs gave: numbers (n,) or rows (n, d).
+            labels (n,), the outputs of n independent runs: numbers (n,) or rows (n, d).
         labels: the labels to compare, two or more; None for the mechanism's classes (16 of them, if
             there are more), or five numbers of its range.
-        public: what the mechanism takes beside labels, such as a prior (K,).
+        public: the prior of a mechanism that draws with one: (K,), or rows (n, K) or ``Priors``, of
+            which the most even row, which reveals most, is used.
         claimed: epsilon of the claim; None for the mechanism's own.
         delta: of the claim, in [0, 1); None for the mechanism's own, or 0.
         draws: how many in all, at least 1,000. Bounds tighten with their square root.
@@ -72,7 +73,9 @@ def audit_mechanism(
         delta = mechanism.delta if delta is None else delta
         if labels is None:
             labels = _labels_of(mechanism)
-        draw: Draw = lambda values, rng: mechanism.randomize(values, public, rng=rng)  # noqa: E731
+        with_prior = public is not None and getattr(mechanism, "uses_priors", False)
+        prior = _most_even(public) if with_prior else None
+        draw: Draw = lambda values, rng: mechanism.randomize(values, prior, rng=rng)  # noqa: E731
     elif callable(mechanism) and public is None:
         draw = mechanism
     else:
@@ -99,12 +102,12 @@ def audit_mechanism(
     chosen = np.repeat(values[[low, high]], second)
     inside = event[split(_drawn(draw, chosen, rng))].reshape(2, second).sum(axis=1)
     bound: Any = _bounds.event_bound if family is None else _bounds.gaussian_bound
-    found = float(bound(*inside.tolist(), second, delta, 1.0 - confidence))
+    lower_bound = float(bound(*inside.tolist(), second, delta, 1.0 - confidence))
     attack = (
-        f"{second:,} draws each for labels {values[low]} and {values[high]}, told apart by a set "
-        "of outputs that was chosen on other draws"
+        f"{second:,} draws each for labels {values[low]} and {values[high]}, distinguished by a "
+        "set of outputs that was chosen on other draws"
     )
-    return AuditResult(found, confidence, claimed, delta, attack)
+    return AuditResult(lower_bound, confidence, claimed, delta, attack)
 
 
 def audit_training(
@@ -118,20 +121,20 @@ def audit_training(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> AuditResult:
-    """Shows an epsilon that training has at least, by many canaries in one run.
+    """Bounds the epsilon of training from below, by many canaries in one run.
 
     Each canary is an example whose label is one of two classes, by a fair coin that training does
-    not know. The auditor says which, of those that the result is surest about (Steinke, Nasr and
+    not know. The auditor guesses the coins that the scores are surest about (Steinke, Nasr and
     Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2; the coin chooses
     between two labels here, where it includes or leaves out an example there).
 
     Args:
-        fit: ``fit(labels)`` trains on labels (n,), and returns scores (n, K): how much what was
-            released speaks for each class of each example, such as a model's log-probabilities.
+        fit: ``fit(labels)`` trains on labels (n,), and returns scores (n, K) of the classes of each
+            example, such as a model's log-probabilities.
         labels: classes (n,), ``int``, of which canaries get others; they may be made up.
         num_classes: K.
-        canaries: how many, from 1 to n. They should be alone: examples whose features say little of
-            their label, in a model that can remember them.
+        canaries: their number, from 1 to n. They should be alone: examples whose features reveal
+            little of their label, in a model that can remember them.
         claimed: epsilon of the claim.
         delta: of the claim, in [0, 1).
         confidence: in (0, 1), of the bound.
@@ -149,20 +152,20 @@ def audit_training(
         False
     """
     num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
-    given = _validate.class_indices("labels", labels, num_classes).copy()
+    trained = _validate.class_indices("labels", labels, num_classes).copy()
     _validate.number_in("confidence", confidence, "(0, 1)")
     delta = _validate.number_in("delta", delta, "[0, 1)")
-    if not 1 <= canaries <= given.size:
-        raise ValueError(f"canaries must be 1 to {given.size}, the examples, got {canaries}.")
+    if not 1 <= canaries <= trained.size:
+        raise ValueError(f"canaries must be 1 to {trained.size}, the examples, got {canaries}.")
     rng = np.random.default_rng(seed)
-    chosen = rng.choice(given.size, canaries, replace=False)
+    chosen = rng.choice(trained.size, canaries, replace=False)
     pairs = np.stack([rng.integers(num_classes, size=canaries)] * 2, axis=1)
     pairs[:, 1] += rng.integers(1, num_classes, size=canaries)
     pairs %= num_classes
     coins = rng.integers(2, size=canaries)
     rows = np.arange(canaries)
-    given[chosen] = pairs[rows, coins]
-    scores = _scores("the scores of fit", fit(given), given.size, num_classes)[chosen]
+    trained[chosen] = pairs[rows, coins]
+    scores = _scores("the scores of fit", fit(trained), trained.size, num_classes)[chosen]
     difference = scores[rows, pairs[:, 1]] - scores[rows, pairs[:, 0]]
     return _of_guesses(difference, coins, rng, claimed, delta, confidence, "canaries of one run")
 
@@ -177,13 +180,13 @@ def audit_model(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> AuditResult:
-    """Shows an epsilon that a finished model has at least, without training it again.
+    """Bounds the epsilon of a finished model from below, without training it again.
 
-    Beside the label of each example a second one is drawn from a public proxy of its distribution.
-    The auditor says which of the two the model was trained on. Nothing but the model's memory tells
-    them apart if labels do come from the proxy ("Observational auditing of label privacy", 2025,
-    arXiv 2511.14084; the bound is that of ``audit_training``). If they do not, the bound may be too
-    high: take a proxy that never saw these labels, such as a model of other examples.
+    A second label of each example is drawn from a public proxy of its distribution. The auditor
+    guesses which of the two the model was trained on. The model's memory alone distinguishes them
+    if labels do come from the proxy ("Observational auditing of label privacy", 2025, arXiv
+    2511.14084; the bound is that of ``audit_training``). If they do not, the bound may be too high:
+    take a proxy that never saw these labels, such as a model of other examples.
 
     The result is made of true labels, and is not private itself: keep it, or publish it as a use
     of the labels that no statement counts.
@@ -207,20 +210,20 @@ def audit_model(
         >>> audit_model(proxy, labels, proxy, claimed=0.1).refutes  # it has learnt nothing
         False
     """
-    delta = _validate.number_in("delta", delta, "[0, 1)")
     _validate.number_in("confidence", confidence, "(0, 1)")
-    given, found, public = _with_proxy(scores, labels, proxy)
+    delta = _validate.number_in("delta", delta, "[0, 1)")
+    trained, scores, public = _with_proxy(scores, labels, proxy)
     rng = np.random.default_rng(seed)
-    draws = (public.cumsum(axis=1) < rng.random((given.size, 1))).sum(axis=1)
+    draws = (public.cumsum(axis=1) < rng.random((trained.size, 1))).sum(axis=1)
     draws = np.minimum(draws, public.shape[1] - 1)
-    differ = np.flatnonzero(draws != given)
+    differ = np.flatnonzero(draws != trained)
     if not differ.size:
-        raise ValueError("every label is that of the proxy, so nothing can be told apart.")
+        raise ValueError("every label is that of the proxy, so nothing distinguishes them.")
     rows = np.arange(differ.size)
     coins = rng.integers(2, size=differ.size)
-    pairs = np.stack([given[differ], draws[differ]], axis=1)
+    pairs = np.stack([trained[differ], draws[differ]], axis=1)
     pairs[coins == 1] = pairs[coins == 1, ::-1]  # the label is in place `coins`
-    gain = (found - np.log(public))[differ]
+    gain = (scores - np.log(public))[differ]
     difference = gain[rows, pairs[:, 1]] - gain[rows, pairs[:, 0]]
     attack = "labels against others of the proxy"
     return _of_guesses(difference, coins, rng, claimed, delta, confidence, attack)
@@ -229,9 +232,9 @@ def audit_model(
 def label_inference(
     scores: Setting[Any], labels: Private[Any], proxy: Setting[Any], *, confidence: float = 0.95
 ) -> LabelInference:
-    """Returns how much better labels are guessed with a model than from features alone.
+    """Returns the advantage of guessing labels with a model over features alone.
 
-    Good predictions are no leak: what counts is the advantage over the best guess without the
+    Good predictions are no leak: the measure is the advantage over the best guess without the
     labels (Wu et al. 2023, "Does label differential privacy prevent label inference attacks?";
     Busa-Fekete et al. 2021, "Population level privacy leakage in binary classification with label
     noise"). As in ``audit_model`` the result is made of true labels.
@@ -255,10 +258,10 @@ def label_inference(
     from scipy import stats
 
     _validate.number_in("confidence", confidence, "(0, 1)")
-    given, found, public = _with_proxy(scores, labels, proxy)
-    with_model, without = found.argmax(axis=1) == given, public.argmax(axis=1) == given
+    true, scores, public = _with_proxy(scores, labels, proxy)
+    with_model, without = scores.argmax(axis=1) == true, public.argmax(axis=1) == true
     difference = with_model.astype(float) - without
-    error = difference.std(ddof=1) / math.sqrt(given.size) if given.size > 1 else math.inf
+    error = difference.std(ddof=1) / math.sqrt(true.size) if true.size > 1 else math.inf
     reach = float(stats.norm.ppf(0.5 + 0.5 * confidence)) * float(error)
     advantage = float(difference.mean())
     return LabelInference(
@@ -268,6 +271,12 @@ def label_inference(
         (advantage - reach, advantage + reach),
         confidence,
     )
+
+
+def _most_even(priors: Any) -> np.ndarray:
+    """Returns the row of priors under which a draw reveals most."""
+    rows = np.atleast_2d(np.asarray(getattr(priors, "probabilities", priors)))
+    return rows[int(np.argmin(np.square(rows).sum(axis=1)))]
 
 
 def _labels_of(mechanism: Any) -> np.ndarray:
@@ -290,7 +299,7 @@ def _drawn(draw: Draw, labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
 
 
 def _best_event(drawn: np.ndarray, delta: float) -> tuple[int, int, np.ndarray, Callable[..., Any]]:
-    """Returns two labels, the codes of a set of outputs, and what turns outputs into codes.
+    """Returns two labels, the codes of a set of outputs, and the function from outputs to codes.
 
     Args:
         drawn: outputs (L, m, d) for each of L labels.
@@ -316,7 +325,7 @@ def _best_event(drawn: np.ndarray, delta: float) -> tuple[int, int, np.ndarray, 
 
 
 def _codes(outputs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what numbers outputs (n, d): as they are if they are few, else by bins."""
+    """Returns the function that numbers outputs (n, d): one by one if few, else by bins."""
     edges = []
     for column in outputs.T:
         known = np.unique(column)
@@ -369,10 +378,10 @@ def _with_proxy(scores: Any, labels: Any, proxy: Any) -> tuple[np.ndarray, np.nd
     public = _validate.prior_rows("proxy", proxy, rows, num_classes)
     if public.min() <= 0.0:
         raise ValueError("proxy must be above zero for every class; mix it with a uniform one.")
-    given = _validate.class_indices("labels", labels, num_classes)
-    if given.size != rows:
-        raise ValueError(f"proxy has {rows} rows, and there are {given.size} labels.")
-    return given, _scores("scores", scores, rows, num_classes), public
+    true = _validate.class_indices("labels", labels, num_classes)
+    if true.size != rows:
+        raise ValueError(f"proxy has {rows} rows, and there are {true.size} labels.")
+    return true, _scores("scores", scores, rows, num_classes), public
 
 
 def _of_guesses(
@@ -387,6 +396,6 @@ def _of_guesses(
     """Returns the result of guessing coins by the signs of differences, the largest first."""
     guess = np.where(difference == 0.0, rng.integers(2, size=coins.size), difference > 0.0)
     surest = np.argsort(-np.abs(difference), kind="stable")
-    found, guesses, hits = _bounds.one_run_bound(guess == coins, surest, delta, 1.0 - confidence)
+    bound, guesses, hits = _bounds.one_run_bound(guess == coins, surest, delta, 1.0 - confidence)
     words = f"{hits:,} of {guesses:,} guesses right, of {coins.size:,} {attack}"
-    return AuditResult(found, confidence, claimed, delta, words)
+    return AuditResult(bound, confidence, claimed, delta, words)

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counts of what an attacker got right."""
+"""Lower bounds on epsilon from counts of an attacker's right guesses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tf_labeldp.accounting._gaussian import gaussian_epsilon
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 """Of the canaries, surest first, that are guessed; the confidence is split among these."""
 _LARGEST = 50.0
+"""No bound is above this: it would protect nothing anyway."""
 
 
 def clopper_pearson(hits: Any, draws: int, level: float) -> tuple[Any, Any]:
@@ -26,7 +27,7 @@ def clopper_pearson(hits: Any, draws: int, level: float) -> tuple[Any, Any]:
 
 
 def event_bound(hits: Any, others: Any, draws: int, delta: float, level: float) -> Any:
-    """Returns what an event shows that came ``hits`` times for one label, ``others`` for another.
+    """Returns epsilon of an event that came ``hits`` times for one label, ``others`` for another.
 
     ``P(S) <= e^epsilon Q(S) + delta``, with a Clopper-Pearson bound for either side.
     """
@@ -81,9 +82,9 @@ def _one_share(size: int, guesses: int, hits: int, delta: float, level: float) -
 
 
 def _p_value(size: int, guesses: int, hits: int, epsilon: float, delta: float) -> float:
-    """Returns how likely so many right guesses are, at most (Steinke et al. 2023, Theorem 5.2).
+    """Bounds the probability of ``hits`` right guesses (Steinke et al. 2023, Theorem 5.2).
 
-    The number is dominated by a binomial one of ``e^epsilon / (1 + e^epsilon)``, but for a part
+    The number is dominated by a binomial one of ``e^epsilon / (1 + e^epsilon)``, except for a part
     that delta allows: ``2 m delta`` times the largest mean mass just below ``hits``.
     """
     from scipy import stats

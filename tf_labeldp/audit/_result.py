@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""Results of audits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class AuditResult:
         lower_bound: epsilon is at least this, unless the audit was unlucky.
         confidence: the probability, at least, that a sound mechanism's bound is below its epsilon.
         claimed: the epsilon that is claimed; None if none was named.
-        delta: what the bound holds for.
-        attack: what was done, in words.
+        delta: of the bound.
+        attack: the attack, in words.
 
     Example:
         >>> print(AuditResult(1.2, 0.95, 1.0, 0.0, "1,000 draws"))
         epsilon is at least 1.2, with 0.95 confidence
           by: 1,000 draws
-          claimed: 1: the claim is FALSE, or what was audited is not what was claimed
+          claimed: 1: the claim is FALSE, or is of something else than was audited
     """
 
     lower_bound: float
@@ -42,7 +42,7 @@ class AuditResult:
         lines = [f"{found}confidence", f"  by: {self.attack}"]
         if self.claimed is not None:
             verdict = (
-                "the claim is FALSE, or what was audited is not what was claimed"
+                "the claim is FALSE, or is of something else than was audited"
                 if self.refutes
                 else "no contradiction; an audit can't show that a claim is true"
             )
@@ -50,7 +50,7 @@ class AuditResult:
         return "\n".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture of the bound beside the claim; needs matplotlib."""
+        """Writes a picture of the bound and the claim; needs matplotlib."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6.0, 1.8), layout="constrained")

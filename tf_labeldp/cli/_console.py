@@ -1,30 +1,36 @@
-"""What every verb says, and how: its errors and its lines for people."""
+"""The errors of all verbs, and their lines for people."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import IO
 
 
 class CommandError(ValueError):
-    """A command cannot be carried out as asked; the message is one line and says what to do."""
+    """A command cannot be carried out as asked; the message is one line and gives the remedy."""
 
 
 class UsageError(CommandError):
-    """The command line is not one that the command takes; its help says what it takes."""
-
-
-class DatasetError(CommandError):
-    """A data set could not be read; the message says what to do."""
+    """A command line that the command does not take; its help lists those that it takes."""
 
 
 class Terminated(KeyboardInterrupt):
     """The process was asked to end (SIGTERM); cleaned up after like a stop by hand."""
 
 
-def say(text: str, *, error: bool = False, end: str = "\n") -> None:
+@contextlib.contextmanager
+def explained(*kinds: type[Exception]) -> Iterator[None]:
+    """Turns errors of the library that show no label into errors of the command, of one line."""
+    try:
+        yield
+    except kinds as error:
+        raise CommandError(" ".join(str(error).split())) from None
+
+
+def say(text: str, *, error: bool = False) -> None:
     """Prints to stdout, or to stderr, if anybody listens there.
 
     A reader that went away, a full disk behind ``>`` and a closed stream are no failures of the
@@ -35,14 +41,14 @@ def say(text: str, *, error: bool = False, end: str = "\n") -> None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + end)
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         stream.flush()
     except (OSError, ValueError):  # ValueError: closed meanwhile
         drop_rest(stream)
 
 
 def drop_rest(stream: IO[str]) -> None:
-    """Forgets what is left in a stream's buffer: it would fail once more, at the process's end."""
+    """Drops the rest of a stream's buffer: it would fail once more, at the process's end."""
     with contextlib.suppress(OSError, ValueError):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())
@@ -55,9 +61,9 @@ def one_line(text: str) -> str:
 
 
 def load_tensorflow() -> None:
-    """Loads TensorFlow without what it says at its start, unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
+    """Loads TensorFlow without its first lines, unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
 
-    These lines are none of the command's; they are written by libraries, to the file descriptor.
+    They are written by other libraries, to the file descriptor.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return

@@ -1,59 +1,53 @@
-"""``tf-labeldp demo``: what label privacy costs in accuracy, on a data set of one's choice."""
+"""``tf-labeldp demo``: the accuracy that label privacy costs, on a small data set."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import pathlib
 import sys
-import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
-from typing import Any
+import zipfile
+from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.accounting._budget import default_delta
-from tf_labeldp.cli import _datasets
-from tf_labeldp.cli._console import CommandError, DatasetError, load_tensorflow
+from tf_labeldp.cli._console import CommandError, load_tensorflow, say
 from tf_labeldp.estimation import prior_from_logits
 from tf_labeldp.mechanisms import RRWithPrior
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 
-PLOT_FILE = "accuracy_and_channel.png"
-_OWN_FILES = (
-    "model_NOT-PRIVATE.keras",
-    "model_lp-*st_epsilon-*.keras",
-    "model_dp-sgd_epsilon-*.keras",
-    "model_privateclassifier_epsilon-*.keras",
-    "noisy_labels_lp-*st_epsilon-*.npz",  # of version 0.1
-    "noisy_labels_lp-*st_epsilon-*/noisy_labels.*",
-    "noisy_labels_lp-*st_epsilon-*/.noisy_labels.*.tmp",  # of a demo that was killed
-    "privacy.txt",
-    "privacy.json",
-    "results.json",
-    PLOT_FILE,
-)
 METHODS = {
     "LP-1ST": "randomized response",
     "LP-2ST": "two stages",
     "DP-SGD": "noisy gradients",
     "PrivateClassifier": "one call",
 }
-_STEPS = 4
-"""Of DP-SGD in an epoch, about."""
+_PLOT_FILE = "accuracy_and_channel.png"
 _MARKER = ".tf-labeldp-demo"
+_OWN_FILES = (
+    "model_NOT-PRIVATE.keras",
+    "model_lp-*st_epsilon-*.keras",
+    "model_dp-sgd_epsilon-*.keras",
+    "model_privateclassifier_epsilon-*.keras",
+    "noisy_labels_lp-*st_epsilon-*/noisy_labels.*",
+    "noisy_labels_lp-*st_epsilon-*/.noisy_labels.*.tmp",  # of a demo that was killed
+    "privacy.txt",
+    "privacy.json",
+    "results.json",
+    _PLOT_FILE,
+)
 _PUBLIC_TEST = "Test accuracy uses public test labels and is covered by no privacy statement."
-_CHOSEN_ON = ("digits", "mnist")
 _CHOSEN = (
     "The demo's training settings were chosen by looking at results on {}, whose labels are "
     "public: here the assumption that they were not tuned on these labels does not hold, and the "
-    "statements only show what yours would say."
+    "statements only show the form of yours."
 )
 _NOT_PRIVATE = (
     "NOT PRIVATE: trained on the true labels, for comparison. Publishing this model voids every "
@@ -66,441 +60,357 @@ _TOGETHER = (
 _SETTINGS = Assumption(
     "settings-not-tuned", "trainer", "The training settings were not tuned on these labels."
 )
-ALONE = Assumption(
+_ALONE = Assumption(
     "only-model-published",
     "trainer",
     "This model and its noisy labels alone are published, of all that was made from these labels.",
 )
-"""An assumption of each model's statement: the demo makes several from the same labels."""
-_MOST_NAMED_CLASSES = 12
-"""With more classes, neither ticks nor cells are labelled: they would not be readable."""
-_MOST_LETTERS_IN_A_ROW = 40
+"""The demo makes several models from the same labels."""
+_FRACTIONS = (0.6, 0.4)
+"""Of the examples, for the two stages of LP-2ST."""
+_BATCHES = 4
+"""Of DP-SGD in an epoch, about."""
+_MOST_NAMED_CLASSES, _MOST_LETTERS_IN_A_ROW = 12, 40
+"""More would not be readable as ticks of the plot, or not without turning them."""
+
+
+class Data(NamedTuple):
+    """A classification task; all labels but those of training are public."""
+
+    name: str
+    x_train: np.ndarray  # float32 (n, ...)
+    y_train: np.ndarray  # int64 (n,), in 0..K-1; sensitive
+    x_test: np.ndarray  # float32 (m, ...)
+    y_test: np.ndarray  # int64 (m,)
+    class_names: tuple[str, ...]  # K names, in the order of the codes
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo; returns the exit code."""
-    data = _datasets.load(args.data, args.data_dir)
+    data = load(args.data, args.data_dir)
     if len(data.y_train) < 10 or not len(data.y_test):
-        raise DatasetError(f"{data.name} has too few examples for the demo")
-    report = Report(args.output, data, seeded=args.insecure_seed is not None)
-    print(
+        raise CommandError(f"{data.name} has too few examples for the demo")
+    prepare(args.output)
+    say(
         f"{data.name}: {len(data.y_train):,} training examples with private labels, "
-        f"{len(data.y_test):,} test examples with public labels, {data.num_classes} classes",
-        flush=True,
+        f"{len(data.y_test):,} test examples with public labels, {len(data.class_names)} classes"
     )
-
     load_tensorflow()
-    settings = settings_for(data.name, args.epochs)
-    private = [Job(method, one) for one in sorted(set(args.epsilons)) for method in METHODS]
-    jobs = [Job("non-private", None), *private]
-    progress = Progress([job.num_epochs(settings) for job in jobs])
-    for job in jobs:
-        report.add(train(job, data, settings, args.insecure_seed, progress))
-    plot = draw(report)
-    print(f"\n{report.table()}\n\n{report.summary()}\n{plot}")
+    training = _Training(data, args.epochs, args.insecure_seed)
+    report = Report(args.output, data, seeded=args.insecure_seed is not None)
+    runs: list[tuple[str, float | None]] = [("non-private", None)]
+    runs += [(method, epsilon) for epsilon in sorted(set(args.epsilons)) for method in METHODS]
+    with tqdm(runs, unit=" models", disable=None, leave=False) as bar:
+        for number, (method, epsilon) in enumerate(bar, 1):
+            title = f"[{number}/{len(runs)}] {title_of(method, epsilon)}"
+            bar.set_description(title)
+            start = time.monotonic()
+            model, guarantee, noisy_labels = training.run(method, epsilon)
+            logits = np.asarray(model.predict(data.x_test, batch_size=1024, verbose=0))
+            seconds = time.monotonic() - start
+            accuracy = report.add(method, epsilon, model, guarantee, noisy_labels, logits, seconds)
+            words = f"test accuracy {100 * accuracy:.1f} % ({seconds:.0f} s)"
+            bar.write(f"{title}: {words}", file=sys.stdout)
+    plot = _draw(report)
+    say(f"\n{report.table()}\n\n{report.summary()}\n{plot}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One model to train."""
-
-    method: str  # "non-private", or of METHODS
-    epsilon: float | None  # None without privacy
-
-    def num_epochs(self, settings: Settings) -> int:
-        """Returns how many epochs it trains; 1 for what trains none."""
-        if self.method == "PrivateClassifier":
-            return 1
-        return settings.epochs * (2 if self.method == "LP-2ST" else 1)
-
-    @property
-    def title(self) -> str:
-        """The job in words."""
-        if self.epsilon is None:
-            return f"{self.method} (NOT PRIVATE)"
-        return f"{self.method}, epsilon {self.epsilon:g}"
-
-    @property
-    def name(self) -> str:
-        """The job in file names."""
-        if self.epsilon is None:
-            return "NOT-PRIVATE"
-        return f"{self.method.lower()}_epsilon-{self.epsilon!r}".removesuffix(".0")
+def title_of(method: str, epsilon: float | None) -> str:
+    """Returns a run in words."""
+    return f"{method} (NOT PRIVATE)" if epsilon is None else f"{method}, epsilon {epsilon:g}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Result:
-    """A trained model, and all that may be written down about it: no true training label."""
+def load(name: str, folder: pathlib.Path | None = None) -> Data:
+    """Returns scikit-learn's digits, or the data set in ``folder/name.npz``.
 
-    job: Job
-    model: Any  # a Keras model that returns logits
-    guarantee: PrivacyGuarantee  # infinite epsilon for the non-private model
-    noisy_labels: NoisyLabels | None  # all that training saw of the labels; None without privacy
-    accuracy: float  # on the test set, in [0, 1]
-    test_logits: np.ndarray  # float32 (m, K)
-    seconds: float  # of training and testing
-
-    @property
-    def model_file(self) -> str:
-        """Name of the model's file."""
-        return f"model_{self.job.name}.keras"
-
-    @property
-    def noisy_labels_folder(self) -> str | None:
-        """Name of the folder of noisy labels, if there are any."""
-        return None if self.noisy_labels is None else f"noisy_labels_{self.job.name}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How the demo trains; the same for every method and epsilon."""
-
-    epochs: int  # per stage
-    batch_size: int
-    learning_rate: float  # of Adam
-    fractions: tuple[float, float] = (0.6, 0.4)  # of the examples, for the two stages of LP-2ST
-    temperature: float = 0.5  # of the second stage's priors
-    mixup_alpha: float = 8.0  # of the private methods
-
-
-def settings_for(name: str, epochs: int | None) -> Settings:
-    """Returns the settings for a data set; ``epochs`` overrides the number of epochs a stage."""
-    default = (
-        Settings(15, 64, 3e-3) if name == "digits" else Settings(3, 256, 2e-3, mixup_alpha=0.0)
-    )
-    return default if epochs is None else dataclasses.replace(default, epochs=epochs)
-
-
-class Progress:
-    """Says which run of how many is on, how long it took, and about how long the rest will take.
-
-    On a terminal one line follows the epochs; elsewhere a long run says a line every ten seconds.
+    The split of the digits, 1,437 for training and 360 for the test, does not look at labels.
     """
+    if name == "digits":
+        from sklearn.datasets import load_digits
 
-    def __init__(self, epochs_of_runs: Sequence[int]) -> None:
-        self._epochs = list(epochs_of_runs)
-        self._start = self._said = time.monotonic()
-        self._run = self._epoch = 0
-        self._title = ""
-
-    def begin(self, title: str) -> None:
-        """Starts the next run."""
-        self._run += 1
-        self._epoch = 0
-        self._title = f"[{self._run}/{len(self._epochs)}] {title}"
-        self._say("...")
-
-    def epoch_done(self) -> None:
-        """Counts an epoch of the current run."""
-        self._epoch += 1
-        if sys.stdout.isatty() or time.monotonic() - self._said > 10.0:
-            self._say(f": epoch {self._epoch} of {self._epochs[self._run - 1]}{self._rest()}")
-
-    def end(self, text: str) -> None:
-        """Ends the current run."""
-        self._epoch = self._epochs[self._run - 1]
-        self._say(f": {text}{self._rest()}", last=True)
-
-    def _rest(self) -> str:
-        elapsed = time.monotonic() - self._start
-        done = sum(self._epochs[: self._run - 1]) + self._epoch
-        left = elapsed * (sum(self._epochs) - done) / max(1, done)
-        return f"; {elapsed:.0f} s so far" + (f", about {left:.0f} s left" if left else "")
-
-    def _say(self, text: str, last: bool = False) -> None:
-        self._said = time.monotonic()
-        if sys.stdout.isatty():
-            # Over the line before: its rest is erased.
-            print(f"\r{self._title}{text}\033[K", end="\n" if last else "", flush=True)
-        else:
-            print(f"{self._title}{text}", flush=True)
+        x, y = load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(y))
+        x, y = (x[order] / 16.0).astype(np.float32), y[order].astype(np.int64)
+        return Data(name, x[360:], y[360:], x[:360], y[:360], tuple("0123456789"))
+    if folder is None:
+        raise CommandError(
+            f"--data {name} needs --data-dir DIR, the folder that has {name}.npz; only digits "
+            "comes with scikit-learn"
+        )
+    path = folder / f"{name}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x_train, y_train, x_test, y_test, names = (file[field] for field in Data._fields[1:])
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise CommandError(
+            f"{path} is no data set that can be read ({type(error).__name__}); in the source, "
+            "examples/demo_datasets.py writes one"
+        ) from None
+    return Data(name, x_train, y_train, x_test, y_test, tuple(names.tolist()))
 
 
-def train(
-    job: Job,
-    data: _datasets.ClassificationData,
-    settings: Settings,
-    seed: int | None,
-    progress: Progress,
-) -> Result:
-    """Trains one model, tests it, and returns all that may be written down about it."""
+def _network(shape: tuple[int, ...], num_classes: int) -> Any:
+    """Returns a perceptron, or for images the CNN of ``ghazi2024``, Table 10(a)."""
     import keras
 
-    from tf_labeldp.cli import _models
+    layers: list[Any] = [keras.Input(shape)]
+    for _ in range(2 if len(shape) == 3 else 0):
+        layers.append(keras.layers.Conv2D(16, 3, activation="relu"))
+        layers.append(keras.layers.AveragePooling2D(2))
+    layers += [keras.layers.Flatten(), keras.layers.Dense(16 if layers[1:] else 64, "relu")]
+    return keras.Sequential([*layers, keras.layers.Dense(num_classes)])
 
-    progress.begin(job.title)
-    start = time.monotonic()
-    if seed is not None:
-        keras.utils.set_random_seed(seed)
-    model = _models.model_for(data.x_train.shape[1:], data.num_classes)
-    ticks = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: progress.epoch_done())
-    noisy_labels = None
-    if job.epsilon is None:
-        # The only place where true training labels are used; its result is marked NOT PRIVATE.
-        targets = np.eye(data.num_classes, dtype=np.float32)[data.y_train]
-        _compile(model, settings)
-        model.fit(
-            data.x_train, targets, settings.batch_size, settings.epochs, verbose=0,
-            callbacks=[ticks],
-        )  # fmt: skip
-        guarantee = PrivacyGuarantee(epsilon=math.inf)
-    else:
-        delta = 0.0 if job.method.startswith("LP") else default_delta(len(data.y_train))
-        budget = PrivacyBudget(job.epsilon, delta)
-        labels = PrivateLabels(data.y_train, data.num_classes, budget=budget, insecure_seed=seed)
-        if job.method == "DP-SGD":
-            guarantee = _noisy_steps(model, data, labels, job.epsilon, settings, seed, ticks)
-        elif job.method == "PrivateClassifier":
+
+class _Training:
+    """Trains models with the same settings for every method and epsilon."""
+
+    def __init__(self, data: Data, epochs: int | None, seed: int | None) -> None:
+        self.data, self.seed = data, seed
+        small = data.name == "digits"
+        self.epochs = epochs or (15 if small else 3)  # per stage
+        self.batch_size, self.learning_rate = (64, 3e-3) if small else (256, 2e-3)
+        self.mixup_alpha = 8.0 if small else 0.0
+
+    def run(
+        self, method: str, epsilon: float | None
+    ) -> tuple[Any, PrivacyGuarantee, NoisyLabels | None]:
+        """Returns a Keras model that gives logits, its guarantee, and its noisy labels, if any."""
+        import keras
+
+        data, num_classes = self.data, len(self.data.class_names)
+        if self.seed is not None:
+            keras.utils.set_random_seed(self.seed)
+        model = _network(data.x_train.shape[1:], num_classes)
+        model.compile(
+            keras.optimizers.Adam(self.learning_rate),
+            loss=keras.losses.CategoricalCrossentropy(from_logits=True),
+        )
+        if epsilon is None:
+            # The only place where true training labels are used; its result is marked NOT PRIVATE.
+            targets = np.eye(num_classes, dtype=np.float32)[data.y_train]
+            model.fit(data.x_train, targets, self.batch_size, self.epochs, verbose=0)
+            return model, PrivacyGuarantee(epsilon=math.inf), None
+        delta = 0.0 if method.startswith("LP") else default_delta(len(data.y_train))
+        budget = PrivacyBudget(epsilon, delta)
+        labels = PrivateLabels(data.y_train, num_classes, budget=budget, insecure_seed=self.seed)
+        noisy_labels = None
+        if method == "DP-SGD":
+            guarantee = self._noisy_steps(model, labels, epsilon)
+        elif method == "PrivateClassifier":
             from tf_labeldp.front_door import PrivateClassifier
 
-            door = PrivateClassifier(job.epsilon).fit(data.x_train, labels)
+            door = PrivateClassifier(epsilon).fit(data.x_train, labels)
             model, guarantee = door.to_keras(), door.guarantee()
-            progress.epoch_done()
         else:
-            noisy_labels, guarantee = _in_stages(model, data, labels, job, settings, seed, ticks)
-        guarantee = guarantee.with_assumptions((ALONE, _SETTINGS))
-    logits = np.asarray(model.predict(data.x_test, batch_size=1024, verbose=0))
-    accuracy = float(np.mean(logits.argmax(axis=1) == data.y_test))
-    seconds = time.monotonic() - start
-    progress.end(f"test accuracy {100 * accuracy:.1f} %")
-    return Result(job, model, guarantee, noisy_labels, accuracy, logits, seconds)
+            fractions = _FRACTIONS if method == "LP-2ST" else (1.0,)
+            noisy_labels, guarantee = self._in_stages(model, labels, epsilon, fractions)
+        return model, guarantee.with_assumptions((_ALONE, _SETTINGS)), noisy_labels
+
+    def _in_stages(
+        self, model: Any, labels: PrivateLabels, epsilon: float, fractions: tuple[float, ...]
+    ) -> tuple[NoisyLabels, PrivacyGuarantee]:
+        from tf_labeldp.training import MultiStageTraining
+
+        stages = MultiStageTraining(
+            self.data.x_train,
+            labels,
+            epsilon=epsilon,
+            fractions=fractions,
+            epochs_per_stage=self.epochs,
+            batch_size=self.batch_size,
+            temperature=0.5,
+            mixup_alpha=self.mixup_alpha,
+            seed=self.seed or 0,
+            verbose=0,
+        )
+        model.fit(
+            stages.dataset(), epochs=stages.epochs, callbacks=[stages], shuffle=False, verbose=0
+        )
+        return stages.noisy_labels(), stages.guarantee()
+
+    def _noisy_steps(self, model: Any, labels: PrivateLabels, epsilon: float) -> PrivacyGuarantee:
+        from tf_labeldp.training import make_private
+
+        private, batches, _ = make_private(  # its callbacks print
+            model,
+            epsilon=epsilon,
+            x=self.data.x_train,
+            labels=labels,
+            epochs=self.epochs,
+            batch_size=min(1024, max(2, len(labels) // _BATCHES)),
+            insecure_seed=self.seed,
+        )
+        private.fit(batches, epochs=self.epochs, verbose=0)
+        return private.guarantee()
 
 
-def _compile(model: Any, settings: Settings) -> None:
-    import keras
+def prepare(folder: pathlib.Path) -> None:
+    """Makes the folder, or removes the files of an earlier demo from it.
 
-    model.compile(
-        keras.optimizers.Adam(settings.learning_rate),
-        loss=keras.losses.CategoricalCrossentropy(from_logits=True),
-    )
-
-
-def _in_stages(
-    model: Any,
-    data: _datasets.ClassificationData,
-    labels: PrivateLabels,
-    job: Job,
-    settings: Settings,
-    seed: int | None,
-    ticks: Any,
-) -> tuple[NoisyLabels, PrivacyGuarantee]:
-    """Trains a model on noisy labels, in one stage or two."""
-    from tf_labeldp.training import MultiStageTraining
-
-    _compile(model, settings)
-    stages = MultiStageTraining(
-        data.x_train,
-        labels,
-        epsilon=job.epsilon or 0.0,
-        fractions=settings.fractions if job.method == "LP-2ST" else (1.0,),
-        epochs_per_stage=settings.epochs,
-        batch_size=settings.batch_size,
-        temperature=settings.temperature,
-        mixup_alpha=settings.mixup_alpha,
-        seed=seed or 0,
-        verbose=0,
-    )
-    model.fit(
-        stages.dataset(), epochs=stages.epochs, callbacks=[stages, ticks], shuffle=False,
-        verbose=0,
-    )  # fmt: skip
-    return stages.noisy_labels(), stages.guarantee()
-
-
-def _noisy_steps(
-    model: Any,
-    data: _datasets.ClassificationData,
-    labels: PrivateLabels,
-    epsilon: float,
-    settings: Settings,
-    seed: int | None,
-    ticks: Any,
-) -> PrivacyGuarantee:
-    """Trains a model by DP-SGD."""
-    from tf_labeldp.training import make_private
-
-    batch_size = min(1024, max(2, len(labels) // _STEPS))
-    private, batches, callbacks = make_private(
-        model, epsilon=epsilon, x=data.x_train, labels=labels, epochs=settings.epochs,
-        batch_size=batch_size, insecure_seed=seed,
-    )  # fmt: skip
-    del callbacks  # they print
-    private.fit(batches, epochs=settings.epochs, callbacks=[ticks], verbose=0)
-    return private.guarantee()
+    Raises:
+        CommandError: nothing can be written there, or it has other files than a demo's.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / _MARKER).exists():
+            raise CommandError(
+                f"--output {folder} holds files that are not the demo's; give a new or empty folder"
+            )
+        for path in (path for pattern in _OWN_FILES for path in folder.glob(pattern)):
+            path.unlink()
+        for path in folder.glob("noisy_labels_lp-*st_epsilon-*"):
+            with contextlib.suppress(OSError):  # other files are in it
+                path.rmdir()
+        (folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
+    except OSError as error:
+        raise CommandError(
+            f"cannot write to --output {folder} ({error.strerror}); give another folder"
+        ) from error
 
 
 class Report:
-    """Writes each result as it comes, so that a demo that is stopped leaves consistent files.
+    """Writes each result as it comes, so that a demo that is stopped leaves consistent files."""
 
-    Args:
-        folder: new, empty, or of an earlier demo, whose files are removed.
-        data: the data set.
-        seeded: whether the run is repeatable and so not private.
-
-    Raises:
-        CommandError: nothing can be written there, or it holds other files than a demo's.
-    """
-
-    def __init__(
-        self, folder: pathlib.Path, data: _datasets.ClassificationData, *, seeded: bool
-    ) -> None:
-        self.folder = folder
-        self.data = data
-        self.results: list[Result] = []
-        self._seeded = seeded
+    def __init__(self, folder: pathlib.Path, data: Data, *, seeded: bool) -> None:
+        self.folder, self.data, self._seeded = folder, data, seeded
         # Test accuracy of always answering the most frequent class of the public test labels.
         self.baseline = float(np.bincount(data.y_test).max() / data.y_test.size)
-        self.remarks = [_PUBLIC_TEST]  # what the statements do not cover
-        if data.name in _CHOSEN_ON:
+        self.logits: dict[tuple[str, float | None], np.ndarray] = {}  # of the test examples
+        self.guarantees: list[PrivacyGuarantee] = []  # of the private models
+        self._runs: list[dict[str, Any]] = []
+        self._models: list[dict[str, Any]] = []
+        self._texts: list[str] = []
+        self.remarks = [_PUBLIC_TEST]
+        if data.name in ("digits", "mnist"):
             self.remarks.append(_CHOSEN.format(data.name))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()) and not (folder / _MARKER).exists():
-                raise CommandError(
-                    f"--output {folder} holds files that are not the demo's; give a new or empty "
-                    "folder"
-                )
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-            for pattern in _OWN_FILES:
-                for path in folder.glob(pattern):
-                    path.unlink()
-            for path in folder.glob("noisy_labels_lp-*st_epsilon-*"):
-                with contextlib.suppress(OSError):  # a file, or other files are in it
-                    path.rmdir()
-            (folder / _MARKER).write_text("Files of `tf-labeldp demo`, which replaces them.\n")
-        except OSError as error:
-            raise CommandError(
-                f"cannot write to --output {folder} ({error.strerror}); give another folder"
-            ) from error
 
-    def add(self, result: Result) -> None:
-        """Writes a result's model and noisy labels, and the statements of all results so far."""
-        self.results.append(result)
-        result.model.save(self.folder / result.model_file)
-        if result.noisy_labels is not None and result.noisy_labels_folder is not None:
-            result.noisy_labels.save(self.folder / result.noisy_labels_folder)
+    def add(
+        self,
+        method: str,
+        epsilon: float | None,
+        model: Any,
+        guarantee: PrivacyGuarantee,
+        noisy_labels: NoisyLabels | None,
+        logits: np.ndarray,
+        seconds: float,
+    ) -> float:
+        """Writes a result and the statements of all results so far; returns its test accuracy."""
+        private = epsilon is not None
+        name = f"{method.lower()}_epsilon-{epsilon!r}".removesuffix(".0")
+        file = f"model_{name if private else 'NOT-PRIVATE'}.keras"
+        model.save(self.folder / file)
+        if noisy_labels is not None:
+            noisy_labels.save(self.folder / f"noisy_labels_{name}")
+        accuracy = float(np.mean(logits.argmax(axis=1) == self.data.y_test))
+        self.logits[method, epsilon] = logits
+        self.guarantees += [guarantee] if private else []
+        statement = str(guarantee) if private else _NOT_PRIVATE
+        self._texts.append(f"{file}: {title_of(method, epsilon)}\n{statement}")
+        self._models.append(
+            {
+                "model": file,
+                "noisy_labels": None if noisy_labels is None else f"noisy_labels_{name}",
+                "method": method,
+                "note": None if private else _NOT_PRIVATE,
+                "guarantee": json.loads(guarantee.to_json()),
+            }
+        )
+        self._runs.append(
+            {
+                "method": method,
+                "epsilon": epsilon,
+                "private": guarantee.is_private,
+                "test_accuracy": accuracy,
+                "seconds": round(seconds, 2),
+                "model": file,
+            }
+        )
+        self._write()
+        return accuracy
+
+    def _write(self) -> None:
+        together = self.together()
+        parts = [*self._texts, f"{_TOGETHER}:\n{together}", *self.remarks]
+        privacy = {
+            "models": self._models,
+            "all_private_models_together": json.loads(together.to_json()),
+            "remarks": self.remarks,
+        }
+        figures = {
+            "data": self.data.name,
+            "num_train": len(self.data.y_train),
+            "num_test": len(self.data.y_test),
+            "num_classes": len(self.data.class_names),
+            "most_frequent_class_accuracy": self.baseline,
+            "seeded": self._seeded,
+            "runs": self._runs,
+        }
         for name, text in (
-            ("privacy.txt", self._privacy_text()),
-            ("privacy.json", json.dumps(self._privacy(), indent=2) + "\n"),
-            ("results.json", json.dumps(self._figures(), indent=2) + "\n"),
+            ("privacy.txt", "\n\n".join(parts)),
+            ("privacy.json", json.dumps(privacy, indent=2)),
+            ("results.json", json.dumps(figures, indent=2)),
         ):
-            (self.folder / name).write_text(text, encoding="utf-8")
+            (self.folder / name).write_text(f"{text}\n", encoding="utf-8")
 
     @property
     def epsilons(self) -> list[float]:
         """The epsilons with results, rising."""
-        return sorted({r.job.epsilon for r in self.results if r.job.epsilon is not None})
+        return list(dict.fromkeys(epsilon for _, epsilon in self.logits if epsilon is not None))
 
     def accuracies(self, method: str) -> list[float]:
-        """Test accuracies of a private method in the order of ``epsilons``."""
-        found = {r.job.epsilon: r.accuracy for r in self.results if r.job.method == method}
-        return [found[epsilon] for epsilon in self.epsilons]
-
-    @property
-    def non_private(self) -> float:
-        """Test accuracy of the non-private model."""
-        return next(r.accuracy for r in self.results if r.job.epsilon is None)
+        """Test accuracies of a method in percent, in the order of ``epsilons``."""
+        return [100 * run["test_accuracy"] for run in self._runs if run["method"] == method]
 
     def together(self) -> PrivacyGuarantee:
         """Returns the guarantee of publishing all private models (basic composition)."""
-        private = [r.guarantee for r in self.results if r.job.epsilon is not None]
-        assumptions = dict.fromkeys(text for one in private for text in one.assumptions)
+        assumptions = dict.fromkeys(
+            note for stated in self.guarantees for note in stated.assumptions
+        )
         return PrivacyGuarantee(
-            epsilon=math.fsum(one.epsilon for one in private),
-            delta=math.fsum(one.delta for one in private),
-            assumptions=tuple(text for text in assumptions if text != ALONE),
+            epsilon=math.fsum(stated.epsilon for stated in self.guarantees),
+            delta=math.fsum(stated.delta for stated in self.guarantees),
+            assumptions=tuple(note for note in assumptions if note != _ALONE),
             seeded=self._seeded,
         )
 
     def table(self) -> str:
         """Returns test accuracy by method and epsilon."""
         heads = [f"eps {epsilon:g}" for epsilon in self.epsilons]
-        wide = max(8, *(len(head) + 2 for head in heads))
-        rows = ["Test accuracy in %".ljust(29) + "".join(head.rjust(wide) for head in heads)]
-        plain = f"{100 * self.non_private:.1f}".rjust(wide) * len(heads)
-        rows.append("non-private (NOT PRIVATE)".ljust(29) + plain)
-        for method, words in METHODS.items():
-            cells = "".join(f"{100 * a:.1f}".rjust(wide) for a in self.accuracies(method))
-            rows.append(f"{method} ({words})".ljust(29) + cells)
-        rows.append("most frequent class".ljust(29) + f"{100 * self.baseline:.1f}".rjust(wide))
-        return "\n".join(rows)
+        width = max(8, *(len(head) + 2 for head in heads))
+        rows = {
+            "non-private (NOT PRIVATE)": self.accuracies("non-private") * len(heads),
+            **{f"{name} ({words})": self.accuracies(name) for name, words in METHODS.items()},
+            "most frequent class": [100 * self.baseline],
+        }
+        lines = ["Test accuracy in %".ljust(29) + "".join(head.rjust(width) for head in heads)]
+        for name, cells in rows.items():
+            lines.append(name.ljust(29) + "".join(f"{cell:.1f}".rjust(width) for cell in cells))
+        return "\n".join(lines)
 
     def summary(self) -> str:
-        """Returns what to know about the figures, one statement, and where everything is."""
-        spread = 196 * math.sqrt(self.non_private * (1 - self.non_private) / self.data.y_test.size)
+        """Returns notes on the figures, one statement, and the place of everything."""
+        [share] = (accuracy / 100 for accuracy in self.accuracies("non-private"))
+        spread = 196 * math.sqrt(share * (1 - share) / self.data.y_test.size)
         notes = (
             f"One run of each, so small differences mean nothing: the {self.data.y_test.size:,} "
             f"test examples alone leave +-{spread:.1f} points or more, the random labels add to "
             f"it. {' '.join(self.remarks)}"
         )
-        last = self.results[-1]
         together = str(self.together()).splitlines()[0]
         return "\n".join(
             [
                 textwrap.fill(notes, 100),
-                "",
-                f"Privacy of {last.job.title}:",
-                str(last.guarantee),
-                "",
+                f"\nPrivacy of {title_of(*list(self.logits)[-1])}:\n{self.guarantees[-1]}\n",
                 textwrap.fill(f"{_TOGETHER} {together}", 100),
-                "",
-                f"In {self.folder}: every statement (privacy.txt, privacy.json), results.json,",
+                f"\nIn {self.folder}: every statement (privacy.txt, privacy.json), results.json,",
                 "noisy_labels_*/, model_*.keras (model_NOT-PRIVATE.keras saw the true labels).",
             ]
         )
 
-    def _privacy_text(self) -> str:
-        parts = []
-        for result in self.results:
-            private = result.job.epsilon is not None
-            statement = str(result.guarantee) if private else _NOT_PRIVATE
-            parts.append(f"{result.model_file}: {result.job.title}\n{statement}")
-        parts.append(f"{_TOGETHER}:\n{self.together()}")
-        parts += self.remarks
-        return "\n\n".join(parts) + "\n"
 
-    def _privacy(self) -> dict[str, Any]:
-        return {
-            "models": [
-                {
-                    "model": result.model_file,
-                    "noisy_labels": result.noisy_labels_folder,
-                    "method": result.job.method,
-                    "note": None if result.job.epsilon is not None else _NOT_PRIVATE,
-                    "guarantee": json.loads(result.guarantee.to_json()),
-                }
-                for result in self.results
-            ],
-            "all_private_models_together": json.loads(self.together().to_json()),
-            "remarks": self.remarks,
-        }
-
-    def _figures(self) -> dict[str, Any]:
-        return {
-            "data": self.data.name,
-            "num_train": len(self.data.y_train),
-            "num_test": len(self.data.y_test),
-            "num_classes": self.data.num_classes,
-            "most_frequent_class_accuracy": self.baseline,
-            "seeded": self._seeded,
-            "runs": [
-                {
-                    "method": result.job.method,
-                    "epsilon": result.job.epsilon,
-                    "private": result.guarantee.is_private,
-                    "test_accuracy": result.accuracy,
-                    "seconds": round(result.seconds, 2),
-                    "model": result.model_file,
-                }
-                for result in self.results
-            ],
-        }
-
-
-def draw(report: Report) -> str:
-    """Writes the picture and returns what to tell the user about it."""
+def _draw(report: Report) -> str:
+    """Writes the plot and returns a line about it."""
     try:
         from matplotlib.figure import Figure  # draws with Agg, needs no display
     except ImportError:
@@ -509,19 +419,18 @@ def draw(report: Report) -> str:
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1.0))
     _draw_accuracy(left, report)
     _draw_channel(figure, right, report)
-    path = report.folder / PLOT_FILE
+    path = report.folder / _PLOT_FILE
     figure.savefig(path)
     return f"Plot: {path}"
 
 
 def _draw_accuracy(axes: Any, report: Report) -> None:
     epsilons = report.epsilons
-    axes.axhline(
-        100 * report.non_private, color="black", linestyle="--", label="non-private (NOT PRIVATE)"
-    )
+    [best] = report.accuracies("non-private")
+    axes.axhline(best, color="black", linestyle="--", label="non-private (NOT PRIVATE)")
     for (method, words), marker in zip(METHODS.items(), "so^D", strict=True):
-        values = [100 * accuracy for accuracy in report.accuracies(method)]
-        axes.plot(epsilons, values, marker=marker, label=f"{method}: {words}")
+        label = f"{method}: {words}"
+        axes.plot(epsilons, report.accuracies(method), marker=marker, label=label)
     axes.axhline(
         100 * report.baseline, color="gray", linestyle=":", label="most frequent class (chance)"
     )
@@ -540,9 +449,7 @@ def _draw_channel(figure: Any, axes: Any, report: Report) -> None:
     names = report.data.class_names
     epsilon = report.epsilons[(len(report.epsilons) - 1) // 2]
     mechanism = RRWithPrior(epsilon, len(names))
-    job = Job("LP-2ST", epsilon)
-    logits = next(result.test_logits for result in report.results if result.job == job)
-    priors = prior_from_logits(logits[:1000])
+    priors = prior_from_logits(report.logits["LP-2ST", epsilon][:1000])
     sizes = mechanism.optimal_k(priors)
     # An example on which the model hesitates between a few classes shows the mechanism best.
     example = int(np.argmin(np.abs(sizes - min(3, len(names)))))
@@ -551,8 +458,7 @@ def _draw_channel(figure: Any, axes: Any, report: Report) -> None:
     image = axes.imshow(matrix, vmin=0.0, vmax=1.0, cmap="Blues")
     figure.colorbar(image, ax=axes, label="probability of the noisy label", shrink=0.85)
     few = len(names) <= _MOST_NAMED_CLASSES
-    ticks = range(len(names)) if few else []
-    shown = list(names) if few else []
+    ticks, shown = (range(len(names)), list(names)) if few else ([], [])
     crowded = len("".join(names)) > _MOST_LETTERS_IN_A_ROW
     axes.set_xticks(ticks, shown, rotation=40 if crowded else 0)
     axes.set_yticks(ticks, shown)
@@ -564,9 +470,9 @@ def _draw_channel(figure: Any, axes: Any, report: Report) -> None:
                     column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8
                 )
     axes.set_xlabel(
-        "noisy label, which training sees\n\nA row says how likely each noisy label is for one "
-        "true label. LP-2ST draws them so,\namong the classes that its first stage finds likely; "
-        "rows differ by a factor of e^epsilon at most."
+        "noisy label, which training sees\n\nA row has the probability of each noisy label for one "
+        "true label. LP-2ST draws\namong the classes that its first stage finds likely; rows "
+        "differ by a factor of e^epsilon at most."
     )
     axes.set_ylabel("true label, which stays private")
     classes = "class" if k == 1 else "classes"

@@ -1,12 +1,12 @@
-"""Where noisy labels go: files, folders and streams, written whole or not at all."""
+"""The output of ``tf-labeldp randomize``: tables with their statement, whole or not at all."""
 
 from __future__ import annotations
 
 import abc
-import collections
+import argparse
 import contextlib
-import gzip
-import io
+import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -16,122 +16,196 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, wait
-from typing import IO, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
+import filelock
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet, types
 
 from tf_labeldp.cli._console import CommandError, drop_rest
-from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of
-from tf_labeldp.vault._noisy_labels import IN_FOLDER
-from tf_labeldp.vault._records import give_name, publish
-
-_fcntl: Any
-try:
-    import fcntl
-
-    _fcntl = fcntl
-except ImportError:  # not on Windows
-    _fcntl = None
+from tf_labeldp.cli._tables import STREAM, SUFFIXES, format_of, is_table_name
+from tf_labeldp.vault._noisy_labels import IN_FOLDER, STATEMENT_SUFFIX
+from tf_labeldp.vault._records import give_name
 
 MADE_BY = "tf-labeldp"
-"""How the entry ``made_by`` of a statement begins."""
-
-_AHEAD = 64
-"""Chunks of rows that are encoded ahead of what has been written."""
-_SAMPLE = 1 << 10
-"""Cells by which a column is told to have few different ones."""
-_ROW_GROUP_ROWS = 1 << 20
-"""Rows of a Parquet row group that is written, but for the last one."""
-_LONGEST_PART = "-old-statement"
-"""Of the names of hidden files."""
+"""The beginning of the entry ``made_by`` of a statement."""
 
 
-def statement_path(output: pathlib.Path) -> pathlib.Path:
-    """Returns where the privacy statement of an output file lies."""
-    return output.with_name(f"{output.name}.privacy.json")
+def output_of(
+    args: argparse.Namespace, files: Sequence[pathlib.Path], several: bool, schema: Any
+) -> Output:
+    """Returns the place of the noisy labels: a file, stdout, or a folder for several inputs."""
+    path: pathlib.Path = args.output
+    kind: type[Output] = FolderOutput
+    statement, tables = path / IN_FOLDER, [path / file.name for file in files]
+    if path == STREAM:
+        if args.statement is None:
+            raise CommandError(
+                "--output - needs --statement FILE, as the statement can't go to stdout too; name "
+                "it like the file that the rows will be in, with .privacy.json at its end"
+            )
+        if sys.stdout is None:
+            raise CommandError("--output - is stdout, which is closed; give the path of a file")
+        kind, statement, tables = StreamOutput, args.statement, []
+    elif args.statement is not None:
+        raise CommandError("--statement is for --output -; other outputs have a place for theirs")
+    elif not several or is_table_name(path):
+        kind, statement, tables = FileOutput, path.with_name(path.name + STATEMENT_SUFFIX), [path]
+    sources = [file for file in files if file != STREAM]
+    return kind(path, statement, tables, schema, args.overwrite, sources)
 
 
-Part = tuple[str, Iterable[Sequence[Any]]]
-"""The name of a file, and its rows in chunks: one Arrow array a column, all of the same length."""
-
-
+@dataclasses.dataclass
 class Output(abc.ABC):
-    """Where the rows go: all of them with their statement, or nothing at all.
+    """Tables of one run: all of them with their statement, or nothing at all.
 
-    Args:
-        path: of the output.
-        columns: the names and Arrow types of its columns.
-        overwrite: whether an earlier output may be replaced.
-
-    Raises:
-        CommandError: nothing can be written there.
+    Everything is written to a hidden folder next to the output, under a lock that refuses a second
+    run, and gets its name once it is complete: the statement before the table, so that a table
+    always has its statement. An earlier output is moved away first, the table before the statement:
+    a kill leaves no table under the statement of another run.
     """
 
-    def __init__(
-        self, path: pathlib.Path, columns: Sequence[tuple[str, Any]], *, overwrite: bool
-    ) -> None:
-        self.path = path
-        self._columns = columns
-        self._overwrite = overwrite
-        self._undo = contextlib.ExitStack()
+    path: pathlib.Path  # as the command line names it
+    statement: pathlib.Path
+    tables: list[pathlib.Path]
+    schema: Any  # of the tables
+    overwrite: bool  # whether an earlier output may be replaced
+    sources: Sequence[pathlib.Path]  # none of which may be the output
+
+    option = "--output"
 
     @property
-    @abc.abstractmethod
     def published(self) -> pathlib.Path:
-        """The folder that is published as a whole, perhaps."""
+        """The folder that may be published as a whole."""
+        return self.statement.parent
 
     @abc.abstractmethod
     def written(self, rows: int) -> str:
-        """Returns what was written, in words that follow "wrote"."""
+        """Returns the files in words that follow "wrote"."""
+
+    @property
+    def _targets(self) -> list[pathlib.Path]:
+        """What gets a name, in this order."""
+        return [self.statement, *self.tables]
 
     @abc.abstractmethod
-    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
-        """Writes the rows of all files, in this order, and their statement."""
+    def _may_replace(self, target: pathlib.Path) -> bool:
+        """Returns whether this run may put its own file in the place of one that is there."""
 
     def __enter__(self) -> Output:
         """Finds out whether the output can be written."""
+        place = self._targets[-1]
+        self._hidden = f".{place.name}."
+        self._folder = place.with_name(f"{self._hidden}{secrets.token_hex(8)}.tmp")
+        formats = {format_of(table, self.option) for table in self.tables} or {"csv"}
         with contextlib.ExitStack() as undo, self._explained():
-            self._begin(undo)
+            try:
+                os.stat(place.parent)
+            except FileNotFoundError:
+                raise CommandError(
+                    f"the folder of {self.option} {place} does not exist; make {place.parent} first"
+                ) from None
+            if any(self.path.exists() and self.path.samefile(file) for file in self.sources):
+                raise CommandError(f"--output {self.path} is the input itself; give another path")
+            locked = self._take_lock(undo)
+            for target in reversed(self._targets):
+                if os.path.lexists(target) and not self._may_replace(target):
+                    raise CommandError(
+                        f"{target} exists; give another {self.option}, or --overwrite to replace it"
+                    )
+            if locked:  # without a lock they may be those of a run that is at work
+                self._remove_leftovers()
+            os.mkdir(self._folder)
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            for kind in formats:
+                _writer(pa.BufferOutputStream(), kind, self.schema).close()
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Removes what has not been published."""
+        """Removes all that has not been published."""
         self._undo.close()
 
-    @abc.abstractmethod
-    def _begin(self, undo: contextlib.ExitStack) -> None: ...
-
-    def _check_parent(self, path: pathlib.Path, option: str = "--output") -> None:
+    def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
+        """Writes the rows of all files of the input, which come in parts, and their statement."""
+        if len(rows) != len(self.tables):
+            rows = [itertools.chain.from_iterable(rows)]
         with self._explained():
-            if not path.parent.is_dir():
-                raise CommandError(
-                    f"the folder of {option} {path} does not exist; make {path.parent} first"
-                )
+            staged = self._staged(self.statement)
+            staged.parent.mkdir(exist_ok=True)
+            with ThreadPoolExecutor(jobs) as pool:
+                # One table is written by the main thread, which a signal stops at once.
+                run = pool.map if len(self.tables) > 1 else map
+                list(run(self._write_table, self.tables, rows))
+            staged.write_text(statement, encoding="utf-8")
+            _sync(staged)
+            self._give_names()
 
-    def _take_lock(self, undo: contextlib.ExitStack, path: pathlib.Path) -> bool:
-        lock = OutputLock(path)
-        locked = lock.acquire()
+    def _write_table(self, path: pathlib.Path, parts: Iterable[Any]) -> None:
+        staged, kind = self._staged(path), format_of(path, self.option)
+        with (
+            pa.output_stream(str(staged), compression="gzip" if kind == "csv.gz" else None) as file,
+            contextlib.closing(_writer(file, kind, self.schema)) as writer,
+        ):
+            for part in parts:
+                writer.write_table(part)
+        _sync(staged)
+
+    def _staged(self, path: pathlib.Path) -> pathlib.Path:
+        """Returns the place of a file in the hidden folder."""
+        return self._folder / path.relative_to(self._folder.parent)
+
+    def _give_names(self) -> None:
+        """Gives all their names, or leaves everything as it was."""
+        moved: list[tuple[pathlib.Path, pathlib.Path]] = []
+        try:
+            for target in reversed(self._targets):
+                if os.path.lexists(target) and self._may_replace(target):
+                    moved.append((target, self._folder / f"old-{len(moved)}"))
+                    os.replace(*moved[-1])
+            for target in self._targets:
+                give_name(self._staged(target), target)
+        except BaseException:
+            for target in self._targets:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(os.lstat(target), os.lstat(self._staged(target))):
+                        target.unlink()
+            for target, old in reversed(moved):  # the table comes last
+                with contextlib.suppress(OSError):
+                    give_name(old, target)
+            raise
+
+    def _take_lock(self, undo: contextlib.ExitStack) -> bool:
+        """Returns whether the lock is held now; False where the system has no such locks."""
+        path = self._folder.with_name(f"{self._hidden}lock")
+        lock = filelock.FileLock(path)
         undo.callback(lock.release)
-        return locked
-
-    def _hidden(self, part: str) -> pathlib.Path:
-        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}{part}.tmp")
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                raise CommandError(
+                    f"another run is writing {self.option} {self.path} at this moment; wait for "
+                    f"it, or give another {self.option}"
+                ) from None
+            except (NotImplementedError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                    raise
+                return False
+            if not path.exists():  # a run that ended in between removed it
+                lock.release()
+        # Before it is released: nobody else can have the lock on this file by then.
+        undo.callback(path.unlink, missing_ok=True)
+        return True
 
     def _remove_leftovers(self) -> None:
-        """Removes what earlier runs for this output hid here, and were killed."""
-        name = re.escape(self.path.name)
-        leftover = re.compile(rf"\.{name}\.[0-9a-f]{{16}}(-old)?(-statement)?\.tmp")
-        for path in self.path.parent.iterdir():
-            if leftover.fullmatch(path.name):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+        """Removes the hidden files of earlier runs for this output that were killed."""
+        name = re.compile(re.escape(self._hidden) + r"[0-9a-f]{16}(-old)?(-statement)?\.tmp")
+        for path in self._folder.parent.iterdir():
+            if name.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -139,7 +213,7 @@ class Output(abc.ABC):
             yield
         except FileExistsError as error:
             raise CommandError(
-                f"{error.filename} has come into being meanwhile; give another --output"
+                f"{error.filename} has come into being meanwhile; give another {self.option}"
             ) from None
         except OSError as error:
             reason = f" ({os.strerror(error.errno)})" if error.errno else ""
@@ -154,359 +228,88 @@ class Output(abc.ABC):
 
 
 class FileOutput(Output):
-    """A table that gets its name once it is complete; left early, it leaves nothing behind.
-
-    It is written to a hidden file beside ``path``, under a lock that refuses a second run.
-    ``publish`` gives the statement its name first, so whoever finds the table finds its statement
-    too; a statement alone was left by a run that was killed between the two, and is replaced. An
-    old table is moved away before its statement is: a kill leaves no table under the statement of
-    another run. Its suffix decides the format; the ``sources`` must be other files.
-    """
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        columns: Sequence[tuple[str, Any]],
-        *,
-        overwrite: bool,
-        sources: Sequence[pathlib.Path],
-    ) -> None:
-        super().__init__(path, columns, overwrite=overwrite)
-        self.statement = statement_path(path)
-        self._format = format_of(path, "--output")
-        with self._explained():
-            there = path.exists()
-            for source in sources:
-                if there and source != STREAM and path.samefile(source):
-                    raise CommandError(f"--output {path} is the input itself; give another path")
-        self._check_parent(path)
-        self._temporary = self._hidden("")
-
-    @property
-    def published(self) -> pathlib.Path:
-        return self.path.parent
+    """One table, with its statement next to it."""
 
     def written(self, rows: int) -> str:
         return f"{self.path} ({rows:,} rows) and {self.statement.name}"
 
-    def _begin(self, undo: contextlib.ExitStack) -> None:
-        """Starts the hidden file, so that a folder or a column that it cannot hold is found out."""
-        locked = self._take_lock(undo, self.path)
-        for target in (self.path, self.statement):
-            if os.path.lexists(target) and not self._may_replace(target):
-                raise CommandError(
-                    f"{target} exists; give another --output, or --overwrite to replace it"
-                )
-        if locked:  # else they may be those of a run that is at work
-            self._remove_leftovers()
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(self._hidden(_LONGEST_PART))  # too long a name is found out now
-        self._file = open(self._temporary, "xb")
-        undo.callback(self._temporary.unlink, missing_ok=True)
-        undo.callback(_close, self._file)
-        self._writer = _writer(self._file, self._format, self._columns)
-        undo.callback(_close, self._writer)
-
-    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
-        """Puts the table and its statement on disk, whole, under their names."""
-        hidden = self._hidden("-statement")
-        with self._explained():
-            try:
-                _write_rows(self._writer, parts, pool)
-                self._writer.close()
-                _sync(self._file)
-                _write_text(hidden, statement)
-                self._give_names(hidden)
-            finally:
-                hidden.unlink(missing_ok=True)
-
-    def _give_names(self, statement: pathlib.Path) -> None:
-        """Gives statement and table their names, or leaves all as it was."""
-        made = {self.path: os.stat(self._temporary), self.statement: os.stat(statement)}
-        old = {self.path: self._hidden("-old"), self.statement: self._hidden(_LONGEST_PART)}
-        try:
-            for target, aside in old.items():  # the table goes first
-                if os.path.lexists(target) and self._may_replace(target):
-                    os.replace(target, aside)
-            give_name(statement, self.statement)
-            give_name(self._temporary, self.path)
-        except BaseException:
-            for target, mine in made.items():
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.lstat(target), mine):
-                        target.unlink()
-            for target, aside in reversed(old.items()):  # the table comes last
-                with contextlib.suppress(OSError):
-                    give_name(aside, target)
-            raise
-        finally:
-            for aside in old.values():
-                aside.unlink(missing_ok=True)
-
     def _may_replace(self, target: pathlib.Path) -> bool:
-        """Returns whether this run may put its own file in the place of one that is there."""
         if target.is_dir():
             raise CommandError(f"{target} is a folder; give another --output")
-        if self._overwrite:
-            return True
         # A statement without its table is that of a killed run.
         alone = target == self.statement and not os.path.lexists(self.path)
-        return alone and bool(_statement_in(target))
+        return self.overwrite or (alone and bool(_statement_in(target)))
 
 
 class FolderOutput(Output):
-    """A folder with a table for each file of the input, of the same name, and one statement.
-
-    All of it is written to a hidden folder beside ``path``, which gets its name once it is
-    complete: whoever finds a table finds all of them, and the statement.
-    """
-
-    def __init__(
-        self,
-        path: pathlib.Path,
-        columns: Sequence[tuple[str, Any]],
-        *,
-        overwrite: bool,
-        sources: Sequence[pathlib.Path],
-    ) -> None:
-        super().__init__(path, columns, overwrite=overwrite)
-        self._formats = {source.name: format_of(source, "the input") for source in sources}
-        self._check_parent(path)
-        self._temporary = self._hidden("")
-
-    @property
-    def published(self) -> pathlib.Path:
-        return self.path
+    """A folder with a table for each file of the input, of the same name, and one statement."""
 
     def written(self, rows: int) -> str:
-        return f"{self.path} ({rows:,} rows in {len(self._formats):,} files) with {IN_FOLDER}"
+        return f"{self.path} ({rows:,} rows in {len(self.tables):,} files) with {IN_FOLDER}"
 
-    def _begin(self, undo: contextlib.ExitStack) -> None:
-        locked = self._take_lock(undo, self.path)
-        self._check_replaceable()
-        if locked:
-            self._remove_leftovers()
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(self._hidden("-old"))
-        for kind in set(self._formats.values()):
-            _close(_writer(io.BytesIO(), kind, self._columns))
-        self._temporary.mkdir()
-        undo.callback(shutil.rmtree, self._temporary, ignore_errors=True)
+    @property
+    def _targets(self) -> list[pathlib.Path]:
+        return [self.path]
 
-    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
-        """Puts the folder on disk, whole, under its name."""
-        with self._explained():
-            tables = [pool.submit(self._write_table, part) for part in parts]
-            try:
-                for table in tables:
-                    table.result()
-            finally:  # what is written must not be removed at the same time
-                for table in tables:
-                    table.cancel()
-                wait(tables)
-            _write_text(self._temporary / IN_FOLDER, statement)
-            old = self._hidden("-old")
-            if self._check_replaceable():
-                os.replace(self.path, old)
-            try:
-                os.rename(self._temporary, self.path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.rename(old, self.path)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-
-    def _write_table(self, part: Part) -> None:
-        name, chunks = part
-        with open(self._temporary / name, "xb") as file:
-            writer = _writer(file, self._formats[name], self._columns)
-            for arrays in chunks:
-                writer.write(writer.encoded(arrays))
-            writer.close()
-            _sync(file)
-
-    def _check_replaceable(self) -> bool:
-        """Returns whether there is something to replace; raises if it must stay."""
-        if not os.path.lexists(self.path):
-            return False
-        if not self.path.is_dir():
+    def _may_replace(self, target: pathlib.Path) -> bool:
+        if not target.is_dir():
             raise CommandError(
-                f"--output {self.path} is a file; several inputs need a folder, or one table named "
+                f"--output {target} is a file; several inputs need a folder, or one table named "
                 f"{', '.join(SUFFIXES)}"
             )
-        names = {one.name for one in self.path.iterdir()}
-        if not names:
-            return True
-        told = _statement_in(self.path / IN_FOLDER)
-        if not names <= {IN_FOLDER, *told.get("files", {})}:
+        names = {path.name for path in target.iterdir()}
+        if not names <= {IN_FOLDER, *_statement_in(self.statement).get("files", {})}:
             raise CommandError(
-                f"--output {self.path} holds files that are not of an earlier run; give another "
+                f"--output {target} holds files that are not of an earlier run; give another "
                 "--output"
             )
-        if not self._overwrite:
-            raise CommandError(
-                f"{self.path} exists; give another --output, or --overwrite to replace it"
-            )
-        return True
+        return self.overwrite or not names
 
 
 class StreamOutput(Output):
     """CSV on stdout, after its statement is in a file: rows that were read can't be taken back."""
 
-    def __init__(
-        self, statement: pathlib.Path, columns: Sequence[tuple[str, Any]], *, overwrite: bool
-    ) -> None:
-        super().__init__(STREAM, columns, overwrite=overwrite)
-        self.statement = statement
-        self._check_parent(statement, "--statement")
-
-    @property
-    def published(self) -> pathlib.Path:
-        return self.statement.parent
+    option = "--statement"
 
     def written(self, rows: int) -> str:
         return f"{rows:,} rows to stdout and {self.statement}"
 
-    def _begin(self, undo: contextlib.ExitStack) -> None:
-        if sys.stdout is None:
-            raise CommandError("--output - is stdout, which is closed; give the path of a file")
-        if os.path.lexists(self.statement) and not (self._overwrite and self.statement.is_file()):
-            raise CommandError(
-                f"--statement {self.statement} exists; give another, or --overwrite to replace it"
-            )
-        _close(_writer(io.BytesIO(), "csv", self._columns))
-
-    def publish(self, statement: str, parts: Sequence[Part], pool: Executor) -> None:
+    def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
+        super().publish(statement, (), jobs)
         with self._explained():
-            publish(self.statement, statement.encode(), replace=self._overwrite)
             try:
-                _write_rows(_writer(sys.stdout.buffer, "csv", self._columns), parts, pool)
+                writer = CsvWriter(sys.stdout.buffer, self.schema)
+                for part in itertools.chain.from_iterable(rows):
+                    writer.write_table(part)
                 sys.stdout.buffer.flush()
             except OSError:
                 drop_rest(sys.stdout)
                 raise
 
-
-class OutputLock:
-    """A lock on a hidden file beside the output, which the system lifts when the process dies."""
-
-    def __init__(self, output: pathlib.Path) -> None:
-        self._output = output
-        self._path = output.with_name(f".{output.name}.lock")
-        self._descriptor: int | None = None
-
-    def acquire(self) -> bool:
-        """Returns whether the lock is held now; False where the system has no such locks."""
-        while _fcntl is not None:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise CommandError(
-                    f"another run is writing --output {self._output} at this moment; wait for it, "
-                    "or give another --output"
-                ) from None
-            except OSError:  # a file system without locks
-                os.close(descriptor)
-                self._path.unlink(missing_ok=True)
-                return False
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
-                    self._descriptor = descriptor
-                    return True
-            os.close(descriptor)  # of a run that ended in between, and removed it
-        return False
-
-    def release(self) -> None:
-        """Lifts the lock, if it is held, and removes its file."""
-        if self._descriptor is not None:
-            # Removed before it is unlocked: nobody else can hold a lock on this file by then.
-            self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+    def _may_replace(self, target: pathlib.Path) -> bool:
+        return self.overwrite and target.is_file()
 
 
-def _writer(file: Any, kind: str, columns: Sequence[tuple[str, Any]]) -> CsvWriter | ParquetWriter:
-    """Returns what writes a table of this format to an open file."""
-    if kind == "parquet":
-        return ParquetWriter(file, columns)
-    return CsvWriter(file, columns, kind == "csv.gz")
-
-
-def _write_rows(writer: CsvWriter | ParquetWriter, parts: Sequence[Part], pool: Executor) -> None:
-    """Appends the rows of all parts; chunks are encoded side by side and written in order."""
-    waiting: collections.deque[Any] = collections.deque()
-    for arrays in itertools.chain.from_iterable(chunks for _, chunks in parts):
-        waiting.append(pool.submit(writer.encoded, arrays))
-        if len(waiting) > _AHEAD:
-            writer.write(waiting.popleft().result())
-    while waiting:
-        writer.write(waiting.popleft().result())
+def _writer(file: Any, kind: str, schema: Any) -> Any:
+    """Returns the writer of a table of this format to an open file."""
+    return parquet.ParquetWriter(file, schema) if kind == "parquet" else CsvWriter(file, schema)
 
 
 class CsvWriter:
     """Comma-separated values in UTF-8; unlike Arrow's, quotes only the cells that need it."""
 
-    def __init__(self, file: Any, columns: Sequence[tuple[str, Any]], gzipped: bool) -> None:
-        for _, kind in columns:
+    def __init__(self, file: Any, schema: Any) -> None:
+        for kind in schema.types:
             _check_text(kind)
-        # No name and no time in the header of the archive.
-        self._gzip = gzip.GzipFile("", "wb", 6, file, 0) if gzipped else None
-        self._file: Any = self._gzip or file
-        self.write(self.encoded([pa.array([name]) for name, _ in columns]))
+        self._file = file
+        self._file.write(_lines([pa.array([name]) for name in schema.names]))
 
-    def encoded(self, arrays: Sequence[Any]) -> Any:
-        """Returns the lines of some rows, as bytes."""
-        cells = [_cells(array) for array in arrays]
-        if all(pc.min(pc.binary_length(column)).as_py() for column in cells):
-            with contextlib.suppress(pa.ArrowInvalid):  # a cell that needs quotes
-                return _plain_lines(cells)
-        lines = pc.binary_join_element_wise(*[_quoted(column) for column in cells], ",")
-        lines = pc.binary_join_element_wise(lines, "", "\n")
-        if not len(lines):
-            return b""
-        # An Arrow array of texts holds them one after another: this is the file's content.
-        _, offsets, content = lines.buffers()
-        ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-        return memoryview(content)[int(ends[0]) : int(ends[-1])]
-
-    def write(self, lines: Any) -> None:
-        self._file.write(lines)
+    def write_table(self, table: Any) -> None:
+        """Appends rows."""
+        self._file.write(_lines([column.cast(pa.string()) for column in table.columns]))
 
     def close(self) -> None:
-        if self._gzip is not None:
-            self._gzip.close()
-
-
-class ParquetWriter:
-    """A Parquet file without metadata of the input, in large row groups."""
-
-    def __init__(self, file: Any, columns: Sequence[tuple[str, Any]]) -> None:
-        # Names and types alone: metadata of the input's schema may say anything.
-        self._schema = pa.schema(list(columns))
-        self._writer = parquet.ParquetWriter(file, self._schema)
-        self._batches: list[Any] = []
-        self._rows = 0
-
-    def encoded(self, arrays: Sequence[Any]) -> Any:
-        """Returns some rows as a record batch."""
-        return pa.record_batch(list(arrays), schema=self._schema)
-
-    def write(self, batch: Any) -> None:
-        self._batches.append(batch)
-        self._rows += len(batch)
-        if self._rows >= _ROW_GROUP_ROWS:
-            self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if self._batches:
-            table, self._batches, self._rows = pa.Table.from_batches(self._batches), [], 0
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        """Leaves the file to its opener."""
 
 
 def _check_text(kind: Any) -> None:
@@ -516,39 +319,33 @@ def _check_text(kind: Any) -> None:
     """
     if types.is_dictionary(kind):
         kind = kind.value_type
-    binary = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    if str(kind) == "binary_view" or any(one(kind) for one in (*binary, types.is_duration)):
+    if "binary" in str(kind) or types.is_duration(kind):
         raise pa.ArrowNotImplementedError(f"{kind} has no text")
     pa.nulls(0, kind).cast(pa.string())  # raises for lists and the like
 
 
-def _cells(array: Any) -> Any:
-    """Returns an Arrow array as texts; of a few different numbers each is converted once."""
-    if types.is_floating(array.type) and len(pc.unique(array[:_SAMPLE])) < _SAMPLE // 4:
-        few = array.dictionary_encode()
-        return few.dictionary.cast(pa.string()).take(few.indices)
-    return array.cast(pa.string())
-
-
-def _plain_lines(cells: Sequence[Any]) -> Any:
-    """Returns the lines of cells without quotes; raises an Arrow error if one needs them."""
-    lines = pa.BufferOutputStream()
-    table = pa.table(list(cells), [str(place) for place in range(len(cells))])
-    csv.write_csv(table, lines, csv.WriteOptions(include_header=False, quoting_style="none"))
-    return lines.getvalue()
+def _lines(cells: Sequence[Any]) -> Any:
+    """Returns columns of texts as the lines of a CSV file."""
+    if all(pc.min(pc.binary_length(column)).as_py() for column in cells):
+        with contextlib.suppress(pa.ArrowInvalid):  # a cell needs quotes
+            plain = pa.BufferOutputStream()
+            options = csv.WriteOptions(include_header=False, quoting_style="none")
+            table = pa.table(list(cells), [str(place) for place in range(len(cells))])
+            csv.write_csv(table, plain, options)
+            return plain.getvalue()
+    lines = pc.binary_join_element_wise(*map(_quoted, cells), ",")
+    return "".join(f"{line}\n" for line in lines.to_pylist()).encode()
 
 
 def _quoted(text: Any) -> Any:
     """Returns texts as CSV cells: quoted where needed; null as nothing, "" as quotes."""
     special = pc.match_substring_regex(text, '^$|[",\r\n]')
-    if pc.any(special).as_py():
-        doubled = pc.replace_substring(text, '"', '""')
-        text = pc.if_else(special, pc.binary_join_element_wise('"', doubled, '"', ""), text)
-    return text.fill_null("")
+    doubled = pc.binary_join_element_wise('"', pc.replace_substring(text, '"', '""'), '"', "")
+    return pc.if_else(special, doubled, text).fill_null("")
 
 
 def _statement_in(path: pathlib.Path) -> dict[str, Any]:
-    """Returns what a statement that the command made says; empty if it is none."""
+    """Returns the content of a statement that the command made; empty if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content) if str(content["made_by"]).startswith(MADE_BY) else {}
@@ -556,19 +353,7 @@ def _statement_in(path: pathlib.Path) -> dict[str, Any]:
         return {}
 
 
-def _write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a new file, so that it is on disk when this returns."""
-    with open(path, "xb") as file:
-        file.write(text.encode())
-        _sync(file)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _close(file: Any) -> None:
-    """Closes a file or a writer whose content nobody will see."""
-    with contextlib.suppress(Exception):
-        file.close()
+def _sync(path: pathlib.Path) -> None:
+    """Returns once the file is on disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

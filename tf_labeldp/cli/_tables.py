@@ -1,16 +1,14 @@
-"""Tables of labels in CSV and Parquet files, read in chunks.
+"""Tables of labels in CSV and Parquet files.
 
-Several files are one table, whose rows are in the order of the files' names.
-
-Errors name columns and rows and count cells, but never show one: Arrow's own messages quote the
-text that they could not convert, so none of them is passed on.
+Several files are one table, whose rows are in the order of the files' names. Errors name columns
+and rows and count cells, but show none: Arrow's own messages quote the text that could not be
+converted, so none of them is passed on.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import glob
 import itertools
 import os
@@ -19,7 +17,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import csv, parquet, types
@@ -27,14 +25,13 @@ from pyarrow import csv, parquet, types
 from tf_labeldp.cli._console import CommandError
 
 
-@dataclasses.dataclass(frozen=True)
-class ColumnKind:
-    """What a label column may hold."""
+class ColumnKind(NamedTuple):
+    """Which cells a label column may have."""
 
     words: str
     arrow_type: Any  # that the labels are read as
-    remedy: str  # what to do about a column that holds something else
-    suits: tuple[Callable[[Any], bool], ...]  # tests of a Parquet column's type; one must hold
+    remedy: str  # for a column of other cells
+    suits: tuple[Callable[[Any], bool], ...]  # tests of a Parquet column's type; one must pass
 
 
 NUMBER = ColumnKind(
@@ -66,69 +63,89 @@ FILL = (
     "fill them by a rule that does not look at labels, or choose the rows to send by features "
     "alone: which rows are in the table must not depend on labels"
 )
-"""What to do about labels that are missing."""
-
-_MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
-"""Cells of a CSV number column that hold no number on purpose."""
-
-_BLOCK_BYTES = 16 << 20
-"""A CSV file is read in blocks of this size; a row must fit into one."""
-_HEADER_BYTES = 1 << 16
-"""The names of its columns are looked for in so many bytes first."""
-_BATCH_ROWS = 1 << 16
-"""A Parquet file is read in batches of at most this many rows."""
+"""The remedy for missing labels."""
 SUFFIXES = {".csv": "csv", ".csv.gz": "csv.gz", ".parquet": "parquet"}
 STREAM = pathlib.Path("-")
 """Stands for stdin or stdout."""
+_MISSING = ["", "NA", "N/A", "NULL", "null", "None"]
+"""Cells of a CSV column of numbers that are missing values."""
+_BLOCK_BYTES = 16 << 20
+"""Bytes of a CSV file that are parsed at a time; a row must fit."""
+_NO_ROWS = "the input {path} has no rows below its header line; there is nothing to randomize"
+_MEANINGS = {
+    "Empty CSV file or block": _NO_ROWS,
+    "Empty CSV file": "the input {path} is empty; give a CSV file with a header line",
+    "straddling object": "the input {path} has a row longer than 16 MB; look for a quote that is "
+    "not closed",
+    r"Expected (\d+) columns, got (\d+)": "the input {path} has {1} cells{row}, but {0} columns; "
+    "repair that row (a cell with a comma or a quote must be quoted)",
+    "UTF-16 or gzip": "the input {path} is not UTF-8 text; save UTF-16, as of Excel and "
+    "PowerShell, as UTF-8, and name a gzip archive .csv.gz",
+    "(?i)utf-?8": "the input {path} is not UTF-8 text{row}; convert it to UTF-8",
+    "conversion error": "column {label!r} of {path} holds something that is not {kind.words}{row}; "
+    "{kind.remedy}",
+    "": "the input {path} cannot be read as CSV{row}; check that it has a header line and commas "
+    "between the cells",
+}
+"""Of messages of Arrow's CSV reader, by a pattern of theirs; the first that matches counts."""
 
 
-def is_single(inputs: Sequence[pathlib.Path]) -> bool:
-    """Returns whether the inputs are one file or stdin, rather than a folder or a pattern."""
-    return len(inputs) == 1 and not os.path.isdir(inputs[0]) and not _matches(inputs[0])
+def format_of(path: pathlib.Path, option: str) -> str:
+    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"`` by the end of the name, or raises."""
+    for suffix, name in SUFFIXES.items():
+        if path.name.lower().endswith(suffix):
+            return name
+    raise CommandError(
+        f"the format of {option} {path} is not known by its name; name it {', '.join(SUFFIXES)}"
+    )
 
 
-def find_files(inputs: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """Returns the files that are named, lie in a folder or match a pattern, by their names."""
-    found: list[pathlib.Path] = []
+def is_table_name(path: pathlib.Path) -> bool:
+    """Returns whether a path has the name of a table, rather than that of a folder."""
+    return path.name.lower().endswith(tuple(SUFFIXES))
+
+
+def find_files(inputs: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], bool]:
+    """Returns the files that are named, lie in a folder or match a pattern, by their names.
+
+    The second value is False for one file, or stdin, that is named itself.
+    """
+    files: list[pathlib.Path] = []
     for path in inputs:
         if path == STREAM and len(inputs) > 1:
             raise CommandError("the input - is stdin, which can't be one of several files")
-        if not os.path.isdir(path):
-            found += _matches(path) or [path]
-            continue
-        try:
-            inside = [one for one in path.iterdir() if not one.name.startswith(".")]
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        if not any(map(is_table_name, inside)):
+        pattern = os.path.join(glob.escape(str(path)), "*") if os.path.isdir(path) else str(path)
+        found = [pathlib.Path(name) for name in glob.glob(pattern, recursive=True)]
+        if os.path.isdir(path):
+            found = list(filter(is_table_name, found))
+            if not found:
+                raise CommandError(
+                    f"the folder {path} has no file in it whose name ends in "
+                    f"{', '.join(SUFFIXES)}; check the path"
+                )
+        elif os.path.lexists(path):
+            found = [path]
+        files += found or [path]
+    files.sort(key=lambda file: file.name)
+    for file, other in itertools.pairwise(files):
+        if file.name == other.name:
             raise CommandError(
-                f"the folder {path} has no file in it whose name ends in {', '.join(SUFFIXES)}; "
-                "check the path"
-            )
-        found += filter(is_table_name, inside)
-    found.sort(key=lambda one: one.name)
-    for one, other in itertools.pairwise(found):
-        if one.name == other.name:
-            raise CommandError(
-                f"the inputs {one} and {other} have the same name, by which the files of the "
+                f"the inputs {file} and {other} have the same name, by which the files of the "
                 "output are called; give each once, under a name of its own"
             )
-    return found
+    return files, files != list(inputs) or len(files) > 1
 
 
 def open_table(path: pathlib.Path) -> Table:
     """Returns the table in a file; only its columns have been read."""
     if path == STREAM:
         return StdinTable()
-    kind = format_of(path, "the input")
-    return ParquetTable(path) if kind == "parquet" else CsvTable(path, gzipped=kind == "csv.gz")
+    return ParquetTable(path) if format_of(path, "the input") == "parquet" else CsvTable(path)
 
 
 def no_rows(path: pathlib.Path) -> CommandError:
     """Returns the error for a table without rows."""
-    return CommandError(
-        f"the input {path} has no rows below its header line; there is nothing to randomize"
-    )
+    return CommandError(_NO_ROWS.format(path=path))
 
 
 class Table(abc.ABC):
@@ -141,18 +158,26 @@ class Table(abc.ABC):
         self.path = path
         self._version = self._stat()
 
-    @abc.abstractmethod
-    def chunks(
-        self, label: str, kind: ColumnKind, ids: Sequence[str]
-    ) -> Iterator[tuple[Any, list[Any]]]:
-        """Yields Arrow arrays: the labels, of the kind's type, and each column of ids."""
-
-    def check_unchanged(self) -> None:
-        """Raises if the file has been written to since it was opened."""
+    def read(self, label: str, kind: ColumnKind, ids: Sequence[str]) -> tuple[Any, Any]:
+        """Returns the labels, a chunked array of the kind's type, and a table of the ids."""
+        found = self._read([label, *ids], kind)
         if self._stat() != self._version:
             raise CommandError(
                 f"the input {self.path} changed while it was read; run again once it is complete"
             )
+        if not found.num_rows:
+            raise no_rows(self.path)
+        return found.column(0), found.select(list(ids))
+
+    @abc.abstractmethod
+    def _read(self, columns: list[str], kind: ColumnKind) -> Any:
+        """Returns a table of these columns; the first one has the labels."""
+
+    def _explanation(
+        self, message: str, columns: Sequence[str], kind: ColumnKind | None
+    ) -> CommandError:
+        """Returns the meaning of Arrow's message, without the cell that it quotes."""
+        return _unreadable(self.path)
 
     def _stat(self) -> tuple[int, int, int]:
         with self._explained():
@@ -168,7 +193,6 @@ class Table(abc.ABC):
     def _explained(
         self, columns: Sequence[str] = (), kind: ColumnKind | None = None
     ) -> Iterator[None]:
-        """Replaces errors while columns are read: ids, or if there is a kind, the labels."""
         try:
             yield
         except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -176,25 +200,19 @@ class Table(abc.ABC):
         except OSError as error:
             raise _unreadable(self.path, error) from None
 
-    def _explanation(
-        self, message: str, columns: Sequence[str], kind: ColumnKind | None
-    ) -> CommandError:
-        return _unreadable(self.path)
-
 
 class ParquetTable(Table):
     """An Apache Parquet file; ids keep their types."""
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
-        with self._explained(), parquet.ParquetFile(str(path)) as file:
-            schema = file.schema_arrow
+        with self._explained():
+            schema = parquet.read_schema(str(path))
         self.columns = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
 
-    def chunks(
-        self, label: str, kind: ColumnKind, ids: Sequence[str]
-    ) -> Iterator[tuple[Any, list[Any]]]:
+    def _read(self, columns: list[str], kind: ColumnKind) -> Any:
+        label = columns[0]
         found = self.types[label]
         plain = found.value_type if kind is NAME and types.is_dictionary(found) else found
         if not any(suits(plain) for suits in kind.suits):
@@ -202,63 +220,43 @@ class ParquetTable(Table):
                 f"column {label!r} of {self.path} has type {found}, expected {kind.words}; "
                 f"{kind.remedy}"
             )
-        # "a" may bring "a.b" along.
         with self._explained(), parquet.ParquetFile(str(self.path)) as file:
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[label, *ids]):
-                # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
-                labels = batch.column(label).cast(kind.arrow_type, safe=False)
-                yield labels, [batch.column(name) for name in ids]
+            table = file.read(columns).select(columns)  # "a" may bring "a.b" along
+            # Unsafe: an unsigned number above 2^63 turns negative, and is refused as such.
+            labels = table.column(0).cast(kind.arrow_type, safe=False)
+        return table.set_column(0, label, labels)
 
 
 class CsvTable(Table):
     """Comma-separated values with a header line, UTF-8; ids are kept as the text they are."""
 
-    def __init__(self, path: pathlib.Path, *, gzipped: bool) -> None:
+    def __init__(self, path: pathlib.Path) -> None:
         super().__init__(path)
-        self._gzipped = gzipped
-        self._check_start()
+        with self._explained(), self._stream() as stream:
+            if stream.read(2) in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b"):
+                raise pa.ArrowInvalid("UTF-16 or gzip")
         self._ignore_empty_lines = True
-        self._empty_last_line = False
-        with self._explained():
-            self.columns = self._names()
+        with self._explained(), csv.open_csv(self._stream(), *self._options()) as reader:
+            self.columns = list(reader.schema.names)
         self.types = dict.fromkeys(self.columns, pa.string())
-        if len(self.columns) == 1:
-            # There an empty line is an empty cell, not the absence of a row; but for the last one.
-            self._ignore_empty_lines = False
-            self._empty_last_line = re.search(rb"\n\r?\n\Z", self._end()) is not None
+        # In a single column an empty line is an empty cell; only the last one is no row.
+        self._ignore_empty_lines = len(self.columns) > 1
 
-    def chunks(
-        self, label: str, kind: ColumnKind, ids: Sequence[str]
-    ) -> Iterator[tuple[Any, list[Any]]]:
-        columns = [label, *ids]
-        with self._explained(columns, kind), self._reader(columns, kind) as reader:
-            for batch, following in itertools.pairwise(itertools.chain(reader, [None])):
-                if following is None and self._empty_last_line:
-                    batch = batch.slice(0, max(batch.num_rows - 1, 0))
-                yield batch.column(0), [batch.column(name) for name in ids]
+    def _read(self, columns: list[str], kind: ColumnKind) -> Any:
+        with self._explained(columns, kind):
+            table = csv.read_csv(self._stream(), *self._options(columns, kind))
+            if not self._ignore_empty_lines and self._ends_with_an_empty_line():
+                table = table.slice(0, max(table.num_rows - 1, 0))
+        return table
 
-    def _names(self) -> list[str]:
-        """Returns the names of the columns, most often from less than a block."""
-        if _HEADER_BYTES < _BLOCK_BYTES:
-            with contextlib.suppress(pa.ArrowException):
-                with self._reader(block_bytes=_HEADER_BYTES, use_threads=False) as reader:
-                    return list(reader.schema.names)
-        with self._reader() as reader:
-            return list(reader.schema.names)
-
-    def _reader(
-        self,
-        columns: Sequence[str] = (),
-        kind: ColumnKind | None = None,
-        use_threads: bool = True,
-        block_bytes: int | None = None,
-    ) -> Any:
+    def _options(
+        self, columns: Sequence[str] = (), kind: ColumnKind | None = None, use_threads: bool = True
+    ) -> tuple[Any, Any, Any]:
         column_types = dict.fromkeys(columns, pa.string())
         if kind is not None:
             column_types[columns[0]] = kind.arrow_type
-        return csv.open_csv(
-            self._stream(),
-            csv.ReadOptions(block_size=block_bytes or _BLOCK_BYTES, use_threads=use_threads),
+        return (
+            csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=use_threads),
             csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=self._ignore_empty_lines),
             csv.ConvertOptions(
                 include_columns=list(columns), column_types=column_types, null_values=_MISSING
@@ -266,69 +264,29 @@ class CsvTable(Table):
         )
 
     def _stream(self) -> Any:
-        return pa.input_stream(str(self.path), compression="gzip" if self._gzipped else None)
+        is_gzip = self.path.name.lower().endswith(".gz")
+        return pa.input_stream(str(self.path), compression="gzip" if is_gzip else None)
 
-    def _check_start(self) -> None:
-        """Raises for files that begin like something else than UTF-8 text."""
-        with self._explained(), self._stream() as stream:
-            start = stream.read(4)
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise CommandError(
-                f"the input {self.path} is UTF-16 text, as Excel and PowerShell write it; save it "
-                "as UTF-8"
-            )
-        if start[:2] == b"\x1f\x8b":
-            remedy = (
-                " in another; unpack one" if self._gzipped else "; name it .csv.gz, or unpack it"
-            )
-            raise CommandError(f"the input {self.path} is a gzip archive{remedy}")
-
-    def _end(self) -> bytes:
-        """Returns the last bytes of the text."""
+    def _ends_with_an_empty_line(self) -> bool:
         end = b""
-        with self._explained(), self._stream() as stream:
+        with self._stream() as stream:
             while block := stream.read(_BLOCK_BYTES):
                 end = (end + block)[-3:]
-        return end
+        return re.search(rb"\n\r?\n\Z", end) is not None
 
     def _explanation(
         self, message: str, columns: Sequence[str], kind: ColumnKind | None
     ) -> CommandError:
-        """Returns what Arrow's message means, without the cell that it quotes."""
-        start = f"the input {self.path}"
-        if "Empty CSV file or block" in message:
-            return no_rows(self.path)
-        if "Empty CSV file" in message:
-            return CommandError(f"{start} is empty; give a CSV file with a header line")
-        if "straddling object" in message:
-            return CommandError(
-                f"{start} has a row longer than {_BLOCK_BYTES >> 20} MB; look for a quote that is "
-                "not closed"
-            )
-        row = self._row_of_error(columns, kind)
-        if ragged := re.search(r"Expected (\d+) columns, got (\d+)", message):
-            return CommandError(
-                f"{start} has {ragged[2]} cells{row}, but {ragged[1]} columns; repair that row (a "
-                "cell with a comma or a quote must be quoted)"
-            )
-        if "UTF8" in message or "utf-8" in message:
-            return CommandError(f"{start} is not UTF-8 text{row}; convert it to UTF-8")
-        if "conversion error" in message and kind is not None:
-            return CommandError(
-                f"column {columns[0]!r} of {self.path} holds something that is not "
-                f"{kind.words}{row}; {kind.remedy}"
-            )
-        return CommandError(
-            f"{start} cannot be read as CSV{row}; check that it has a header line and commas "
-            "between the cells"
-        )
+        pattern = next(pattern for pattern in _MEANINGS if re.search(pattern, message))
+        numbers = re.search(pattern, message).groups()  # type: ignore[union-attr]
+        row = self._row_of_error(columns, kind) if "{row}" in _MEANINGS[pattern] else ""
+        facts = {"path": self.path, "row": row, "label": next(iter(columns), ""), "kind": kind}
+        return CommandError(_MEANINGS[pattern].format(*numbers, **facts))
 
     def _row_of_error(self, columns: Sequence[str], kind: ColumnKind | None) -> str:
-        """Returns where reading stops, in words; only the serial reader counts rows."""
+        """Returns the place where reading stops, in words; only the serial reader counts rows."""
         try:
-            with self._reader(columns, kind, use_threads=False) as reader:
-                for _ in reader:
-                    pass
+            csv.read_csv(self._stream(), *self._options(columns, kind, use_threads=False))
         except Exception as error:
             row = re.search(r"Row #(\d+)", str(error))
             return f" in row {row[1]} (the header is row 1)" if row else ""
@@ -341,45 +299,16 @@ class StdinTable(CsvTable):
     def __init__(self) -> None:
         if sys.stdin is None:
             raise CommandError("the input - is stdin, which is closed; give the path of a file")
+        self.path = pathlib.Path("stdin")
         with self._explained():
             self._text = sys.stdin.buffer.read()
-        super().__init__(pathlib.Path("stdin"), gzipped=False)
+        super().__init__(self.path)
 
     def _stat(self) -> tuple[int, int, int]:
         return 0, 0, 0
 
     def _stream(self) -> Any:
         return pa.input_stream(pa.py_buffer(self._text))
-
-
-def is_table_name(path: pathlib.Path) -> bool:
-    """Returns whether a path has the name of a table, rather than that of a folder."""
-    return _suffix_of(path) is not None
-
-
-def _matches(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that a pattern matches; none for the path of a file."""
-    if os.path.lexists(path) or not glob.has_magic(os.fspath(path)):
-        return []
-    return [pathlib.Path(name) for name in glob.glob(os.fspath(path), recursive=True)]
-
-
-def _suffix_of(path: pathlib.Path) -> str | None:
-    """Returns ``"csv"``, ``"csv.gz"`` or ``"parquet"``, by the end of the name; None for others."""
-    for suffix, name in SUFFIXES.items():
-        if path.name.lower().endswith(suffix):
-            return name
-    return None
-
-
-def format_of(path: pathlib.Path, option: str) -> str:
-    """Returns the format of a file, or raises."""
-    found = _suffix_of(path)
-    if found is None:
-        raise CommandError(
-            f"the format of {option} {path} is not known by its name; name it {', '.join(SUFFIXES)}"
-        )
-    return found
 
 
 def _unreadable(path: pathlib.Path, error: OSError | None = None) -> CommandError:

@@ -13,12 +13,9 @@ from pyarrow import csv, parquet, types
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
 from tf_labeldp.accounting._budget import default_delta
 from tf_labeldp.cli import _tables
-from tf_labeldp.cli._console import CommandError, load_tensorflow, say
+from tf_labeldp.cli._console import CommandError, explained, load_tensorflow, say
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 from tf_labeldp.vault._store import budget_for_store
-
-MODEL_FILE, STATEMENT_FILE, REPORT_FILE = "model.keras", "privacy.json", "report.txt"
-_KEY = "train"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,35 +25,34 @@ def run(args: argparse.Namespace) -> int:
     table = _read(args.input)
     labels = _labels(_column(table, args.label, "--label"), args)
     load_tensorflow()
-    features = _images(table, args) if args.images is not None else _columns(table, args)
-    try:
+    features = _columns(table, args) if args.images is None else _images(table, args)
+    with explained(BudgetExceededError, LabelStoreError, TypeError, ValueError):
         model = _fitted(features, labels, args)
-    except (BudgetExceededError, LabelStoreError, TypeError, ValueError) as error:
-        raise CommandError(" ".join(str(error).split())) from None  # they show no label
-    report = [str(model.choice_), str(model.guarantee())]
-    if args.evaluate is not None:
-        report.insert(1, f"On a tenth of the rows, held out: {model.evaluation_}")
-    report.append(
-        f"The model: import tf_labeldp.keras_layers; keras.models.load_model("
-        f"{str(args.output / MODEL_FILE)!r})"
+    path = args.output / "model.keras"
+    text = "\n\n".join(
+        [
+            str(model.choice_),
+            *([f"On a tenth of the rows, held out: {model.evaluation_}"] if args.evaluate else ()),
+            str(model.guarantee()),
+            f"The model: import tf_labeldp.keras_layers; keras.models.load_model({str(path)!r})",
+        ]
     )
     args.output.mkdir(parents=True, exist_ok=True)
-    model.to_keras().save(args.output / MODEL_FILE)
-    (args.output / STATEMENT_FILE).write_text(model.guarantee().to_json() + "\n", encoding="utf-8")
-    text = "\n\n".join(report)
-    (args.output / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+    model.to_keras().save(path)
+    statement = model.guarantee().to_json()
+    (args.output / "privacy.json").write_text(f"{statement}\n", encoding="utf-8")
+    (args.output / "report.txt").write_text(f"{text}\n", encoding="utf-8")
     say(text)
     return 0
 
 
 def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
-    """Returns the fitted front door."""
     from tf_labeldp.front_door import PrivateClassifier, PrivateRegressor
 
     delta = default_delta(labels.size) if args.delta is None else args.delta
     kind: dict[str, Any] = {"num_classes": args.num_classes, "classes": args.classes}
     if args.low is not None:
-        kind = {"low": args.low, "high": args.high, "clip": args.clip}
+        kind = {"low": args.low, "high": args.high, "clip": bool(args.clip)}
     budget = PrivacyBudget(max(args.epsilon, args.evaluate or 0.0), delta)
     vault = PrivateLabels(
         labels,
@@ -65,18 +61,18 @@ def _fitted(features: Any, labels: np.ndarray, args: argparse.Namespace) -> Any:
         store=args.store,
         insecure_seed=args.insecure_seed,
     )
-    asked = {"budget_for_evaluation": args.evaluate, "key": _KEY}
+    options = {"budget_for_evaluation": args.evaluate, "key": "train"}
     if args.low is None:
-        return PrivateClassifier(args.epsilon, delta, **asked).fit(features, vault)
-    loss = args.loss or "squared_error"
-    return PrivateRegressor(args.epsilon, delta, loss=loss, **asked).fit(features, vault)
+        return PrivateClassifier(args.epsilon, delta, **options).fit(features, vault)
+    options["loss"] = args.loss or "squared_error"
+    return PrivateRegressor(args.epsilon, delta, **options).fit(features, vault)
 
 
 def _read(path: pathlib.Path) -> Any:
     """Returns a table; Arrow's own messages quote cells, and are kept back."""
     kind = _tables.format_of(path, "the input")
     try:
-        found = parquet.read_table(path) if kind == "parquet" else csv.read_csv(path)
+        table = parquet.read_table(path) if kind == "parquet" else csv.read_csv(path)
     except OSError as error:
         raise CommandError(f"the input {path} cannot be read ({error.strerror})") from None
     except pa.ArrowException:
@@ -84,9 +80,9 @@ def _read(path: pathlib.Path) -> Any:
             f"the input {path} is no {kind} table that can be read; check that each row has a cell "
             "for each column of the header"
         ) from None
-    if not found.num_rows:
+    if not table.num_rows:
         raise _tables.no_rows(path)
-    return found
+    return table
 
 
 def _column(table: Any, name: str, option: str) -> Any:
@@ -109,43 +105,41 @@ def _labels(column: Any, args: argparse.Namespace) -> np.ndarray:
     except pa.ArrowException:
         raise CommandError(
             f"--label {args.label}: some cells are no "
-            f"{'whole numbers' if args.num_classes else 'numbers'}; "
-            + ("give --classes for names" if args.num_classes else "repair the column")
+            + ("whole numbers; give --classes for names" if args.num_classes else "numbers")
         ) from None
 
 
 def _columns(table: Any, args: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Returns the features: all columns but that of the labels and those that are left out."""
-    for name in args.drop or ():
+    """Returns the features: all columns except for that of the labels and those left out."""
+    for name in args.drop:
         _column(table, name, "--drop")
-    found = {}
+    features = {}
     for name in table.column_names:
-        if name == args.label or name in (args.drop or ()):
+        if name == args.label or name in args.drop:
             continue
         column = _column(table, name, "the column")
         if types.is_boolean(column.type) or types.is_integer(column.type):
             column = column.cast(pa.float64())
         if types.is_floating(column.type):
-            found[name] = column.to_numpy(zero_copy_only=False)
+            features[name] = column.to_numpy(zero_copy_only=False)
         elif types.is_string(column.type) or types.is_large_string(column.type):
-            found[name] = np.asarray(column.to_pylist(), dtype=object)
+            features[name] = np.asarray(column.to_pylist(), dtype=object)
         else:
             raise CommandError(
-                f"the column {name} holds {column.type}; a feature is a number or a text. Turn it "
-                f"into one, or leave it out: --drop {name}"
+                f"the column {name} has the type {column.type}; a feature is a number or a text. "
+                f"Turn it into one, or leave it out: --drop {name}"
             )
-    if not found:
-        raise CommandError("the table has no columns of features beside the labels")
-    return found
+    if not features:
+        raise CommandError("the table has no columns of features in addition to the labels")
+    return features
 
 
 def _images(table: Any, args: argparse.Namespace) -> np.ndarray:
     """Returns the images that a column of the table names, ``uint8`` (n, h, w, c)."""
     import tensorflow as tf
 
-    names = _column(table, args.file, "--file").cast(pa.string()).to_pylist()
-    found: list[np.ndarray] = []
-    for name in names:
+    images: list[np.ndarray] = []
+    for name in _column(table, args.file, "--file").cast(pa.string()).to_pylist():
         path = args.images / str(name)
         try:
             image = tf.io.decode_image(path.read_bytes(), expand_animations=False).numpy()
@@ -153,10 +147,10 @@ def _images(table: Any, args: argparse.Namespace) -> np.ndarray:
             raise CommandError(f"the image {path} cannot be read ({error.strerror})") from None
         except tf.errors.InvalidArgumentError:
             raise CommandError(f"{path} is no image in PNG, JPEG, GIF or BMP") from None
-        if found and image.shape != found[0].shape:
+        if images and image.shape != images[0].shape:
             raise CommandError(
-                f"the image {path} has shape {image.shape}, the first one {found[0].shape}; bring "
+                f"the image {path} has shape {image.shape}, the first one {images[0].shape}; bring "
                 "all to one size and kind first"
             )
-        found.append(image)
-    return np.stack(found)
+        images.append(image)
+    return np.stack(images)

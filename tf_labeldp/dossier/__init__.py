@@ -1,4 +1,4 @@
-"""What a privacy officer signs: a report of all that left a label set, and checks of files."""
+"""The report that a privacy officer signs, and checks of published files."""
 
 from tf_labeldp.dossier._report import Report, report
 from tf_labeldp.dossier._verify import Published, verify

@@ -6,10 +6,10 @@ import datetime
 import html
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tf_labeldp.dossier._verify import brief
+from tf_labeldp.dossier._verify import brief, verdict
 
 _STYLE = """
 :root { color-scheme: light dark; --soft: #8884; --bad: #c0392b; }
@@ -33,40 +33,71 @@ _LIMITS = (
     "are not in it.",
     "It covers labels alone: the features count as public.",
     "An audit can refute a claim; it can't show that one is true.",
-    "A folder that was set back to an earlier copy can't be told from that copy.",
+    "A folder that was set back to an earlier copy is indistinguishable from that copy.",
 )
+Columns = dict[str, tuple[str, Callable[[dict[str, Any]], Any]]]
+_SPREAD: Columns = {
+    "epsilon": ("number", lambda row: _shown(row["epsilon"])),
+    "examples": ("number", lambda row: f"{row['examples']:,}"),
+    "share": ("number", lambda row: f"{row['examples'] / row['of']:.1%}"),
+}
+_HISTORY: Columns = {
+    "when (UTC)": ("when", lambda row: _when(row["time"])),
+    "what": ("", lambda row: brief(row["what"]) + (f" ({row['key']})" if row["key"] else "")),
+    "examples": ("number", lambda row: f"{row['examples']:,}" if row["examples"] else ""),
+    "epsilon": ("number", lambda row: _shown(row["epsilon"])),
+    "so far": ("number", lambda row: _shown(row["epsilon_so_far"])),
+    "who": ("", lambda row: row["actor"]),
+}
+_RELEASES: Columns = {
+    "receipt": ("", lambda row: row["id"][:12]),
+    "what": ("", lambda row: brief(row["what"])),
+    "settings": ("", lambda row: row["settings"]),
+    "flags": ("", lambda row: ", ".join(row["flags"])),
+    "digest": ("digest", lambda row: row["output_digest"] or ""),
+}
+_PUBLISHED: Columns = {
+    "file": ("", lambda row: row["path"]),
+    "contains": ("", lambda row: row["contains"]),
+    "promise": ("", lambda row: row["headline"]),
+    "check": ("", lambda row: verdict(row["problems"])),
+    "digest (sha256)": (
+        "digest",
+        lambda row: "; ".join(f"{name} {digest}" for name, digest in row["sha256"].items()),
+    ),
+}
+_AUDITS: Columns = {"of": ("", lambda row: row["of"]), "found": ("", lambda row: row["found"])}
 
 
 def page(content: dict[str, Any]) -> str:
     """Returns the page of the content of a report."""
-    stated = content["guarantee"]
-    title = "Privacy report: " + ", ".join(one["folder"] for one in content["label_sets"])
+    title = "Privacy report: " + ", ".join(entry["folder"] for entry in content["label_sets"])
+    headline, *lines = content["statement"]
+    sets = "this label set" if len(content["label_sets"]) == 1 else "these label sets"
+    skipped = [
+        {"of": of, "found": f"not audited: {why}"} for of, why in content["not_audited"].items()
+    ]
+    audits, published = [*content["audits"], *skipped], content["published"]
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>Made on {_when(content['made_at'])} UTC by {_text(content['made_by'])}.</p>",
-        "<div class=promise>",
-        f"<b>{_text(content['statement'][0])}</b>",
-        "<br>for one person, of all that left "
-        f"{'this label set' if len(content['label_sets']) == 1 else 'these label sets'}.",
-        "".join(
-            f"<br>{_text(line.strip())}"
-            for line in content["statement"][1:]
-            if not line.startswith("  assumes")
-        ),
+        f"<div class=promise>\n<b>{_text(headline)}</b>",
+        f"<br>for one person, of all releases of {sets}.",
+        *(f"<br>{_text(line.strip())}" for line in lines if not line.startswith("  assumes")),
         "</div>",
         *_sets(content),
         "<h2>Who must vouch for what</h2>",
         "<p>The promise holds if all of this is true; docs/privacy.md says how each of them can be "
         "checked.</p>",
+        *(f"<h3>{_text(who)}</h3>{_list(texts)}" for who, texts in content["assumptions"].items()),
+        "" if content["guarantee"]["epsilon"] else "<p>Nothing was released.</p>",
+        "<h2>Published files</h2>",
+        _table(_PUBLISHED, published) if published else _none("was named", "--published FILE"),
+        "<h2>Audits</h2>",
+        _table(_AUDITS, audits) if audits else _none("was made", "--audit"),
+        f"<h2>Versions</h2>{_facts(content['versions'])}",
+        f"<h2>Limits of this report</h2>{_list(_LIMITS)}",
     ]
-    for who, texts in content["assumptions"].items():
-        parts += [f"<h3>{_text(who)}</h3>", _list(texts)]
-    if not content["assumptions"] and not stated["epsilon"]:
-        parts.append("<p>Nothing has left.</p>")
-    parts += _published(content["published"])
-    parts += _audits(content["audits"], content["not_audited"])
-    parts += ["<h2>Versions</h2>", _table(("", ""), content["versions"].items())]
-    parts += ["<h2>What this report can't know</h2>", _list(_LIMITS)]
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -76,104 +107,46 @@ def page(content: dict[str, Any]) -> str:
     )
 
 
+def _none(done: str, option: str) -> str:
+    return f"<p>None {done} (<code>{option}</code>).</p>"
+
+
 def _sets(content: dict[str, Any]) -> list[str]:
     parts = []
-    for one in content["label_sets"]:
-        budget = f"epsilon={one['budget']['epsilon']:g}, delta={one['budget']['delta']:g}"
-        spent = max((float(row["epsilon"]) for row in one["spread"]), default=0.0)
-        facts = [
-            ("labels", f"{one['num_labels']:,}: {one['kind']}"),
-            ("people", one["people"] or "not declared"),
-            ("budget", budget + (", shared in a project" if one["in_project"] else "")),
-            ("spent", f"epsilon={spent:.4g} on the most charged label"),
-            ("left", f"epsilon={one['remaining']:.4g} for one more use of all labels"),
-        ]
-        if one["forgotten"]:
-            gone = one["forgotten"]
-            facts.append(
-                ("forgotten", f"{_when(gone['time'])} by {gone['actor']}: draws are erased")
-            )
+    for entry in content["label_sets"]:
+        budget = f"epsilon={entry['budget']['epsilon']:g}, delta={entry['budget']['delta']:g}"
+        spent = max((float(row["epsilon"]) for row in entry["spread"]), default=0.0)
+        facts = {
+            "labels": f"{entry['num_labels']:,}: {entry['kind']}",
+            "people": entry["people"] or "not declared",
+            "budget": budget + (", shared in a project" if entry["in_project"] else ""),
+            "spent": f"epsilon={spent:.4g} on the most charged label",
+            "left": f"epsilon={entry['remaining']:.4g} for one more use of all labels",
+        }
+        if gone := entry["forgotten"]:
+            facts["forgotten"] = f"{_when(gone['time'])} by {gone['actor']}: draws are erased"
+        shares = [{**row, "of": max(1, entry["num_labels"])} for row in entry["spread"]]
         parts += [
-            f"<h2>{_text(one['folder'])}</h2>",
-            _table(("", ""), facts),
-            _odometer(one, content["made_at"]),
+            f"<h2>{_text(entry['folder'])}</h2>",
+            _facts(facts),
+            _odometer(entry, content["made_at"]),
             "<h3>What examples have spent</h3>",
-            _table(
-                ("epsilon", "examples", "share"),
-                [
-                    (
-                        _shown(row["epsilon"]),
-                        f"{row['examples']:,}",
-                        f"{row['examples'] / max(1, one['num_labels']):.1%}",
-                    )
-                    for row in one["spread"]
-                ],
-                numbers=(0, 1, 2),
-            ),
+            _table(_SPREAD, shares),
             "<h3>History</h3>",
-            _table(
-                ("when (UTC)", "what", "examples", "epsilon", "so far", "who"),
-                [
-                    (
-                        _when(row["time"]),
-                        brief(row["what"]) + (f" ({row['key']})" if row["key"] else ""),
-                        f"{row['examples']:,}" if row["examples"] else "",
-                        _shown(row["epsilon"]),
-                        _shown(row["epsilon_so_far"]),
-                        row["actor"],
-                    )
-                    for row in one["history"]
-                ],
-                numbers=(2, 3, 4),
-            ),
+            _table(_HISTORY, entry["history"]),
             "<details><summary>Settings of noise and sampling, and digests</summary>",
-            _table(
-                ("receipt", "what", "settings", "flags", "digest"),
-                [
-                    (
-                        row["id"][:12],
-                        brief(row["what"]),
-                        row["settings"],
-                        ", ".join(row["flags"]),
-                        row["output_digest"] or "",
-                    )
-                    for row in _first_of_each(one["releases"])
-                ],
-            ),
+            _table(_RELEASES, _first_of_each(entry["releases"])),
             "</details>",
         ]
     return parts
 
 
 def _first_of_each(releases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the releases without those that only repeat one, such as the epochs of a training."""
+    """Returns the releases without repeats of one, such as the epochs of a training."""
     found: dict[Any, dict[str, Any]] = {}
-    for one in releases:
-        found.setdefault((one["what"], one["settings"], one["output_digest"]), one)
+    for release in releases:
+        found.setdefault((release["what"], release["settings"], release["output_digest"]), release)
     return list(found.values())
-
-
-def _published(files: Sequence[dict[str, Any]]) -> list[str]:
-    rows = [
-        (
-            one["path"],
-            one["contains"],
-            one["headline"],
-            "WRONG: " + "; ".join(one["problems"]) if one["problems"] else "keeps to its statement",
-            "; ".join(f"{name} {digest}" for name, digest in one["sha256"].items()),
-        )
-        for one in files
-    ]
-    heads = ("file", "contains", "promise", "check", "digest (sha256)")
-    none = "<p>None was named (<code>--published FILE</code>).</p>"
-    return ["<h2>Published files</h2>", _table(heads, rows) if rows else none]
-
-
-def _audits(audits: Sequence[dict[str, Any]], skipped: dict[str, str]) -> list[str]:
-    rows = [(one["of"], one["found"]) for one in audits]
-    rows += [(name, f"not audited: {why}") for name, why in skipped.items()]
-    none = "<p>None was made (<code>--audit</code>).</p>"
-    return ["<h2>Audits</h2>", _table(("of", "found"), rows) if rows else none]
 
 
 def _odometer(label_set: dict[str, Any], until: str) -> str:
@@ -181,16 +154,18 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     from matplotlib import dates
     from matplotlib.figure import Figure
 
-    uses = [one for one in label_set["history"] if one["time"]]
+    uses = [use for use in label_set["history"] if use["time"]]
     if not uses:
         return ""
-    texts = [*(one["time"] for one in uses), until]
-    times = [dates.date2num(datetime.datetime.fromisoformat(one)) for one in texts]  # days
+    texts = [*(use["time"] for use in uses), until]
+    times = [dates.date2num(datetime.datetime.fromisoformat(time)) for time in texts]  # days
     times[-1] = max(times)
-    spent = [float(one["epsilon_so_far"]) for one in uses]
+    spent = [float(use["epsilon_so_far"]) for use in uses]
     spent.append(spent[-1])
-    height = max(label_set["budget"]["epsilon"], *(one for one in spent if math.isfinite(one)), 0)
-    spent = [min(one, 1.2 * height) for one in spent]
+    height = max(
+        label_set["budget"]["epsilon"], *(epsilon for epsilon in spent if math.isfinite(epsilon)), 0
+    )
+    spent = [min(epsilon, 1.2 * height) for epsilon in spent]
     figure = Figure(figsize=(8.0, 2.6), layout="constrained")
     axes = figure.subplots()
     axes.step([times[0], *times], [0.0, *spent], where="post", color="#1f77b4")
@@ -220,24 +195,30 @@ def _odometer(label_set: dict[str, Any], until: str) -> str:
     return f'<figure role="img" aria-label="{_text(words)}">{svg}</figure>'
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()) -> str:
-    lines = ["<div class=wide><table>"]
-    if any(heads):
-        lines.append("<tr>" + "".join(f"<th>{_text(head)}</th>" for head in heads) + "</tr>")
+def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
+    """Returns rows as a table: each column has a head, and the class and the text of its cells."""
+    lines = ["".join(f"<th>{_text(head)}</th>" for head in columns)]
     for row in rows:
         cells = []
-        for place, cell in enumerate(row):
-            kind = " class=number" if place in numbers else ""
-            for word in ("when", "digest"):
-                kind = f" class={word}" if heads[place].startswith(word) else kind
-            kind = " class=bad" if str(cell).startswith("WRONG") or "FALSE" in str(cell) else kind
-            cells.append(f"<td{kind}>{_text(cell)}</td>")
-        lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join([*lines, "</table></div>"])
+        for kind, text in columns.values():
+            cell = str(text(row))
+            kind = "bad" if cell.startswith("WRONG") or "FALSE" in cell else kind
+            cells.append(f"<td{f' class={kind}' if kind else ''}>{_text(cell)}</td>")
+        lines.append("".join(cells))
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class=wide><table>\n{body}\n</table></div>"
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    """Returns names and values as a table without heads."""
+    rows = [
+        f"<tr><td>{_text(name)}</td><td>{_text(fact)}</td></tr>" for name, fact in facts.items()
+    ]
+    return "\n".join(["<div class=wide><table>", *rows, "</table></div>"])
 
 
 def _list(texts: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{_text(one)}</li>" for one in texts) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"
 
 
 def _when(time: str) -> str:

@@ -1,4 +1,4 @@
-"""The report of a label set, or of all label sets of a folder: what left them, and at what cost."""
+"""The report of a label set, or of all label sets of a folder: their releases and their cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-
 from tf_labeldp._version import __version__
 from tf_labeldp.accounting import PrivacyGuarantee, Setting
 from tf_labeldp.accounting._receipts import (
@@ -23,7 +21,7 @@ from tf_labeldp.accounting._receipts import (
     timestamp,
 )
 from tf_labeldp.audit import AuditResult, LabelInference, audit_mechanism
-from tf_labeldp.dossier._verify import Published, brief, verify_against
+from tf_labeldp.dossier._verify import Published, brief, verdict, verify_against
 from tf_labeldp.mechanisms._base import deserialize
 from tf_labeldp.vault import LabelStoreError
 from tf_labeldp.vault._label_kinds import kind_of_header
@@ -47,7 +45,7 @@ _VOUCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What left one or more label sets; print it, or ``save`` it as a page and as JSON.
+    """The releases of one or more label sets; print it, or ``save`` it as a page and as JSON.
 
     Attributes:
         content: all of it, as JSON can hold it.
@@ -83,17 +81,18 @@ class Report:
     def __str__(self) -> str:
         """Returns the statement, and a line for each label set, file and audit."""
         lines = [str(self.statement), ""]
-        for one in self.content["label_sets"]:
-            budget = one["budget"]
+        for entry in self.content["label_sets"]:
+            budget = entry["budget"]
             lines.append(
-                f"{one['folder']}: {one['num_labels']:,} labels, {len(one['releases'])} releases; "
-                f"budget epsilon={budget['epsilon']:g}, left {one['remaining']:g}"
-                + (f"; forgotten on {one['forgotten']['time']}" if one["forgotten"] else "")
+                f"{entry['folder']}: {entry['num_labels']:,} labels, "
+                f"{len(entry['releases'])} releases; budget epsilon={budget['epsilon']:g}, "
+                f"left {entry['remaining']:g}"
+                + (f"; forgotten on {entry['forgotten']['time']}" if entry["forgotten"] else "")
             )
-        for one in self.content["published"]:
-            wrong = "; ".join(one["problems"])
-            lines.append(f"{one['path']}: {f'WRONG: {wrong}' if wrong else one['contains']}")
-        lines += [f"audit of {one['of']}: {one['found']}" for one in self.content["audits"]]
+        for file in self.content["published"]:
+            text = verdict(file["problems"]) if file["problems"] else file["contains"]
+            lines.append(f"{file['path']}: {text}")
+        lines += [f"audit of {audit['of']}: {audit['found']}" for audit in self.content["audits"]]
         return "\n".join(lines)
 
 
@@ -113,8 +112,8 @@ def report(
     Args:
         folder: of a store, or one with several stores in it, whose label sets add up as those of
             the same people unless ``people`` differ.
-        published: files to list, each held against its statement and the stores (``verify``).
-        audits: results to list, by what was audited.
+        published: files to list, each compared with its statement and the stores (``verify``).
+        audits: results to list, by the name of the audited thing.
         audit: whether to audit each mechanism that drew noisy labels, too (some seconds each).
 
     Raises:
@@ -133,25 +132,27 @@ def report(
     """
     path = pathlib.Path(folder).expanduser()
     stores = [path] if LabelStore(path).exists() else _stores_in(path)
-    ledgers = {one: Ledger.of_store(one) for one in stores}
-    receipts = merge_receipts(*(one.receipts() for one in ledgers.values()))
-    budgets = [one.budget for one in ledgers.values()]
-    stated = compose_receipts(receipts, max(one.delta for one in budgets))
-    files = [verify_against(one, list(ledgers.values())) for one in published]
+    ledgers = {path: Ledger.of_store(path) for path in stores}
+    receipts = merge_receipts(*(ledger.receipts() for ledger in ledgers.values()))
+    budgets = [ledger.budget for ledger in ledgers.values()]
+    stated = compose_receipts(receipts, max(budget.delta for budget in budgets))
+    files = [verify_against(file, list(ledgers.values())) for file in published]
     found = dict(audits or {})
     skipped: dict[str, str] = {}
     if audit:
-        _audit_draws([one for ledger in ledgers.values() for one in ledger.records], found, skipped)
+        _audit_draws(
+            [record for ledger in ledgers.values() for record in ledger.records], found, skipped
+        )
     content = {
         "format": 1,
         "made_by": f"tf-labeldp {__version__}",
         "made_at": timestamp(),
         "statement": str(stated).splitlines(),
         "guarantee": json.loads(stated.to_json()),
-        "label_sets": [_label_set(one, ledger) for one, ledger in ledgers.items()],
+        "label_sets": [_label_set(path, ledger) for path, ledger in ledgers.items()],
         "assumptions": _by_who_vouches(stated),
-        "published": [_as_json(one) for one in files],
-        "audits": [_audit_as_json(name, one) for name, one in found.items()],
+        "published": [_as_json(file) for file in files],
+        "audits": [_audit_as_json(name, result) for name, result in found.items()],
         "not_audited": skipped,
         "versions": _versions(receipts),
     }
@@ -160,7 +161,7 @@ def report(
 
 def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
     several = sorted(path.parent for path in folder.glob("*/header.json"))
-    found = [one for one in several if "budget" in LabelStore(one).header()]  # of labels
+    found = [path for path in several if "budget" in LabelStore(path).header()]  # of labels
     if not found:
         raise LabelStoreError(
             f"There is no label store in {folder} (no header.json there, nor one folder below). "
@@ -170,10 +171,10 @@ def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
-    """Returns what is told of one label set."""
+    """Returns the entry of one label set."""
     store, name = LabelStore(path), ledger.label_set.name
     header = store.header()
-    own = [one for one in ledger.receipts() if one.labels.name == name]
+    own = [receipt for receipt in ledger.receipts() if receipt.labels.name == name]
     return {
         "folder": path.name,
         "id": name,
@@ -189,54 +190,53 @@ def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
         ],
         "history": [
             {
-                **one._asdict(),
-                "epsilon": _finite(one.epsilon),
-                "epsilon_so_far": _finite(one.epsilon_so_far),
+                **use._asdict(),
+                "epsilon": _finite(use.epsilon),
+                "epsilon_so_far": _finite(use.epsilon_so_far),
             }
-            for one in ledger.history()
+            for use in ledger.history()
         ],
-        "releases": [_release(one) for one in own],
+        "releases": [_release(receipt) for receipt in own],
     }
 
 
-def _release(one: Receipt) -> dict[str, Any]:
-    """Returns what is told of one release."""
+def _release(receipt: Receipt) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "time": one.time,
-        "actor": one.actor,
-        "what": one.what,
-        "kind": one.kind,
-        "key": "" if one.key.startswith(UNNAMED) else one.key,
-        "examples": one.num_examples,
-        "unit": one.unit,
-        "epsilon": _finite(one.charge.epsilon),
-        "delta": one.charge.delta,
-        "settings": str(one.charge.event),
-        "flags": [name for name in _FLAGS if getattr(one, name)],
-        "output_digest": one.output_digest,
-        "version": one.version,
+        "id": receipt.id,
+        "time": receipt.time,
+        "actor": receipt.actor,
+        "what": receipt.what,
+        "kind": receipt.kind,
+        "key": "" if receipt.key.startswith(UNNAMED) else receipt.key,
+        "examples": receipt.num_examples,
+        "unit": receipt.unit,
+        "epsilon": _finite(receipt.charge.epsilon),
+        "delta": receipt.charge.delta,
+        "settings": str(receipt.charge.event),
+        "flags": [name for name in _FLAGS if getattr(receipt, name)],
+        "output_digest": receipt.output_digest,
+        "version": receipt.version,
     }
 
 
 def _by_who_vouches(stated: PrivacyGuarantee) -> dict[str, list[str]]:
     """Returns the assumptions by who must vouch for them; unknown ones are read first."""
     groups: dict[str, list[str]] = {title: [] for title in _VOUCHES.values()}
-    for one in stated.assumptions:
-        groups[_VOUCHES.get(one.who, _VOUCHES["nobody"])].append(str(one))
+    for assumption in stated.assumptions:
+        groups[_VOUCHES.get(assumption.who, _VOUCHES["nobody"])].append(str(assumption))
     return {title: texts for title, texts in groups.items() if texts}
 
 
-def _as_json(one: Published) -> dict[str, Any]:
-    stated = one.guarantee
+def _as_json(file: Published) -> dict[str, Any]:
+    stated = file.guarantee
     return {
-        "path": pathlib.Path(one.path).name,
-        "contains": one.contains,
+        "path": pathlib.Path(file.path).name,
+        "contains": file.contains,
         "guarantee": None if stated is None else json.loads(stated.to_json()),
         "headline": "" if stated is None else stated.headline,
-        "sha256": one.sha256,
-        "receipts": [receipt.id for receipt in one.receipts],
-        "problems": list(one.problems),
+        "sha256": file.sha256,
+        "receipts": [receipt.id for receipt in file.receipts],
+        "problems": list(file.problems),
     }
 
 
@@ -254,36 +254,29 @@ def _audit_draws(
         if name in found or name in skipped:
             continue
         try:
-            prior = evenest(mechanism, record.priors)
-            found[name] = audit_mechanism(mechanism, public=prior)
+            found[name] = audit_mechanism(mechanism, public=record.priors)
         except (TypeError, ValueError) as error:  # priors that were erased, rows of labels
             skipped[name] = str(error)
 
 
-def evenest(mechanism: Any, priors: Any) -> np.ndarray | None:
-    """Returns the prior, of those of a draw, under which it tells most; None without any."""
-    if priors is None or not getattr(mechanism, "uses_priors", False):
-        return None
-    rows = np.atleast_2d(np.asarray(getattr(priors, "probabilities", priors)))
-    return rows[int(np.argmin(np.square(rows).sum(axis=1)))]
-
-
 def _audit_as_json(name: str, result: AuditResult | LabelInference) -> dict[str, Any]:
     fields = dataclasses.asdict(result)
-    fields = {key: _finite(one) if isinstance(one, float) else one for key, one in fields.items()}
+    fields = {
+        key: _finite(value) if isinstance(value, float) else value for key, value in fields.items()
+    }
     refutes = getattr(result, "refutes", False)
     return {"of": name, "found": str(result), "refutes": refutes, **fields}
 
 
 def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
-    """Returns what made the report, and what made the releases."""
+    """Returns the versions of the software that made the report and the releases."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _LIBRARIES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # TensorFlow has several packages
             continue
-    drawn_by = sorted({one.version for one in receipts})
+    drawn_by = sorted({receipt.version for receipt in receipts})
     return {"tf-labeldp": __version__, "releases were made by": ", ".join(drawn_by), **found}
 
 

@@ -1,4 +1,4 @@
-"""Holds a published file against its own statement, and against the store that it came from."""
+"""Compares a published file with its own statement, and with the store that it came from."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from tf_labeldp.vault._records import is_charged
 _STATEMENT_OF_MODEL = "privacy.json"
 _BLOCK = 1 << 20
 _LONGEST = 100
-"""Characters of what a line says of a mechanism."""
+"""Characters of a mechanism in a line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A file that was published, what it holds, and whether it keeps to its statement; print it.
+    """A published file, its content, and whether it keeps to its statement; print it.
 
     Attributes:
         path: of the file or folder.
-        contains: what it holds, in words.
+        contains: its content, in words.
         sha256: of each file, by name.
         guarantee: the statement that its receipts add up to; None where they can't be read.
         receipts: of all that it was made of.
-        problems: what is wrong with it, in sentences; empty if nothing was found.
+        problems: in sentences; empty if none was found.
 
     Example:
         >>> print(Published("noisy", "3 noisy labels", {}, PrivacyGuarantee(1.0), (), ()))
@@ -60,10 +60,10 @@ class Published:
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Returns what was found in plain English."""
+        """Returns the result in plain English."""
         lines = [f"{self.path}: {self.contains}"]
         lines += [f"  {self.guarantee.headline}"] if self.guarantee is not None else []
-        lines += [f"  WRONG: {text}" for text in self.problems] or ["  keeps to its statement"]
+        lines += [f"  {verdict([text])}" for text in self.problems] or [f"  {verdict(())}"]
         lines += [f"  sha256 {digest}  {name}" for name, digest in self.sha256.items()]
         return "\n".join(lines)
 
@@ -74,7 +74,7 @@ def verify(
     store: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
 ) -> Published:
-    """Holds a published file against what it says of itself, and of where it came from.
+    """Compares a published file with its own statement, and with the store that it came from.
 
     By itself a file can only contradict itself: a forged file may have a forged statement. With the
     ``store`` of the label holder its receipts must be those of the ledger, its noisy labels those
@@ -83,8 +83,8 @@ def verify(
     ``report`` its digests must be those that are listed there.
 
     Args:
-        path: noisy labels (a folder of ``NoisyLabels.save``, or what ``tf-labeldp randomize``
-            wrote), a ``.keras`` file, or the folder of ``tf-labeldp train``.
+        path: noisy labels (a folder of ``NoisyLabels.save``, or an output of ``tf-labeldp
+            randomize``), a ``.keras`` file, or the folder of ``tf-labeldp train``.
         store: folder of the store that paid for it; or None.
         report: ``report.json`` of ``tf-labeldp report``; or None.
 
@@ -110,7 +110,7 @@ def verify(
 
 
 def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> Published:
-    """Returns what ``verify`` finds, given the ledgers of stores that paid together; or none."""
+    """Returns the result of ``verify``, given the ledgers of stores that paid together; or none."""
     place = pathlib.Path(path).expanduser()
     if not place.exists():
         raise FileNotFoundError(f"there is no {place}. Give the path of a published file.")
@@ -121,14 +121,14 @@ def verify_against(path: str | os.PathLike[str], ledgers: Sequence[Ledger]) -> P
         found = _verify_noisy_labels(place, ledgers)
     if not ledgers:
         return found
-    missing = _not_in(merge_receipts(*(one.receipts() for one in ledgers)), found.receipts)
+    missing = _not_in(merge_receipts(*(ledger.receipts() for ledger in ledgers)), found.receipts)
     return dataclasses.replace(found, problems=(*missing, *found.problems))
 
 
 def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
     statement = path.with_name(path.name + STATEMENT_SUFFIX)
     names = sorted(path.iterdir()) if path.is_dir() else [path, statement]
-    digests = {one.name: _sha256(one) for one in names if one.is_file()}
+    digests = {file.name: _sha256(file) for file in names if file.is_file()}
     try:
         noisy = NoisyLabels.load(path)
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def _verify_noisy_labels(path: pathlib.Path, ledgers: Sequence[Ledger]) -> Publi
     problems = []
     for text in path.glob("*.json") if path.is_dir() else [statement]:
         problems += _differs(stated, json.loads(text.read_text(encoding="utf-8"))["guarantee"])
-    if not any(one.kind == "draw" for one in noisy.receipts):
+    if not any(receipt.kind == "draw" for receipt in noisy.receipts):
         problems.append("it carries no receipt of a draw: nothing shows that the labels are noisy")
     elif not _are_drawn(noisy, ledgers):
         problems.append("its noisy labels are not those that its receipt was written for")
@@ -155,17 +155,19 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
 
     A digest is enough for one draw whose labels are all there; others are found in the ledgers.
     """
-    drawn = {one.id: one.output_digest for one in noisy.receipts if one.kind == "draw"}
+    drawn = {
+        receipt.id: receipt.output_digest for receipt in noisy.receipts if receipt.kind == "draw"
+    }
     if array_digest(compact(noisy.values)) in drawn.values():
         return True
     reports = isinstance(noisy.mechanism, PeerToPeerRandomizedResponse)  # not of all
     kept = {
-        one.receipt.id: one.values
+        record.receipt.id: record.values
         for ledger in ledgers
-        for one in ledger.records
-        if one.receipt is not None and one.receipt.id in drawn and one.values is not None
+        for record in ledger.records
+        if record.receipt is not None and record.receipt.id in drawn and record.values is not None
     }
-    if reports and not kept:  # without the store, or a forgotten one, nobody knows who reported
+    if reports and not kept:  # the store, unless it was forgotten, alone records who reported
         return True
     rest = noisy.values
     for values in (kept[name] for name in drawn if name in kept):
@@ -176,8 +178,10 @@ def _are_drawn(noisy: NoisyLabels, ledgers: Sequence[Ledger]) -> bool:
 
 
 def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Ledger]) -> Published:
-    files = [one for one in sorted(place.iterdir()) if one.is_file()] if place.is_dir() else [model]
-    digests = {one.name: _sha256(one) for one in files}
+    files = (
+        [file for file in sorted(place.iterdir()) if file.is_file()] if place.is_dir() else [model]
+    )
+    digests = {file.name: _sha256(file) for file in files}
     try:
         loaded = load_model(model, compile=False)
         receipts, stated = public_input(loaded).receipts, guarantee(loaded)
@@ -189,10 +193,12 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
         problems.append(
             "the model carries no receipts: nothing here shows which labels it was made of"
         )
-    problems += [str(one.charge.assumptions[0]) for one in receipts if one.kind == "unknown"]
-    beside = place / _STATEMENT_OF_MODEL
-    if beside.exists():
-        problems += _differs(stated, json.loads(beside.read_text(encoding="utf-8")))
+    problems += [
+        str(receipt.charge.assumptions[0]) for receipt in receipts if receipt.kind == "unknown"
+    ]
+    statement = place / _STATEMENT_OF_MODEL
+    if statement.exists():
+        problems += _differs(stated, json.loads(statement.read_text(encoding="utf-8")))
     contains = f"a Keras model of {loaded.count_params():,} weights"
     if ledgers and receipts:
         unknown, public = _unknown_layers(loaded, ledgers)
@@ -204,7 +210,7 @@ def _verify_model(place: pathlib.Path, model: pathlib.Path, ledgers: Sequence[Le
 
 
 def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
-    """Returns what is wrong with a statement in a file, given what the receipts add up to."""
+    """Returns the problems of a statement in a file, given that of the receipts."""
     found = PrivacyGuarantee.from_json(json.dumps(written))
     if (found.epsilon, found.delta, found.seeded) == (
         stated.epsilon,
@@ -213,7 +219,7 @@ def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
     ) and set(found.assumptions) <= set(stated.assumptions):
         return []
     return [
-        f"its statement says {found.headline}, and its receipts add up to {stated.headline}; or "
+        f"its statement is {found.headline}, and its receipts add up to {stated.headline}; or "
         "the assumptions differ"
     ]
 
@@ -221,10 +227,10 @@ def _differs(stated: PrivacyGuarantee, written: dict[str, Any]) -> list[str]:
 def _unknown_layers(model: Any, ledgers: Sequence[Ledger]) -> tuple[list[str], list[str]]:
     """Returns the layers with receipts whose weights no ledger knows, and those without receipts.
 
-    Where no layer with receipts is known, none is public. Constant weights, as of a head that found
-    nothing in the noise, need not be known.
+    Where no layer with receipts is known, none is public. Constant weights, as of a head that is
+    all noise, need not be known.
     """
-    known = {one for ledger in ledgers for digests, _ in ledger.weights() for one in digests}
+    known = {digest for ledger in ledgers for digests, _ in ledger.weights() for digest in digests}
     unknown: list[str] = []
     public: list[str] = []
     any_known = False
@@ -239,12 +245,16 @@ def _unknown_layers(model: Any, ledgers: Sequence[Ledger]) -> tuple[list[str], l
 
 
 def _not_in(ledger: Receipts, receipts: Receipts) -> list[str]:
-    """Returns what is wrong with receipts, given those of the label holder."""
-    known = {one.id: one.to_json() for one in ledger}
-    receipts = tuple(one for one in receipts if is_charged(one))
-    missing = [brief(one.what) for one in receipts if one.id not in known]
-    changed = [one for one in receipts if known.get(one.id, one.to_json()) != one.to_json()]
-    other = [brief(one.what) for one in changed]
+    """Returns the problems of receipts, given those of the label holder."""
+    known = {receipt.id: receipt.to_json() for receipt in ledger}
+    receipts = tuple(receipt for receipt in receipts if is_charged(receipt))
+    missing = [brief(receipt.what) for receipt in receipts if receipt.id not in known]
+    changed = [
+        receipt
+        for receipt in receipts
+        if known.get(receipt.id, receipt.to_json()) != receipt.to_json()
+    ]
+    other = [brief(receipt.what) for receipt in changed]
     found = [f"the store knows nothing of its receipt for {what}" for what in missing]
     return found + [f"the store has another receipt than its own for {what}" for what in other]
 
@@ -254,11 +264,16 @@ def brief(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
 
 
+def verdict(problems: Sequence[str]) -> str:
+    """Returns the result of a check in words."""
+    return f"WRONG: {'; '.join(problems)}" if problems else "keeps to its statement"
+
+
 def _not_listed(report: pathlib.Path, found: Published) -> list[str]:
-    """Returns what is wrong with a file, given a report that should list it."""
+    """Returns the problems of a file, given a report that should list it."""
     try:
         listed = json.loads(report.read_text(encoding="utf-8"))["published"]
-        digests = {digest for one in listed for digest in one["sha256"].values()}
+        digests = {digest for file in listed for digest in file["sha256"].values()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"{report} is no report.json of tf-labeldp report ({type(error).__name__}). Give the "

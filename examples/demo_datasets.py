@@ -1,4 +1,12 @@
-"""The data sets of the demo and the benchmarks, read from local files only."""
+"""Data sets for the demo, from local files: MNIST, Fashion-MNIST, Adult, or one of TFDS.
+
+    python examples/demo_datasets.py mnist FOLDER
+    tf-labeldp demo --data mnist --data-dir FOLDER
+
+The first command reads FOLDER/mnist/train-images-idx3-ubyte.gz and the like (or
+FOLDER/adult/adult.data.gz, or a prepared TFDS data set) and writes FOLDER/mnist.npz. Nothing is
+downloaded.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +15,17 @@ import dataclasses
 import gzip
 import os
 import pathlib
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tf_labeldp.cli._console import DatasetError
+
+class DatasetError(ValueError):
+    """A data set could not be read; the message is one line and says what to do."""
+
 
 IDX_SETS = ("mnist", "fashion_mnist")
 NAMES = ("digits", "adult", *IDX_SETS)
@@ -70,13 +82,12 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Classific
         return load_digits()
     if data_dir is None:
         raise DatasetError(
-            f"--data {name} needs --data-dir DIR, the folder that holds it; only digits comes "
-            "with scikit-learn"
+            f"{name} needs the folder that holds it; only digits comes with scikit-learn"
         )
     folder = pathlib.Path(data_dir)
     if not folder.is_dir():
         raise DatasetError(
-            f"--data-dir {folder} is not a folder; give the folder that holds {name}"
+            f"{folder} is not a folder; give the folder that holds {name}"
         )
     if _is_tfds(folder, name):
         return load_tfds(name, folder)
@@ -143,7 +154,7 @@ def read_file(folder: pathlib.Path, name: str) -> bytes:
             except (OSError, EOFError, zlib.error) as error:
                 raise DatasetError(f"{path} cannot be read ({error}); copy it again") from error
     raise DatasetError(
-        f"{folder / name}(.gz) does not exist; --data-dir must be the folder that holds "
+        f"{folder / name}(.gz) does not exist; give the folder that holds "
         f"{folder.name}/{name}.gz"
     )
 
@@ -229,7 +240,7 @@ def load_tfds(name: str, data_dir: pathlib.Path) -> ClassificationData:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise DatasetError(
-            f"--data {name} is a TFDS data set, which needs tensorflow-datasets: "
+            f"{name} is a TFDS data set, which needs tensorflow-datasets: "
             "pip install 'tf-labeldp[examples]'"
         ) from error
     try:
@@ -289,3 +300,20 @@ def _images(array: np.ndarray) -> np.ndarray:
     scaled = array.astype(np.float32) / scale
     fits = array.ndim == 4 and min(array.shape[1:3]) >= _SMALLEST_IMAGE
     return scaled if fits else scaled.reshape(len(scaled), -1)
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: demo_datasets.py NAME FOLDER")
+    name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    try:
+        data = dataclasses.asdict(load(name, folder))
+    except DatasetError as error:
+        sys.exit(str(error))
+    path = folder / f"{data.pop('name').replace('/', '-').replace(':', '-')}.npz"
+    np.savez(path, **data)
+    print(f"{path}: {len(data['y_train']):,} training and {len(data['y_test']):,} test examples")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,15 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import demo_datasets
 import numpy as np
 import pytest
+from demo_datasets import DatasetError
 
-from tf_labeldp.cli import _datasets
-from tf_labeldp.cli._console import DatasetError
+from tf_labeldp.cli import _demo
 
 
 def test_digits() -> None:
-    data = _datasets.load("digits")
+    data = demo_datasets.load("digits")
     assert data.x_train.shape == (1437, 64) and data.x_test.shape == (360, 64)
     assert data.x_train.dtype == np.float32 and data.y_train.dtype == np.int64
     assert data.x_train.min() == 0.0 and data.x_train.max() == 1.0
@@ -24,8 +25,8 @@ def test_digits() -> None:
 
 def test_a_split_is_fixed_keeps_pairs_and_loses_nothing() -> None:
     x, y = np.arange(20.0)[:, np.newaxis], np.arange(20)
-    data = _datasets.split("toy", x, y, ("a",), test_size=5)
-    again = _datasets.split("toy", x, y[::-1], ("a",), test_size=5)
+    data = demo_datasets.split("toy", x, y, ("a",), test_size=5)
+    again = demo_datasets.split("toy", x, y[::-1], ("a",), test_size=5)
     assert (len(data.y_train), len(data.y_test)) == (15, 5)
     assert sorted([*data.y_train, *data.y_test]) == list(range(20))
     np.testing.assert_array_equal(data.x_train[:, 0], data.y_train)
@@ -33,7 +34,7 @@ def test_a_split_is_fixed_keeps_pairs_and_loses_nothing() -> None:
 
 
 def test_idx_files_gzipped_or_not(idx_folder: Path) -> None:
-    data = _datasets.load("mnist", idx_folder)
+    data = demo_datasets.load("mnist", idx_folder)
     assert data.x_train.shape == (6, 3, 2, 1) and data.x_test.shape == (4, 3, 2, 1)
     np.testing.assert_allclose(data.x_train.ravel(), np.arange(36) / 255.0, rtol=1e-6)
     assert data.y_train.tolist() == [0, 1, 2, 3, 4, 5]
@@ -56,25 +57,25 @@ def test_damaged_idx_files_are_refused(idx_folder: Path, damage: str) -> None:
         damaged = labels.read_bytes()[:-9]
     labels.write_bytes(damaged)
     with pytest.raises(DatasetError, match=r"train-(images|labels).*copy it again"):
-        _datasets.load("mnist", idx_folder)
+        demo_datasets.load("mnist", idx_folder)
 
 
 def test_images_without_labels_are_refused(idx_folder: Path) -> None:
     train = idx_folder / "mnist" / "train-labels-idx1-ubyte"
     train.write_bytes(train.with_name("t10k-labels-idx1-ubyte").read_bytes())
     with pytest.raises(DatasetError, match="6 train images but 4 labels"):
-        _datasets.load("mnist", idx_folder)
+        demo_datasets.load("mnist", idx_folder)
 
 
 def test_labels_of_other_classes_are_refused(idx_folder: Path) -> None:
     labels = idx_folder / "mnist" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
     with pytest.raises(DatasetError, match="test labels above 9"):
-        _datasets.load("mnist", idx_folder)
+        demo_datasets.load("mnist", idx_folder)
 
 
 def test_adult(adult_folder: Path) -> None:
-    data = _datasets.load("adult", adult_folder)
+    data = demo_datasets.load("adult", adult_folder)
     assert data.class_names == ("<=50K", ">50K")
     assert data.y_train.tolist() == [0, 1, 0, 1]
     assert data.y_test.tolist() == [1, 0]
@@ -99,17 +100,17 @@ def test_damaged_adult_files_are_refused(
     adult_folder: Path, old: str, new: str, reason: str
 ) -> None:
     packed = adult_folder / "adult" / "adult.data.gz"
-    text = _datasets.read_file(adult_folder / "adult", "adult.data").decode()
+    text = demo_datasets.read_file(adult_folder / "adult", "adult.data").decode()
     packed.unlink()
     packed.with_suffix("").write_text(text.replace(old, new, 1))
     with pytest.raises(DatasetError, match=reason):
-        _datasets.load_adult(adult_folder)
+        demo_datasets.load_adult(adult_folder)
 
 
 def test_scales_and_categories_come_from_training_alone() -> None:
     train = {"size": np.array([1.0, 3.0]), "kind": np.array(["a", "b"])}
     test = {"size": np.array([100.0]), "kind": np.array(["c"])}
-    x_train, x_test = _datasets.encode(train, test)
+    x_train, x_test = demo_datasets.encode(train, test)
     np.testing.assert_allclose(x_train, [[-1, 1, 0], [1, 0, 1]])
     np.testing.assert_allclose(x_test, [[98, 0, 0]])
 
@@ -131,7 +132,7 @@ def test_the_real_files(
     classes: int,
     positive: int | None,
 ) -> None:
-    data = _datasets.load(name, data_dir)
+    data = demo_datasets.load(name, data_dir)
     assert data.x_train.shape == train and data.x_test.shape == test
     assert data.num_classes == classes
     assert np.bincount(data.y_train, minlength=classes).min() > 0
@@ -167,11 +168,11 @@ def library(splits: Splits, features: dict[str, Any], keys: Any = None) -> Simpl
 
 def load_toy(
     monkeypatch: pytest.MonkeyPatch, folder: Path, stand_in: SimpleNamespace
-) -> _datasets.ClassificationData:
+) -> demo_datasets.ClassificationData:
     (folder / "toy" / "1.0.0").mkdir(parents=True)
     (folder / "toy" / "1.0.0" / "dataset_info.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", stand_in)
-    return _datasets.load("toy", folder)
+    return demo_datasets.load("toy", folder)
 
 
 LABEL = ClassLabel(["no", "yes"])
@@ -233,6 +234,52 @@ def test_an_error_of_the_library_is_one_line(
         load_toy(monkeypatch, tmp_path, SimpleNamespace(load=load))
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("mnist", "train-images-idx3-ubyte"),
+        ("fashion_mnist", "train-images"),
+        ("adult", "adult.data"),
+    ],
+)
+def test_missing_files(tmp_path: Path, name: str, file: str) -> None:
+    with pytest.raises(DatasetError, match=rf"{tmp_path / name / file}.* does not exist"):
+        demo_datasets.load(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist", "adult", "cats"])
+def test_missing_folders(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DatasetError, match="needs the folder that holds it"):
+        demo_datasets.load(name)
+    with pytest.raises(DatasetError, match="missing is not a folder"):
+        demo_datasets.load(name, tmp_path / "missing")
+
+
+def test_missing_tfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DatasetError, match=r"unknown data set 'cats'.* digits, adult, mnist"):
+        demo_datasets.load("cats", tmp_path)
+    (tmp_path / "cats" / "1.0.0").mkdir(parents=True)
+    (tmp_path / "cats" / "1.0.0" / "dataset_info.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(DatasetError, match=r"pip install 'tf-labeldp\[examples\]'"):
+        demo_datasets.load("cats", tmp_path)
+
+
+def test_the_demo_reads_the_file_that_the_script_writes(
+    adult_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "adult", str(adult_folder)])
+    demo_datasets.main()
+    assert "adult.npz: 4 training and 2 test examples" in capsys.readouterr().out
+    data, written = _demo.load("adult", adult_folder), demo_datasets.load("adult", adult_folder)
+    assert (data.name, data.class_names) == ("adult", ("<=50K", ">50K"))
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        np.testing.assert_array_equal(getattr(data, name), getattr(written, name))
+    monkeypatch.setattr(sys, "argv", ["demo_datasets.py", "cats", str(adult_folder)])
+    with pytest.raises(SystemExit, match="unknown data set 'cats'"):
+        demo_datasets.main()
+
+
 def test_the_library_itself(tmp_path: Path) -> None:
     tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -255,8 +302,8 @@ def test_the_library_itself(tmp_path: Path) -> None:
                 yield i, {"age": i, "job": "ab"[i % 2], "label": i % 2}
 
     Toy(data_dir=str(tmp_path)).download_and_prepare()
-    data = _datasets.load("toy", tmp_path)
+    data = demo_datasets.load("toy", tmp_path)
     assert data.x_train.shape == (20, 3) and data.x_test.shape == (20, 3)
     np.testing.assert_array_equal(data.x_train[:, 2], data.y_train)
     with pytest.raises(DatasetError, match="TFDS cannot read"):
-        _datasets.load("toy:2.0.0", tmp_path)
+        demo_datasets.load("toy:2.0.0", tmp_path)

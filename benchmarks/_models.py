@@ -1,4 +1,4 @@
-"""Small Keras models for the demo and the benchmarks."""
+"""Small Keras models for the benchmarks."""
 
 from __future__ import annotations
 
