@@ -25,8 +25,8 @@ CONSTRUCTOR = {
         {"x": lambda x: np.round(x).astype(int), "mixup_alpha": 1.0},
         "mixup_alpha > 0 needs floating-point features",
     ),
-    "fractions": ({"fractions": 1.0}, r"fractions must be a sequence .* got 1\.0"),
-    "key": ({"key": "a/b"}, r"key must be made of letters.*got 'a/b'"),
+    "fractions": ({"fractions": 1.0}, r"fractions must have one number per stage, got 1\.0"),
+    "key": ({"key": "a/b"}, r"key must be letters.*got 'a/b'"),
 }
 
 

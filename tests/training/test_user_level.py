@@ -153,7 +153,7 @@ def test_users_with_a_denoiser_that_reveals_the_batch_are_counted_by_passes() ->
 
 
 def test_microbatches_of_users_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_microbatches can't be used with batches of users"):
+    with pytest.raises(ValueError, match="num_microbatches can't be used with users"):
         private_model(num_microbatches=4).fit(batches(data()[1]), verbose=0)
 
 
