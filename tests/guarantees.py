@@ -1,7 +1,7 @@
 """Guarantees and the tests that check them, from docstrings and markers; `make docs` shows them.
 
-Each ``Guarantee:`` of a docstring has a name, such as ``vault.PrivateLabels.evaluate``, and its tests
-have the marker ``@pytest.mark.holds(name)``.
+Each ``Guarantee:`` of a docstring has a name, such as ``vault.PrivateLabels.evaluate``, and its
+tests have the marker ``@pytest.mark.holds(name)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 _SECTION = re.compile(r"^Guarantee:\n((?:    .*\n?|\n)+)", re.M)
 HEAD = """# Guarantees and their tests
 
-The first sentence of each guarantee, and the tests that fail if it is broken. A test fails if a guarantee has none.
+The first sentence of each guarantee, and the tests that fail if it is broken. A test fails if a
+guarantee has none.
 [The papers](papers.md) have the place of each theorem.
 
 | guarantee | first sentence | tests |
