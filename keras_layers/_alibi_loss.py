@@ -1,7 +1,6 @@
 """Cross-entropy to the posterior of the true class given a noisy one-hot label."""
 
 import math
-import numbers
 from typing import Annotated, Any
 
 import keras
@@ -73,7 +72,7 @@ class ALIBILoss(NoisyLabelLoss):
         super().__init__(from_logits, reduction, name, dtype)
         if noise not in ("laplace", "gaussian"):
             raise ValueError(f"noise must be one of laplace, gaussian, got {noise!r}.")
-        if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        if isinstance(scale, bool) or not hasattr(scale, "__float__"):
             raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
         if not 0.0 < scale < math.inf:
             raise ValueError(f"scale must be finite and above zero, got {float(scale)}.")
