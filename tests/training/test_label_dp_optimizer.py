@@ -121,17 +121,6 @@ def test_config_round_trip_keeps_every_argument() -> None:
     assert "history" not in made.get_config()  # receipts go with the weights
 
 
-def test_a_configuration_of_version_0_1_is_read() -> None:
-    made = optimizer(insecure_seed=5)
-    old = made.get_config()
-    old["seed"] = old.pop("insecure_seed")
-    old["noise"]["config"]["seed"] = old["noise"]["config"].pop("insecure_seed")
-    old["history"] = [{"run": "a", "noise_multiplier": 2.0, "steps": 3}]
-    again = LabelDPOptimizer.from_config(old)
-    assert again.get_config() == made.get_config()
-    assert again.noise.seeded
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -13,12 +13,7 @@ from tf_labeldp.accounting import Setting
 from tf_labeldp.accounting._events import CLIPPINGS
 from tf_labeldp.gradients._clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
-from tf_labeldp.training._gaussian_noise import (
-    GaussianNoise,
-    NoiseMechanism,
-    fixed,
-    renamed_seed,
-)
+from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
 from tf_labeldp.training._preconditioner import GaussNewton
 
 _LEAST_CLIP = 1e-10
@@ -271,8 +266,7 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LabelDPOptimizer:
         """Returns the optimizer that ``get_config`` described."""
-        config = renamed_seed(config)
-        config.pop("history", None)  # of version 0.1
+        config = dict(config)
         for name in _OBJECTS:
             config[name] = keras.saving.deserialize_keras_object(
                 config[name], custom_objects=custom_objects
