@@ -177,7 +177,9 @@ def _box_muller(key: tf.Tensor, nonce: tf.Tensor, blocks: int) -> tf.Tensor:
 
 def _fraction(high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
     """Returns (k + 1/2) / 2^53, never zero, for the 53-bit integers k in two words."""
-    whole = tf.cast(high, tf.float64) * 2.0**21 + tf.cast(_shifted(low, 11), tf.float64)
+    whole = tf.cast(high, tf.float64) * 2.0**21 + tf.cast(
+        tf.bitwise.right_shift(low, 11), tf.float64
+    )
     return (whole + 0.5) * 2.0**-53
 
 
@@ -213,9 +215,5 @@ def _double_round(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> lis
 
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
-    left = tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32))
-    return tf.bitwise.bitwise_or(left, _shifted(words, 32 - bits))
-
-
-def _shifted(words: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitwise.right_shift(words, tf.constant(bits, tf.uint32))
+    left, right = tf.bitwise.left_shift(words, bits), tf.bitwise.right_shift(words, 32 - bits)
+    return tf.bitwise.bitwise_or(left, right)

@@ -221,13 +221,13 @@ class QueryNoise(NoiseMechanism):
         """Returns the assumptions of a statement about this noise, beyond its event."""
         if not self._is_tree:
             text = (
-                "Nobody tries the 2^32 states in which TensorFlow may have started the generator "
-                "of this noise (a GaussianSumQuery of TF Privacy, not the operating system's bits)."
+                "TensorFlow's generator made this noise (a GaussianSumQuery of TF Privacy, not the "
+                "operating system's bits), and which of 2^32 states it started in is secret."
             )
             return (Assumption("generator-state-secret", "machines", text),)
         source = "the query's noise_seed" if self.seeded else "106 bits of the operating system"
         text = (
-            "Nobody predicts TensorFlow's stateless generator, which is not a cryptographic one: "
+            "TensorFlow's stateless generator, which is not a cryptographic one, is unpredictable: "
             f"from {source} it made the noise (tree aggregation of TF Privacy)."
         )
         return (Assumption("generator-unpredicted", "machines", text),)
