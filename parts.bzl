@@ -9,7 +9,8 @@ PARTS = {
     "_validate": ["numpy"],
     "_progress": ["tqdm"],
     "accounting": ["numpy", "scipy", "dp_accounting"],
-    "mechanisms": ["numpy", "scipy", "opendp"],
+    # TensorFlow for the noise of training steps, which only `training` imports.
+    "mechanisms": ["numpy", "scipy", "opendp", "tensorflow"],
     "estimation": ["numpy", "scipy", "sklearn", "opendp", "threadpoolctl"],
     # Files of tables and the lock of a store; TensorFlow for `to_dataset`, and Keras for the
     # histories of models, on their calls.
@@ -28,7 +29,7 @@ PARTS = {
     "heads": ["numpy", "scipy", "sklearn", "keras", "threadpoolctl"],
     "data": ["numpy", "tensorflow"],
     "gradients": ["numpy", "keras", "tensorflow"],
-    "training": ["numpy", "dp_accounting", "cryptography", "keras", "tensorflow"],
+    "training": ["numpy", "dp_accounting", "keras", "tensorflow"],
     "pate": ["numpy", "keras", "sklearn"],
     "front_door": ["numpy", "sklearn", "keras"],
     # matplotlib for a plot, on its call.

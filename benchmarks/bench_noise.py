@@ -29,8 +29,8 @@ def main() -> None:
     import numpy as np
     import tensorflow as tf
 
+    from tf_labeldp.mechanisms._step_noise import standard_normal
     from tf_labeldp.training import GaussianNoise
-    from tf_labeldp.training._normal_draws import standard_normal
 
     def box_muller(size: int) -> np.ndarray:
         pairs = (size + 1) // 2
@@ -55,11 +55,9 @@ def main() -> None:
         "of which the sampler": lambda: standard_normal(args.weights, None),
         '`source="device"` (ChaCha20, Box and Muller)': lambda: adding_device(zeros),
         "the same in one program of XLA": lambda: adding_jit(zeros),
-        '`source="integer"` (ChaCha20, tables)': lambda: adding_integer(zeros),
     }
     adding_before, adding_host = adding(Before(1.0)), adding(GaussianNoise(1.0))
     adding_device, adding_jit = adding(device), adding(device, jit=True)
-    adding_integer = adding(GaussianNoise(1.0, source="integer"))
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(args.rounds + 1):
         for name, call in calls.items():

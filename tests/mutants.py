@@ -42,7 +42,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Files of the privacy core, and the fast tests of their part.
 PARTS = {
     "accounting": ("tf_labeldp/accounting/*.py", "tests/accounting tests/ledger"),
-    "mechanisms": ("tf_labeldp/mechanisms/*.py", "tests/mechanisms tests/estimation"),
+    # All but _step_noise, which is with "noise".
+    "mechanisms": ("tf_labeldp/mechanisms/_[!s]*.py", "tests/mechanisms tests/estimation"),
     "vault": (
         "tf_labeldp/vault/*.py",
         "tests/vault tests/scale/test_keyed_draws.py tests/cli/test_noisy_labels_folder.py "
@@ -53,10 +54,9 @@ PARTS = {
         "tests/gradients tests/training/test_label_dp_model_privacy.py",
     ),
     "noise": (
-        "tf_labeldp/training/_gaussian_noise.py tf_labeldp/training/_integer_normal.py "
-        "tf_labeldp/training/_normal_draws.py tf_labeldp/training/_chacha.py",
-        "tests/training/test_gaussian_noise.py tests/training/test_integer_noise.py "
-        "tests/training/test_device_noise.py tests/training/test_label_dp_model_privacy.py",
+        "tf_labeldp/training/_gaussian_noise.py tf_labeldp/mechanisms/_step_noise.py",
+        "tests/training/test_gaussian_noise.py tests/training/test_device_noise.py "
+        "tests/training/test_label_dp_model_privacy.py",
     ),
     "release": (
         "tf_labeldp/heads/_one_release_head.py tf_labeldp/heads/_label_source.py",

@@ -13,10 +13,13 @@ from dp_accounting import pld
 from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import dp_sgd_charge
+from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
 from tf_labeldp.accounting._events import (
     _counted,
     composed_epsilon,
     dp_sgd_event,
+    event_from_json,
+    event_to_json,
     gaussian_event,
     pure_dp_event,
     randomized_response_event,
@@ -356,3 +359,16 @@ def test_events_refuse_other_bad_arguments():
         randomized_response_event(1.0, 1)
     with pytest.raises(ValueError, match=r"delta must be in \[0, 1\), got 1\."):
         composed_epsilon([pure_dp_event(1.0)], 1.0)
+
+
+@pytest.mark.parametrize("relation", ["replace_label", "add_or_remove"])
+def test_an_added_delta_of_each_step_is_taken_off(relation):
+    """As in the receipts of 0.2, where the noise of a step was a known delta from a Gaussian."""
+    added, plain = 9e-13, dp_sgd_event(0.35, 0.01, 1000)
+    event = Repeated(Composed((plain.event, AddedDeltaDpEvent(added))), 1000)
+    assert event_from_json(event_to_json(event)) == event
+    found = composed_epsilon([event], 2000 * added, relation)
+    assert found == composed_epsilon([plain], 1000 * added, relation)
+    assert found > composed_epsilon([plain], 2000 * added, relation)
+    assert composed_epsilon([event], 1000 * added, relation) == math.inf
+    assert composed_epsilon([Repeated(AddedDeltaDpEvent(1.0), 1)], 0.9, relation) == math.inf

@@ -166,14 +166,10 @@ def test_all_methods_of_the_contract_are_there(tfp: Any, problem: Problem) -> No
     ("change", "error", "message"),
     [
         ({"denoiser": SelfConv()}, ValueError, "SelfConv uses the features of the sampled batch"),
-        ({"denoiser": "alt"}, TypeError, "got str"),
         ({"inner": "query"}, TypeError, "SumAggregationDPQuery"),
-        ({"losses": 1.0}, TypeError, "losses must be a callable"),
-        ({"predictions": 1.0}, TypeError, "predictions must be a callable"),
-        ({"variables": []}, ValueError, "variables is empty"),
         ({"denominator": 0.0}, ValueError, "denominator"),
     ],
-    ids=["reveals-batch", "denoiser", "inner", "losses", "predictions", "variables", "denominator"],
+    ids=["reveals-batch", "inner", "denominator"],
 )
 def test_bad_arguments(
     tfp: Any, problem: Problem, change: dict[str, Any], error: type[Exception], message: str

@@ -1,7 +1,4 @@
-"""Noise of ChaCha20 inside the program: its key stream, its law, and no nonce used twice.
-
-What holds for integers alone is in ``test_integer_noise``.
-"""
+"""Noise of ChaCha20 inside the program: its key stream, its law, and no nonce used twice."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ import scipy.special
 import tensorflow as tf
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from tf_labeldp.training import GaussianNoise, _chacha
+from tf_labeldp.mechanisms import _step_noise
+from tf_labeldp.training import GaussianNoise
 
 SIZE = 1_000_000
-SOURCES = ("device", "integer")
 LIMIT = 2.7 / np.sqrt(SIZE)  # Kolmogorov's distribution: beyond with a chance below 1e-6
 
 # RFC 8439, section 2.3.2 and appendix A.1, one to five: key, nonce, counter, block.
@@ -52,11 +49,11 @@ def words(content: bytes) -> tf.Tensor:
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("vector", range(len(VECTORS)))
-@pytest.mark.holds("training.DeviceKey")
+@pytest.mark.holds("mechanisms.DeviceNormal")
 def test_blocks_are_those_of_rfc_8439(vector: int, jit: bool) -> None:
     key, nonce, counter, block = VECTORS[vector]
     make = tf.function(
-        lambda key, nonce: _chacha.key_stream(key, nonce, counter, 1), jit_compile=jit
+        lambda key, nonce: _step_noise.key_stream(key, nonce, counter, 1), jit_compile=jit
     )
     made = make(words(bytes.fromhex(key)), words(bytes.fromhex(nonce)))
     assert made.shape == (16, 1) and made.numpy()[:, 0].tobytes().hex() == block
@@ -68,7 +65,7 @@ def test_many_blocks_are_those_of_openssl() -> None:
         key, nonce = rng.bytes(32), rng.bytes(12)
         cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), mode=None).encryptor()
         expected = np.frombuffer(cipher.update(bytes(64 * blocks)), "<u4").reshape(blocks, 16)
-        made = _chacha.key_stream(words(key), words(nonce), 0, blocks)
+        made = _step_noise.key_stream(words(key), words(nonce), 0, blocks)
         np.testing.assert_array_equal(made.numpy().T, expected)
 
 
@@ -83,19 +80,17 @@ def distance_from_normal(sample: np.ndarray, scale: float) -> float:
     return float(max(np.max(law - grid[:-1]), np.max(grid[1:] - law)))
 
 
-@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.holds("training.DeviceNormal")
-def test_law_is_the_gaussian_and_no_wider_or_narrower_one(source: str, seed: int | None) -> None:
-    sample = noise_of(GaussianNoise(3.0, source=source, insecure_seed=seed), 0.5)
+@pytest.mark.holds("mechanisms.DeviceNormal")
+def test_law_is_the_gaussian_and_no_wider_or_narrower_one(seed: int | None) -> None:
+    sample = noise_of(GaussianNoise(3.0, source="device", insecure_seed=seed), 0.5)
     assert distance_from_normal(sample, 1.5) < LIMIT
     assert distance_from_normal(sample, 1.5 * 1.02) > LIMIT
     assert distance_from_normal(sample, 1.5 / 1.02) > LIMIT
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_coordinates_and_steps_are_not_correlated(source: str) -> None:
-    noise = GaussianNoise(1.0, source=source, insecure_seed=2)
+def test_coordinates_and_steps_are_not_correlated() -> None:
+    noise = GaussianNoise(1.0, source="device", insecure_seed=2)
     first, second = noise_of(noise), noise_of(noise)
     limit = 5.0 / np.sqrt(SIZE)  # each is normal of this over five; a chance of 6e-7 each
     for lag in (1, 2, 4, 8, 16, SIZE // 8, SIZE // 2):  # a block has 8, its sines come last
@@ -105,7 +100,7 @@ def test_coordinates_and_steps_are_not_correlated(source: str) -> None:
 
 def test_numbers_are_box_and_muller_s_of_53_bits_to_rounding() -> None:
     key, nonce, blocks = np.arange(8), np.array([1, 2, 0]), 512
-    stream = _chacha.key_stream(
+    stream = _step_noise.key_stream(
         tf.constant(key, tf.uint32), tf.constant(nonce, tf.uint32), 0, blocks
     ).numpy()
     high, low, high_angle, low_angle = np.split(stream.astype(np.uint64), 4)
@@ -116,12 +111,12 @@ def test_numbers_are_box_and_muller_s_of_53_bits_to_rounding() -> None:
     uniform, angle = ((k.astype(np.float64) + 0.5) * 2.0**-53 for k in whole)
     radius = np.sqrt(-2.0 * np.log(uniform))
     expected = radius * np.stack([np.cos(2.0 * np.pi * angle), np.sin(2.0 * np.pi * angle)])
-    found = _chacha._compiled(blocks)(tf.constant(key), tf.constant(nonce)).numpy()
+    found = _step_noise._compiled(blocks)(tf.constant(key), tf.constant(nonce)).numpy()
     np.testing.assert_allclose(found, expected.ravel(), rtol=0.0, atol=1e-14)
 
 
 def test_uniform_numbers_reach_both_ends_and_never_zero() -> None:
-    ends = _chacha._uniform(
+    ends = _step_noise._fraction(
         tf.constant([0, 2**32 - 1], tf.uint32), tf.constant([2047, 2**32 - 1], tf.uint32)
     ).numpy()
     assert ends[0] == 2.0**-54 and 1.0 - 2.0**-53 <= ends[1] <= 1.0
@@ -130,25 +125,22 @@ def test_uniform_numbers_reach_both_ends_and_never_zero() -> None:
 def nonces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Returns the list that every key and nonce goes to from now on."""
     used: list[tuple[int, ...]] = []
-    original = _chacha.DeviceKey.of_one_draw
+    original = _step_noise.DeviceNormal.key_and_nonce
 
-    def recorded(self: _chacha.DeviceKey) -> Any:
+    def recorded(self: _step_noise.DeviceNormal) -> Any:
         key, nonce = original(self)
         note = lambda k, n: used.append((*k.tolist(), *n.tolist()))  # noqa: E731
         with tf.control_dependencies([tf.numpy_function(note, [key, nonce], [])]):
             return tf.identity(key), nonce
 
-    monkeypatch.setattr(_chacha.DeviceKey, "of_one_draw", recorded)
+    monkeypatch.setattr(_step_noise.DeviceNormal, "key_and_nonce", recorded)
     return used
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.holds("training.DeviceKey")
-def test_no_draw_has_the_key_and_nonce_of_another(
-    source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.holds("mechanisms.DeviceNormal")
+def test_no_draw_has_the_key_and_nonce_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     used = nonces(monkeypatch)
-    noise = GaussianNoise(1.0, source=source)
+    noise = GaussianNoise(1.0, source="device")
 
     @tf.function
     def thrice() -> None:
@@ -188,10 +180,9 @@ def test_the_count_is_read_and_moved_on_in_one_operation() -> None:
     assert not any(kind.startswith("Assign") for kind in kinds)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits(source: str) -> None:
+def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits() -> None:
     def drawn(jit: bool | None) -> np.ndarray:
-        noise = GaussianNoise(1.0, source=source, insecure_seed=7)
+        noise = GaussianNoise(1.0, source="device", insecure_seed=7)
         step = lambda: noise.add_noise([tf.zeros([20])], 1.0, ())[0][0]  # noqa: E731
         step = step if jit is None else tf.function(step, jit_compile=jit)
         made = [step().numpy() for _ in range(2)]
@@ -203,8 +194,8 @@ def test_seeds_repeat_in_eager_graph_and_xla_and_go_on_over_fits(source: str) ->
     for jit in (False, True):
         # A number that lies between two points of the grid may go either way.
         np.testing.assert_allclose(drawn(jit), eager, rtol=0.0, atol=1.01 * 2.0**-16)
-    assert GaussianNoise(1.0, source=source, insecure_seed=7).seeded
-    other = GaussianNoise(1.0, source=source, insecure_seed=8)
+    assert GaussianNoise(1.0, source="device", insecure_seed=7).seeded
+    other = GaussianNoise(1.0, source="device", insecure_seed=8)
     assert not np.array_equal(noise_of(other, size=20), eager[0])
 
 
@@ -218,8 +209,7 @@ def test_noisy_sums_lie_on_the_grid_in_xla_too() -> None:
 
 
 def test_statements_name_the_cipher() -> None:
-    for source in SOURCES:
-        assert "ChaCha20" in GaussianNoise(1.0, source=source).assumptions()[0]
+    assert "ChaCha20" in GaussianNoise(1.0, source="device").assumptions()[0]
     assert "AES-256" in GaussianNoise(1.0).assumptions()[0]
     assert GaussianNoise(1.0, source="device", insecure_seed=1).assumptions() == ()
 
@@ -231,7 +221,6 @@ def test_a_tpu_is_refused_also_one_that_comes_later(monkeypatch: pytest.MonkeyPa
     for begin in (used.begin, GaussianNoise(1.0, source="device").begin):
         with pytest.raises(ValueError, match="TPU, which has no double precision"):
             begin()
-    GaussianNoise(1.0, source="integer").begin()
 
 
 @pytest.mark.parametrize("name", ["noise_multiplier", "source", "insecure_seed", "seeded"])
@@ -243,12 +232,12 @@ def test_what_a_statement_rests_on_can_not_be_set(name: str) -> None:
 
 def test_more_than_a_nonce_has_blocks_for_is_refused() -> None:
     with pytest.raises(ValueError, match="more than one nonce"):
-        _chacha.DeviceNormal(None).draw(2**34 + 1)
+        _step_noise.DeviceNormal(None).draw(2**34 + 1)
 
 
 def test_config_round_trip_and_a_source_that_is_none() -> None:
     noise = GaussianNoise(1.5, source="device", insecure_seed=2)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(noise))
     assert again.get_config() == noise.get_config()
-    with pytest.raises(ValueError, match="source must be one of host, device, integer"):
+    with pytest.raises(ValueError, match="source must be one of host, device"):
         GaussianNoise(1.0, source="tpu")

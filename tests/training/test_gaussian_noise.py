@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,9 @@ import scipy.special
 import scipy.stats
 import tensorflow as tf
 
-from tf_labeldp.training import GaussianNoise, NoiseMechanism, _normal_draws
-from tf_labeldp.training._normal_draws import standard_normal
+from tf_labeldp.mechanisms import _step_noise
+from tf_labeldp.mechanisms._step_noise import standard_normal
+from tf_labeldp.training import GaussianNoise, NoiseMechanism
 
 SIZE = 1_000_000
 # Kolmogorov's distribution: P[sqrt(n) D > 2.7] is below 1e-6.
@@ -46,11 +48,11 @@ def test_secure_bits_have_the_same_law() -> None:
     assert distance_from_normal(standard_normal(SIZE, None), 1.0) < LIMIT
 
 
-@pytest.mark.holds("training.standard_normal")
+@pytest.mark.holds("mechanisms.standard_normal")
 def test_every_layer_and_the_tail_have_their_share() -> None:
     # The edges of the ziggurat, where a layer that is too high or too low would show itself.
     size = 4_000_000
-    edges = np.sort(np.concatenate([_normal_draws._EDGE, -_normal_draws._EDGE[:-1]]))
+    edges = np.sort(np.concatenate([_step_noise._EDGE, -_step_noise._EDGE[:-1]]))
     law = np.diff([0.0, *scipy.special.ndtr(edges), 1.0]) * size
     drawn = standard_normal(size, None)
 
@@ -63,31 +65,36 @@ def test_every_layer_and_the_tail_have_their_share() -> None:
 
 
 def test_beyond_the_last_layer_is_the_law_s_own_tail() -> None:
-    start = _normal_draws._RIGHT
-    drawn = np.sort(_normal_draws._tail(SIZE // 100, _normal_draws._cipher_words()))
+    start = _step_noise._RIGHT
+    drawn = np.sort(_step_noise._tail(SIZE // 100))
     law = 1.0 - scipy.special.ndtr(-drawn) / scipy.special.ndtr(-start)
     assert drawn[0] >= start
     assert scipy.stats.kstest(law, "uniform").pvalue > 1e-6
 
 
 def test_layers_have_one_area_and_end_at_the_top() -> None:
-    edge, height = _normal_draws._EDGE, _normal_draws._HEIGHT
+    edge, height = _step_noise._EDGE, _step_noise._HEIGHT
     areas = edge[1:-1] * np.diff(height)[1:]  # above the base, whose tail is drawn apart
-    np.testing.assert_allclose(areas, _normal_draws._AREA, rtol=1e-8)
+    np.testing.assert_allclose(areas, _step_noise._AREA, rtol=1e-8)
     base = edge[1] * height[1] + scipy.special.ndtr(-edge[1]) * np.sqrt(2.0 * np.pi)
-    assert abs(base / _normal_draws._AREA - 1.0) < 1e-8
+    assert abs(base / _step_noise._AREA - 1.0) < 1e-8
 
 
-def test_words_are_the_key_stream_of_aes_256(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_bits_are_those_of_openssl(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(os, "urandom", lambda size: asked.append(size) or bytes(size))
-    words = _normal_draws._cipher_words()
-    # NIST, AESAVS (2002), appendices B to E: a zero block under a zero key.
-    assert words(2).tobytes().hex() == "dc95c078a2408989ad48a21492842087"
-    assert words(2).tobytes().hex() == "530f8afbc74536b9a963b4f1c4cb738b"  # and block one
-    assert asked == [32]
-    standard_normal(3 * _normal_draws._BLOCK, None)
-    assert asked == [32, 32]  # a key for each draw
+
+    def counting(size: int, secure: Callable[[int], bytes] = ssl.RAND_bytes) -> bytes:
+        asked.append(size)
+        return secure(size)
+
+    monkeypatch.setattr(ssl, "RAND_bytes", counting)
+    size = 3 * _step_noise._BLOCK
+    first, second = standard_normal(size, None), standard_normal(size, None)
+    assert sum(asked) >= 2 * 8 * size  # 64 bits each, and more near the edges
+    assert not np.any(first == second)
+    asked.clear()
+    standard_normal(size, np.random.default_rng(1))
+    assert asked == []
 
 
 def test_host_noise_takes_less_time_than_its_bits_from_the_operating_system() -> None:
@@ -161,5 +168,8 @@ def test_config_round_trip() -> None:
     noise = GaussianNoise(1.5, insecure_seed=2)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(noise))
     assert again.get_config() == noise.get_config()
-    of_0_1 = GaussianNoise.from_config({"noise_multiplier": 1.5, "seed": 2})
-    assert of_0_1.get_config() == noise.get_config()
+
+
+def test_the_integers_of_0_2_become_doubles_of_the_device() -> None:
+    config = {"noise_multiplier": 1.5, "source": "integer", "insecure_seed": None}
+    assert GaussianNoise.from_config(config).get_config() == {**config, "source": "device"}

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.data import poisson_batches
+from tf_labeldp.mechanisms._step_noise import standard_normal
 from tf_labeldp.training import LabelDPModel, LabelDPOptimizer
-from tf_labeldp.training._normal_draws import standard_normal
 
 N, D, K, CLIP, RATE = 22, 3, 4, 0.4, 0.7
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,7 +1,7 @@
 """What may see a label: one contract, one file per kind of output; loads no TensorFlow.
 
-Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noise of single labels
-is drawn in ``_integer_noise``, that of statistics in ``_grid_noise``.
+Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noise on labels and
+statistics is drawn in ``_integer_noise``, and the noise of training steps in ``_step_noise``.
 """
 
 from tf_labeldp.mechanisms._alibi import ALIBI

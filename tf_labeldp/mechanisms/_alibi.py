@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.mechanisms import _grid_noise, _integer_noise, _random
+from tf_labeldp.mechanisms import _integer_noise, _random
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_output
 from tf_labeldp.mechanisms._classes import row_chunks
 from tf_labeldp.mechanisms._random import Rng
@@ -24,7 +24,7 @@ _FINEST_UNIT = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True)
-class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
+class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
     """Adds independent noise to every entry of every one-hot label.
 
     The noisy rows are neither probabilities nor one-hot. Train on them with
@@ -129,7 +129,7 @@ def _gaussian_grid(epsilon: float, delta: float) -> tuple[int, int]:
     # Only the two entries that move count for the privacy loss, not n K. The double sqrt(2) is
     # above the root, and its product with a power of two is exact.
     distance = math.sqrt(2.0)
-    fine = _grid_noise.gaussian_scale(epsilon, delta, distance * _FINEST_UNIT, 2)
+    fine = _integer_noise.gaussian_scale(epsilon, delta, distance * _FINEST_UNIT, 2)
     halvings = math.ceil(math.log2(1.001 * fine / _integer_noise.MAX_SIGMA))
     unit = _FINEST_UNIT >> halvings
-    return unit, math.ceil(_grid_noise.gaussian_scale(epsilon, delta, distance * unit, 2))
+    return unit, math.ceil(_integer_noise.gaussian_scale(epsilon, delta, distance * unit, 2))

@@ -12,10 +12,10 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.accounting._receipts import Receipts
-from tf_labeldp.mechanisms import _grid_noise, _integer_noise
+from tf_labeldp.mechanisms import _integer_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._bins import nearest_index
-from tf_labeldp.mechanisms._random import Rng, checked_generator
+from tf_labeldp.mechanisms._random import Rng
 
 _SENSITIVITY = 2
 """L1: a replaced label leaves one cell of its group and enters another."""
@@ -29,7 +29,7 @@ _MOST_STEPS = 1 << 61
 
 
 @dataclasses.dataclass(frozen=True)
-class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
+class HistogramMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
     """Counts labels in public cells and adds Laplace or Gaussian noise to each count.
 
     Laplace noise has the scale 2/epsilon and comes from OpenDP, whose own privacy map certifies
@@ -86,11 +86,10 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
             values = _validate.increasing_numbers("values", self.values)
             self._set(values=tuple(values.tolist()))
         if self.noise == "gaussian":
-            _integer_noise.fitting_scale(
-                _grid_steps(self.epsilon, 1), self.epsilon, _grid_noise.LARGEST_SCALE
-            )
+            least, largest = _grid_steps(self.epsilon, 1), _integer_noise.LARGEST_SCALE
+            _integer_noise.fitting_scale(least, self.epsilon, largest)
         else:
-            _grid_noise.laplace_scale(self.epsilon, _SENSITIVITY)
+            _integer_noise.laplace_scale(self.epsilon, _SENSITIVITY)
 
     @property
     def noise_stddev(self) -> float:
@@ -164,30 +163,9 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
             raise ValueError("counts must not be negative. Has noise been added to them already?")
         if self.noise == "gaussian":
             return self._with_gaussian_noise(counts, rng)
-        exact = counts.astype(self._kind)
-        if rng is not None:
-            return exact + self._seeded_laplace(exact.shape, checked_generator(rng))
-        measure, _ = self._certified_laplace()
-        return np.array(measure(exact.ravel().tolist()), dtype=self._kind).reshape(exact.shape)
-
-    @property
-    def _kind(self) -> type[np.int64] | type[np.float64]:
-        return np.int64 if self.noise == "discrete_laplace" else np.float64
-
-    def _certified_laplace(self) -> tuple[Any, float]:
-        """Returns OpenDP's measurement for Laplace noise, and the scale of the noise."""
         scale = _SENSITIVITY / self.epsilon
-        return _grid_noise.certified_laplace(
-            self.noise != "laplace", scale, _SENSITIVITY, self.epsilon
-        )
-
-    def _seeded_laplace(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Returns Laplace noise of the same law: repeatable, and so not private."""
-        if self.noise == "laplace":
-            return rng.laplace(scale=_SENSITIVITY / self.epsilon, size=shape)
-        # The difference of two geometric variables has P[k] proportional to e^(-|k| epsilon / 2).
-        success = -math.expm1(-self.epsilon / _SENSITIVITY)
-        return rng.geometric(success, shape) - rng.geometric(success, shape)
+        exact = counts.astype(np.float64 if self.noise == "laplace" else np.int64)
+        return _integer_noise.with_noise(exact, "laplace", scale, self.epsilon, _SENSITIVITY, rng)
 
     def _with_gaussian_noise(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
         """Returns counts with noise that is drawn in whole steps of a grid."""
@@ -201,9 +179,9 @@ class HistogramMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
             )
         steps = 1 << bits
         l2 = steps * _L2_SENSITIVITY
-        scale = _grid_noise.gaussian_scale(self.epsilon, self.delta, l2, counts.size)
+        scale = _integer_noise.gaussian_scale(self.epsilon, self.delta, l2, counts.size)
         exact = counts.astype(np.int64) * steps
-        noisy = _grid_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
+        noisy = _integer_noise.with_noise(exact, "gaussian", scale, self.epsilon, 0.0, rng)
         return noisy / float(steps)
 
 

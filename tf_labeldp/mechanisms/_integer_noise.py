@@ -1,40 +1,77 @@
-"""Noise on the integers whose drawn law is known exactly: Laplace, staircase and Gaussian.
+"""Exact noise on the integers, for labels and for statistics: Laplace, staircase and Gaussian.
 
-Noise computed in floating point is not private, whatever its formula says: which doubles can come
-out depends on the label (Mironov 2012, "On significance of the least significant bits for
-differential privacy"). Here noise comes from comparisons of uniform integers alone, by the
-algorithms of Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
+Noise computed in floating point is not private, whatever its formula: which doubles can come out
+depends on the label (Mironov 2012, "On significance of the least significant bits for differential
+privacy"). Noise on labels is made of comparisons of uniform integers alone, by the algorithms of
+Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy". Noise on
+statistics has scales beyond 53 bits and comes from OpenDP's exact samplers.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import decimal
+import functools
 import math
 from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tf_labeldp import _validate
+from tf_labeldp.accounting._events import gaussian_event, pure_dp_event
+from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import _random
+from tf_labeldp.mechanisms._base import Frozen
 from tf_labeldp.mechanisms._random import Rng
+
+if TYPE_CHECKING:
+    from tf_labeldp.accounting._events import DpEvent
 
 MIN_EPSILON = 1e-6
 MAX_STEPS = 1 << 32
-"""Within these no integer here passes 2^63, but with probability e^-1000 (see ``geometric``)."""
-
+"""Within these no integer here passes 2^63, except with probability e^-1000 (see ``geometric``)."""
 MAX_SIGMA = 1 << 26
-"""Of Gaussian noise: the square has to fit the 53 bits of ``uniform_below``."""
+"""Of ``discrete_gaussian``: the square has to fit the 53 bits of ``uniform_below``."""
+LARGEST_SCALE = 2.0**57
+"""In grid steps: noise on statistics stays in 64 bits at 40 standard deviations."""
 
 _RANGE = 1 << 53
 _MAX_DECAY = 1024
-"""More decay than this in one step is not drawn: e^-1024 is nothing, and integers stay small."""
+"""Per step: more is drawn as this, since e^-1024 is below any double, and integers stay small."""
 _FARTHEST = math.isqrt((1 << 63) - 1)
-"""Its square still fits 64 bits; at least 45 sigma, where e^-1000 of the draws are."""
+"""Its square still fits 64 bits; at least 45 sigma, which e^-1000 of the draws pass."""
+_MARGIN = 1e-9
+"""Relative: epsilon and delta that the grid may cost Gaussian noise."""
+
+
+class FrozenWithNoise(Frozen):
+    """A mechanism with ``noise=``: of a pure kind, or Gaussian with a delta."""
+
+    noise: str
+    delta: float
+    _noises: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of("noise", self.noise, self._noises)
+        delta = _validate.number_in("delta", self.delta, "[0, 1)")
+        if (self.noise == "gaussian") != (delta > 0.0):
+            raise ValueError(
+                f"{self.noise} noise needs delta {'above' if delta == 0.0 else 'equal to'} zero, "
+                f"got delta={delta:g}. Gaussian noise takes one below 1/n for n labels."
+            )
+        self._set(delta=delta)
+
+    def dp_event(self) -> DpEvent:
+        """Returns the event of one release: Gaussian, or one that dominates any pure mechanism."""
+        if self.noise != "gaussian":
+            return pure_dp_event(self.epsilon)
+        return gaussian_event(gaussian_sigma(self.epsilon, self.delta, 1.0))
 
 
 def fitting_scale(scale: float, epsilon: float, largest: float) -> float:
-    """Returns the scale of noise on the integers, or raises where draws might leave 64 bits."""
+    """Returns the scale of noise on the integers, or raises if draws might leave 64 bits."""
     if not scale <= largest:
         raise ValueError(
             f"epsilon={epsilon:g} needs noise that leaves the 64-bit integers. The release would "
@@ -43,11 +80,110 @@ def fitting_scale(scale: float, epsilon: float, largest: float) -> float:
     return scale
 
 
+# --- Statistics: vectors of integers -------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def gaussian_scale(epsilon: float, delta: float, l2_sensitivity: float, num_entries: int) -> float:
+    """Returns the sigma of discrete Gaussian noise for (epsilon, delta), in grid steps.
+
+    The analytic calibration is for continuous noise Z; integers plus round(Z) are as private, by
+    post-processing. The discrete Gaussian has nearly the law of round(Z): for |x| <= 40 sigma,
+
+    ``P[round(Z) = x] = phi(x) (1 + (x^2 / sigma^2 - 1) / (24 sigma^2) + O(sigma^-4))``,
+
+    so the logarithms differ by at most ``a = 70 m / sigma^2`` over m entries, and beyond lies a
+    mass of ``2 m e^-800``, below any delta of a double. Hence (epsilon', delta') for round(Z) is
+    (epsilon' + 2 a, e^a delta') for the discrete Gaussian: the noise is calibrated to epsilon and
+    delta lowered by one part in 1e9, and 2 a has to be less than that.
+    """
+    less = 1.0 - _MARGIN
+    sigma = gaussian_sigma(epsilon * less, delta * less, l2_sensitivity)
+    difference = 70.0 * num_entries / sigma**2
+    if 2.0 * difference > _MARGIN * min(epsilon, 1.0):
+        raise ValueError(
+            f"the grid for exact sums is too coarse for {num_entries} entries at epsilon="
+            f"{epsilon:g}: use another epsilon, fewer entries, or the moments of fewer rows."
+        )
+    return fitting_scale(sigma, epsilon, LARGEST_SCALE)
+
+
+def laplace_scale(epsilon: float, l1_sensitivity: float) -> float:
+    """Returns the scale of discrete Laplace noise in grid steps, which OpenDP may raise."""
+    return fitting_scale(math.ceil(l1_sensitivity) / epsilon, epsilon, LARGEST_SCALE)
+
+
+def with_noise(
+    exact: np.ndarray, kind: str, scale: float, epsilon: float, l1_sensitivity: float, rng: Rng
+) -> np.ndarray:
+    """Returns ``int64`` or ``float64`` numbers (any shape) with independent noise on each.
+
+    Gaussian noise, for integers alone, has a ``scale`` of ``gaussian_scale``. For Laplace noise
+    OpenDP's privacy map certifies ``epsilon`` at ``l1_sensitivity``. Without ``rng``, which is for
+    repeatable (not private) runs, OpenDP draws from the operating system's random bits: exactly on
+    integers, safely in floating point on floats.
+    """
+    whole = exact.dtype.kind == "i"
+    if rng is not None:
+        rng = _random.checked_generator(rng)
+        return exact + _seeded_noise(kind, whole, scale, exact.shape, rng)
+    measurement, _ = opendp_noise(kind, whole, scale, epsilon, l1_sensitivity)
+    return np.array(measurement(exact.ravel().tolist()), dtype=exact.dtype).reshape(exact.shape)
+
+
+def _seeded_noise(
+    kind: str, whole: bool, scale: float, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+    """Returns noise of the same law, up to the rounding of doubles."""
+    if kind == "gaussian":
+        return np.rint(rng.normal(scale=scale, size=shape)).astype(np.int64)
+    if not whole:
+        return rng.laplace(scale=scale, size=shape)
+    # The difference of two geometric variables has P[k] proportional to e^(-|k| / scale).
+    success = -math.expm1(-1.0 / scale)
+    return rng.geometric(success, shape) - rng.geometric(success, shape)
+
+
+@functools.lru_cache(maxsize=64)
+def opendp_noise(
+    kind: str, whole: bool, scale: float, epsilon: float, l1_sensitivity: float
+) -> tuple[Any, float]:
+    """Returns OpenDP's measurement that adds noise to a list of numbers, and its scale.
+
+    A Laplace scale rounds to a double, and so does OpenDP's bound on the loss, upwards: the scale
+    is raised to the first at which OpenDP itself certifies ``epsilon``, mostly by one step at most.
+    """
+    from opendp import domains, measurements, metrics, mod
+
+    # OpenDP asks for this before any component whose written proof is not finished.
+    mod.enable_features("contrib")
+    # Types are given in full: T=int would be 32 bits, at which counts saturate.
+    dtype = "i64" if whole else "f64"
+    atoms = domains.atom_domain(T="i64") if whole else domains.atom_domain(T="f64", nan=False)
+    vectors = domains.vector_domain(atoms)
+    if kind == "gaussian":
+        return (vectors, metrics.l2_distance(T="f64")) >> measurements.then_gaussian(scale), scale
+    distance = math.ceil(l1_sensitivity) if whole else float(l1_sensitivity)
+    for _ in range(64):
+        space = (vectors, metrics.l1_distance(T=dtype))
+        measurement = space >> measurements.then_laplace(scale)
+        if measurement.map(distance) <= epsilon:
+            return measurement, scale
+        scale = math.nextafter(scale, math.inf)
+    raise RuntimeError(
+        f"OpenDP does not certify epsilon={epsilon} for Laplace noise of scale {scale}. Please "
+        "report this with your version of opendp."
+    )
+
+
+# --- Labels: vectorized draws on at most 2^32 steps ----------------------------------------------
+
+
 def decay_per_step(epsilon: float, steps: int) -> Fraction:
     """Returns the largest fraction not above epsilon/steps with a denominator up to 2^53.
 
-    Its numerator is no larger: from one on, epsilon/steps has a double's 53 bits in its numerator
-    and fewer in its denominator, and comes back as it is. It is not zero.
+    It is above zero, and its numerator has at most 53 bits too: from one on, epsilon/steps has the
+    numerator of a double and a smaller denominator, and comes back as it is.
     """
     fitting_scale(steps / epsilon, epsilon, _RANGE)
     return _fraction_below(min(Fraction(epsilon) / steps, Fraction(_MAX_DECAY)), _RANGE)
@@ -55,24 +191,21 @@ def decay_per_step(epsilon: float, steps: int) -> Fraction:
 
 def _fraction_below(value: Fraction, limit: int) -> Fraction:
     """Returns the largest fraction not above ``value`` with a denominator of at most ``limit``."""
-    if value.denominator <= limit:
-        return value
-    # The continued fraction ends in the two fractions next to the value, one on each side.
-    top, bottom = value.numerator, value.denominator
-    p0, q0, p1, q1 = 0, 1, 1, 0
-    while q0 + (top // bottom) * q1 <= limit:
-        whole = top // bottom
-        p0, q0, p1, q1 = p1, q1, p0 + whole * p1, q0 + whole * q1
-        top, bottom = bottom, top - whole * bottom
-    fill = (limit - q0) // q1
-    return min(Fraction(p1, q1), Fraction(p0 + fill * p1, q0 + fill * q1))
+    nearest = value.limit_denominator(limit)
+    if nearest <= value:
+        return nearest
+    # Of fractions next to each other p/q - p'/q' is 1/(q q'): so p q' = 1 modulo q.
+    top, bottom = nearest.as_integer_ratio()
+    inverse = pow(top, -1, bottom)
+    below = inverse + (limit - inverse) // bottom * bottom
+    return Fraction((top * below - 1) // bottom, below)
 
 
 def bernoulli_exp(numerators: np.ndarray, denominator: int, rng: Rng) -> np.ndarray:
     """Returns events of probability exp(-n/d), exactly, for each n (m,) in 0..d; ``bool`` (m,).
 
-    Algorithm 1 of Canonne, Kamath and Steinke: go on while a coin of probability n / (d k) shows
-    heads, k = 1, 2, ...; the event is that the last k is odd.
+    Algorithm 1 of Canonne, Kamath and Steinke: throw a coin of probability n / (d k) for
+    k = 1, 2, ... until it shows tails; the event is that the last k is odd.
     """
     event = np.ones(numerators.size, dtype=bool)
     alive = np.arange(numerators.size)
@@ -112,8 +245,12 @@ def geometric(size: int, decay: Fraction, rng: Rng) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class IntegerNoise(abc.ABC):
-    """Symmetric noise on the integers, epsilon-DP for a shift by up to ``steps``.
+class LaplaceNoise:
+    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``, epsilon-DP for a shift by up to N.
+
+    It is drawn with the decay s/t that is the largest fraction *not above* epsilon/N, so a shift by
+    N changes a probability by at most ``exp(N s / t) <= e^epsilon``. The noise is wider than its
+    formula by less than one part in 2^50.
 
     Attributes:
         epsilon: at least ``MIN_EPSILON``.
@@ -123,18 +260,6 @@ class IntegerNoise(abc.ABC):
     epsilon: float
     steps: int
 
-    @abc.abstractmethod
-    def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
-        """Returns draws of |x|, except that 0 counts twice (as 0 and as -0)."""
-
-    @abc.abstractmethod
-    def mass(self, x: np.ndarray) -> np.ndarray:
-        """Returns P[noise = x] for integers x, given and returned as ``float64``."""
-
-    @abc.abstractmethod
-    def tail(self, x: np.ndarray) -> np.ndarray:
-        """Returns P[noise >= x] for integers x >= 0, given and returned as ``float64``."""
-
     def draw(self, size: int, rng: Rng) -> np.ndarray:
         """Returns ``size`` independent draws, ``int64``."""
         return _random.in_blocks(lambda start, stop: self._draw(stop - start, rng), size, rng)
@@ -143,50 +268,41 @@ class IntegerNoise(abc.ABC):
         noise = np.empty(size, dtype=np.int64)
         waiting = np.arange(size)
         while waiting.size:
-            drawn, signed = _with_sign(self.magnitudes(waiting.size, rng), rng)
-            noise[waiting] = drawn
-            waiting = waiting[~signed]
+            noise[waiting], kept = _with_sign(self.magnitudes(waiting.size, rng), rng)
+            waiting = waiting[~kept]
         return noise
 
-
-def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Returns magnitudes with random signs, and which count: -0 is no second way to draw 0."""
-    negative = _random.uniform_below(np.full(magnitudes.size, 2), rng) == 1
-    return np.where(negative, -magnitudes, magnitudes), ~(negative & (magnitudes == 0))
-
-
-class LaplaceNoise(IntegerNoise):
-    """Discrete Laplace noise, ``P[x] ~ exp(-|x| epsilon / N)``.
-
-    It is drawn with the decay s/t that is the largest fraction *not above* epsilon/N, so a shift by
-    N changes a probability by at most ``exp(N s / t) <= e^epsilon``. The noise is wider than its
-    formula by less than one part in 2^50.
-    """
-
     def magnitudes(self, size: int, rng: Rng) -> np.ndarray:
+        """Returns draws of |x|, except that 0 counts twice (as 0 and as -0)."""
         return geometric(size, decay_per_step(self.epsilon, self.steps), rng)
 
     def mass(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise = x] for integers x, as ``float64`` like x."""
         decay = self.epsilon / self.steps
         return math.tanh(0.5 * decay) * np.exp(-decay * np.abs(x))
 
     def tail(self, x: np.ndarray) -> np.ndarray:
+        """Returns P[noise >= x] for integers x >= 0, as ``float64`` like x."""
         decay = self.epsilon / self.steps
         return np.exp(-decay * x) / (1.0 + math.exp(-decay))
 
 
+def _with_sign(magnitudes: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Returns magnitudes with random signs, and which to keep: -0 is no second way to draw 0."""
+    negative = _random.uniform_below(np.full(magnitudes.size, 2), rng) == 1
+    return np.where(negative, -magnitudes, magnitudes), ~(negative & (magnitudes == 0))
+
+
 @dataclasses.dataclass(frozen=True)
-class StaircaseNoise(IntegerNoise):
+class StaircaseNoise(LaplaceNoise):
     """Discrete staircase noise (``ghazi2023``, Definition 24).
 
-    ``|x| = u + N v`` has a weight ``w(u) g^v``, where g >= e^-epsilon is drawn as that of
+    ``|x| = u + N v`` has a weight ``w(u) g^v``, where g >= e^-epsilon is drawn as in
     ``LaplaceNoise``, and w is 1 for u < r and c for the rest, with e^-epsilon <= c <= 1. Two
     magnitudes at most N apart have the same v, and a ratio of at most 1/c, or (u, v) and
     (u', v + 1) with u' <= u, so w(u) <= w(u'), and a ratio of at most 1/g: e^epsilon in both.
 
     Attributes:
-        epsilon: at least ``MIN_EPSILON``.
-        steps: N, the width of a stair.
         first: r, the width of the upper part of a stair, in 1..N.
     """
 
@@ -237,7 +353,7 @@ def discrete_gaussian(size: int, sigma: int, rng: Rng) -> np.ndarray:
 
     Algorithm 3 of Canonne, Kamath and Steinke, with t = sigma: a discrete Laplace draw y of scale
     sigma is kept with probability ``exp(-(|y| - sigma)^2 / (2 sigma^2))``; of four draws three are.
-    OpenDP's sampler has the same law and is some twenty times slower. ``_grid_noise`` calibrates.
+    OpenDP's sampler has the same law and is some twenty times slower.
     """
     noise = np.empty(size, dtype=np.int64)
     waiting = np.arange(size)
@@ -254,12 +370,11 @@ def discrete_gaussian(size: int, sigma: int, rng: Rng) -> np.ndarray:
 def _all_of_exp_one(counts: np.ndarray, rng: Rng) -> np.ndarray:
     """Returns events of probability e^-count, exactly, for each count (m,); ``bool`` (m,)."""
     event = np.ones(counts.size, dtype=bool)
-    left = counts.copy()
-    going = np.flatnonzero(left > 0)
+    going = np.flatnonzero(counts > 0)
+    thrown = 0
     while going.size:
         heads = bernoulli_exp(np.ones(going.size, dtype=np.int64), 1, rng)
         event[going[~heads]] = False
-        going = going[heads]
-        left[going] -= 1
-        going = going[left[going] > 0]
+        thrown += 1
+        going = going[heads & (counts[going] > thrown)]
     return event

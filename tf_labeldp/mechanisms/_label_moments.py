@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.mechanisms import _grid_noise
+from tf_labeldp.mechanisms import _integer_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism
 from tf_labeldp.mechanisms._random import Rng
 
@@ -21,7 +21,7 @@ _TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
+class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
     The codes, and the L2 distance of two of them:
@@ -173,7 +173,7 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         """
         grid = self._grid(num_rows, moments.shape[0])
         scale, moved = self._scale(grid, moments.shape[0])
-        noisy = _grid_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
+        noisy = _integer_noise.with_noise(moments, self.noise, scale, self.epsilon, moved, rng)
         centred = self._coding.centre * (totals / grid.steps)
         return noisy * grid.unit - centred[:, np.newaxis]
 
@@ -210,12 +210,12 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, AggregateMechanism):
         norm = self.max_norm * (1.0 + _TOLERANCE) * grid.steps + 0.5 * math.sqrt(num_features)
         if self.noise == "gaussian":
             entries = num_features * coding.columns
-            scale = _grid_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
+            scale = _integer_noise.gaussian_scale(self.epsilon, self.delta, l2_code * norm, entries)
             return scale, 0.0
         l1 = math.sqrt(num_features) * norm
         if self.max_l1 is not None:
             l1 = self.max_l1 * (1.0 + _TOLERANCE) * grid.steps + 0.5 * num_features
-        return _grid_noise.laplace_scale(self.epsilon, l1_code * l1), l1_code * l1
+        return _integer_noise.laplace_scale(self.epsilon, l1_code * l1), l1_code * l1
 
     def _codes(self, labels: Any) -> np.ndarray:
         """Returns checked labels: classes, numbers less the centre in half ranges, or rows."""

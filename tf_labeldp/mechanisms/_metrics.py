@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
-from tf_labeldp.mechanisms import _grid_noise
+from tf_labeldp.mechanisms import _integer_noise
 from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
 from tf_labeldp.mechanisms._integer_noise import decay_per_step, geometric
 from tf_labeldp.mechanisms._random import Rng, checked_generator
@@ -157,8 +157,8 @@ class MetricMechanism(Frozen, AggregateMechanism):
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
         """
         exact = np.array([self.exact_steps(labels, public_input)], dtype=np.int64)
-        scale = _grid_noise.laplace_scale(self.epsilon, self.steps)
-        noisy = _grid_noise.with_noise(exact, "laplace", scale, self.epsilon, self.steps, rng)
+        scale = _integer_noise.laplace_scale(self.epsilon, self.steps)
+        noisy = _integer_noise.with_noise(exact, "laplace", scale, self.epsilon, self.steps, rng)
         mean = noisy[0] * (self.sensitivity / self.steps / len(labels))
         return np.asarray(mean + self.low if self.metric == "mean" else mean)
 

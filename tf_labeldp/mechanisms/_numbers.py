@@ -162,7 +162,7 @@ class AdditiveMechanism(BoundedMechanism):
 
     @property
     @abc.abstractmethod
-    def _noise(self) -> _integer_noise.IntegerNoise:
+    def _noise(self) -> LaplaceNoise:
         """The noise, in grid steps."""
 
     def _draw(self, grid: np.ndarray, rng: Rng) -> np.ndarray:

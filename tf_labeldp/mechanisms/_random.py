@@ -1,8 +1,7 @@
-"""Uniform random integers from the operating system, or from a generator that was passed in.
+"""Secure random bits for labels, samples and noise, and uniform integers made of them.
 
-A seeded generator can be recovered from what it emits, so draws that protect labels use
-``secure_bytes`` unless the caller asks for a repeatable run. Probabilities are compared as 53-bit
-integers, which makes the drawn channel known exactly (see ``flip_threshold``).
+A seeded generator can be recovered from its outputs, so only a repeatable run uses one.
+Probabilities are compared as 53-bit integers: the drawn channel is known exactly.
 """
 
 from __future__ import annotations
@@ -22,20 +21,23 @@ _RANGE = np.uint64(1 << _BITS)
 _BLOCK_ROWS = 1 << 17
 """Rows whose arrays fit a processor's cache."""
 _MANY_BYTES = 1 << 16
+"""From this size on the cipher is faster than the operating system."""
 _PIECE_BYTES = 1 << 24
-"""Bytes that are asked of OpenSSL at a time; it takes less than 2^31."""
+"""Bytes per call of OpenSSL, which takes less than 2^31."""
 _MARGIN = 1.0 + 2.0**-50
 """Above the sum of the rounding errors of an exp and four float operations (3 * 2^-52)."""
 
 
 def secure_bytes(size: int) -> bytes:
-    """Returns random bytes of the operating system; many of them from a cipher that it keys.
+    """Returns random bytes of the operating system, or many bytes of the cipher that it keys."""
+    return os.urandom(size) if size < _MANY_BYTES else cipher_bytes(size)
 
-    That cipher is OpenSSL's ``RAND_bytes`` (AES-256 in counter mode, NIST SP 800-90A; safe with
-    threads and forks), which is twenty times as fast.
+
+def cipher_bytes(size: int) -> bytes:
+    """Returns random bytes of OpenSSL's generator, which the operating system keys.
+
+    It is AES-256 in counter mode (NIST SP 800-90A), safe with threads and forks.
     """
-    if size < _MANY_BYTES:
-        return os.urandom(size)
     import ssl
 
     starts = range(0, size, _PIECE_BYTES)
@@ -51,9 +53,9 @@ def uniform_integers(size: int, rng: Rng) -> np.ndarray:
 
 
 def in_blocks(draw: Callable[[int, int], np.ndarray], size: int, rng: Rng) -> np.ndarray:
-    """Returns what ``draw(start, stop)`` gives for all rows, drawn some rows at a time.
+    """Returns ``draw(start, stop)`` for all rows, some rows at a time.
 
-    A generator that was passed in draws all at once: what it gives does not depend on the blocks.
+    With a generator all rows are drawn at once, so that its stream does not depend on the blocks.
     """
     if rng is not None or size <= _BLOCK_ROWS:
         return draw(0, size)
@@ -85,12 +87,12 @@ def uniform_below(bounds: np.ndarray, rng: Rng) -> np.ndarray:
 
 
 def flip_threshold(epsilon: float, k: np.ndarray) -> np.ndarray:
-    """Returns t (n,) such that ``uniform_integers < t`` is the event "answer with another value".
+    """Returns t (n,) such that ``uniform_integers < t`` is the event "answer another value".
 
-    The flip probability of randomized response over k values is
+    Randomized response over k values flips with probability
     ``(k - 1) e^-epsilon / (1 + (k - 1) e^-epsilon)``. Its product with 2^53 is rounded *up*, by
-    more than the float arithmetic before it can have lost: the drawn channel is never less private
-    than the stated one, also where e^-epsilon is below the resolution of a double.
+    more than the float arithmetic can have lost: the drawn channel is never less private than
+    stated, also where e^-epsilon is below the resolution of a double.
     """
     others = (np.asarray(k, dtype=np.float64) - 1.0) * math.exp(-epsilon)
     # exp(-epsilon) may underflow to zero; a flip must stay possible as long as k > 1.

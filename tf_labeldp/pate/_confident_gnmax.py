@@ -14,7 +14,7 @@ from tf_labeldp.accounting._events import gaussian_event
 from tf_labeldp.accounting._gaussian import gaussian_sigma
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.mechanisms._base import Frozen
-from tf_labeldp.mechanisms._grid_noise import gaussian_scale, with_noise
+from tf_labeldp.mechanisms._integer_noise import gaussian_scale, with_noise
 
 if TYPE_CHECKING:
     from tf_labeldp.accounting._events import DpEvent

@@ -21,35 +21,14 @@ from tf_labeldp.training import NoiseMechanism
 
 _CLIP_TOLERANCE = 1e-6
 """Relative: a query keeps its clip as ``float32``."""
-
-_WORKS_WITH = "0.9.0"
-"""The release of tensorflow-privacy that the tests run against."""
-
-_NOT_INSTALLED = (
-    "tensorflow-privacy is not installed. Its own requirements ask for old versions of TensorFlow "
-    "and numpy, so leave them out: pip install --no-deps --ignore-requires-python "
-    f"tensorflow-privacy=={_WORKS_WITH} (the release that is known to work), then pip install "
-    "absl-py dm-tree packaging."
-)
-_NOT_IMPORTED = (
-    "tensorflow-privacy is installed, but its import failed: {error}. This is known to work: "
-    f"tensorflow-privacy=={_WORKS_WITH} with absl-py, dm-tree and packaging (pip install absl-py "
-    "dm-tree packaging)."
+_HOW = (
+    "Its own requirements ask for old versions of TensorFlow and numpy, so leave them out: pip "
+    "install --no-deps --ignore-requires-python tensorflow-privacy==0.9.0 (the release that the "
+    "tests run against), then pip install absl-py dm-tree packaging."
 )
 _SWITCH = "skip_tf_privacy_import"
-_QUERIES = {
-    "DPQuery": "dp_query",
-    "GaussianSumQuery": "gaussian_query",
-    "NestedQuery": "nested_query",
-    "NestedSumQuery": "nested_query",
-    "NoPrivacyAverageQuery": "no_privacy_query",
-    "NoPrivacySumQuery": "no_privacy_query",
-    "NormalizedQuery": "normalized_query",
-    "RestartQuery": "restart_query",
-    "SumAggregationDPQuery": "dp_query",
-    "TreeCumulativeSumQuery": "tree_aggregation_query",
-    "TreeResidualSumQuery": "tree_aggregation_query",
-}
+_QUERIES = "dp gaussian nested no_privacy normalized restart tree_aggregation".split()
+"""Modules of TF Privacy, less their ending ``_query``."""
 
 
 def load() -> ModuleType:
@@ -57,40 +36,35 @@ def load() -> ModuleType:
 
     ``import tensorflow_privacy`` fails under TensorFlow 2.16 and later, as tensorflow-privacy 0.9
     imports TensorFlow Estimator. Its switch against that, ``sys.skip_tf_privacy_import``, is set
-    during the import alone; afterwards ``import tensorflow_privacy`` works in this process too.
-
-    Its query classes are set on the returned module: ``load().GaussianSumQuery``. Its models and
-    optimizers are for Keras 2: set ``TF_USE_LEGACY_KERAS=1`` before TensorFlow is imported, in a
-    process of their own, install ``tf-keras`` and import their modules by their full names.
-
-    Returns:
-        The module ``tensorflow_privacy``.
+    during the import alone. Query classes are set on the returned module, which ``import
+    tensorflow_privacy`` then finds too. Its models and optimizers are for Keras 2: set
+    ``TF_USE_LEGACY_KERAS=1`` before TensorFlow is imported, in a process of their own, install
+    ``tf-keras`` and import their modules by their full names.
 
     Raises:
-        ImportError: it is not installed, or lacks something that it needs; the message says how to
-            install it.
+        ImportError: it is not installed, or a requirement is missing; says how to install it.
 
     Example:
         >>> load().GaussianSumQuery(l2_norm_clip=1.0, stddev=4.0)  # doctest: +SKIP
         <tensorflow_privacy.privacy.dp_query.gaussian_query.GaussianSumQuery object at 0x...>
     """
+    was_set = hasattr(sys, _SWITCH)
+    if not was_set:
+        setattr(sys, _SWITCH, True)
     try:
-        was_set = hasattr(sys, _SWITCH)
-        if not was_set:
-            setattr(sys, _SWITCH, True)
-        try:
-            module = importlib.import_module("tensorflow_privacy")
-        finally:
-            if not was_set:
-                delattr(sys, _SWITCH)
-        for name, home in _QUERIES.items():
-            if not hasattr(module, name):
-                queries = importlib.import_module(f"tensorflow_privacy.privacy.dp_query.{home}")
-                setattr(module, name, getattr(queries, name))
+        module = importlib.import_module("tensorflow_privacy")
+        for kind in _QUERIES:
+            home = importlib.import_module(f"tensorflow_privacy.privacy.dp_query.{kind}_query")
+            for name, value in vars(home).items():
+                if name.endswith("Query") and not hasattr(module, name):
+                    setattr(module, name, value)
     except ImportError as error:
         missing = (error.name or "").partition(".")[0] == "tensorflow_privacy"
-        message = _NOT_INSTALLED if missing else _NOT_IMPORTED.format(error=error)
-        raise ImportError(message, name=error.name) from error
+        problem = "is not installed" if missing else f"was not imported: {error}"
+        raise ImportError(f"tensorflow-privacy {problem}. {_HOW}", name=error.name) from error
+    finally:
+        if not was_set:
+            delattr(sys, _SWITCH)
     return module
 
 
@@ -98,39 +72,33 @@ def load() -> ModuleType:
 class QueryNoise(NoiseMechanism):
     """Noise from a query of TF Privacy, instead of ``GaussianNoise``.
 
-    Of the query only its noise is used: gradients are clipped by ``LabelDPModel``, so the query's
-    clip has to be the optimizer's ``l2_norm_clip``. Three queries are accepted:
+    Only the query's noise is used: ``LabelDPModel`` clips the gradients, so the query's clip has to
+    be the optimizer's ``l2_norm_clip``. Three queries are accepted:
 
     * ``GaussianSumQuery``: independent Gaussian noise in every step.
     * ``TreeResidualSumQuery``, from ``build_l2_gaussian_query``: the noise of tree aggregation,
-      which is correlated over steps so that it almost cancels in the sum of all of them (DP-FTRL;
-      Kairouz et al. 2021, "Practical and private (deep) learning without sampling or shuffling").
+      correlated over steps so that it almost cancels in the sum of all of them (DP-FTRL; Kairouz et
+      al. 2021, "Practical and private (deep) learning without sampling or shuffling").
     * ``TreeCumulativeSumQuery``: the same noise; a step takes the difference of two sums.
 
-    The noise of a tree is kept in this object, not in the optimizer's variables: whoever reads it
-    from a checkpoint could subtract it. A run that goes on from a checkpoint starts a new tree.
+    The noise of a tree is kept in this object and never saved, since a reader of the checkpoint
+    could subtract it. A run resumed from a checkpoint starts a new tree.
 
     Guarantee:
-        A ``GaussianSumQuery`` has the event of ``GaussianNoise``.
-        A tree is not amplified by sampling, and its steps cannot be accounted one by one, as an
-        example that takes part in several meets the same noise again: ``dp_event`` is None, and
-        ``LabelDPModel`` states nothing. Where no example took part in two steps,
-        ``single_pass_guarantee`` has the statement.
+        A ``GaussianSumQuery`` has the event of ``GaussianNoise``. A tree is not amplified by
+        sampling, and an example in several steps meets the same noise again: ``dp_event`` is None,
+        and ``LabelDPModel`` states nothing; ``single_pass_guarantee`` is for disjoint steps.
         The random numbers are TensorFlow's, in single precision, and statements say so. A
         ``GaussianSumQuery`` draws from a generator that TensorFlow starts from 32 random bits, or
         from ``tf.random.set_seed``: then ``seeded`` is true. A tree without ``noise_seed``, which
-        TF Privacy would seed from the clock, is seeded with 106 bits of the operating system. Only
-        ``GaussianNoise`` takes all its bits there.
+        TF Privacy would seed from the clock, is seeded with 106 bits of the operating system.
 
     Args:
         query: one of the three; its noise must be above zero.
 
     Attributes:
-        query: as given.
         l2_norm_clip: the query's clip.
-        noise_multiplier: standard deviation over clip: of one step for ``GaussianSumQuery``, of
-            one node of a tree.
-        seeded: whether the noise can be repeated.
+        noise_multiplier: standard deviation over clip: of one step, or of one node of a tree.
 
     Raises:
         ImportError: tensorflow-privacy is not installed.
@@ -146,23 +114,22 @@ class QueryNoise(NoiseMechanism):
     def __init__(self, query: Setting[Any]) -> None:
         privacy = load()
         self.query = query
-        trees = (privacy.TreeResidualSumQuery, privacy.TreeCumulativeSumQuery)
-        self._is_tree = type(query) in trees
         self._is_cumulative = type(query) is privacy.TreeCumulativeSumQuery
+        self._is_tree = self._is_cumulative or type(query) is privacy.TreeResidualSumQuery
         if not self._is_tree and type(query) is not privacy.GaussianSumQuery:
             raise TypeError(
-                f"query must be a GaussianSumQuery, TreeResidualSumQuery or TreeCumulativeSumQuery "
-                f"of tensorflow_privacy, got {type(query).__name__}, of whose noise nothing is "
-                "known."
+                "query must be a GaussianSumQuery, TreeResidualSumQuery or TreeCumulativeSumQuery "
+                f"of tensorflow_privacy, got {type(query).__name__}, whose noise is not known."
             )
-        clip, stddev = _tree_scales(query) if self._is_tree else _gaussian_scales(query)
+        self._numbers = _tree_numbers(query) if self._is_tree else _gaussian_numbers(query)
+        clip = self._numbers["clip_norm" if self._is_tree else "l2_norm_clip"]
         self.l2_norm_clip = _validate.positive_finite("the query's l2_norm_clip", clip)
-        self.noise_multiplier = _validate.positive_finite(
-            "the query's noise multiplier", stddev / clip
-        )
-        self._was_seeded = self._is_tree and _tree_seed(query) is not None
+        multiplier = self._numbers.get("noise_multiplier", self._numbers.get("stddev", 0.0) / clip)
+        name = "the query's noise multiplier"
+        self.noise_multiplier = _validate.positive_finite(name, multiplier)
+        self._was_seeded = self._numbers.get("noise_seed") is not None
         self._state: Any = None
-        self._previous: list[np.ndarray] | None = None
+        self._previous: list[np.ndarray] = []
         self._num_drawn = 0
 
     @property
@@ -176,7 +143,7 @@ class QueryNoise(NoiseMechanism):
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the sum with the query's noise, in ``float32``; the state is handed through.
+        """Returns the sum with the query's noise, in ``float32``, and the unchanged state.
 
         Raises:
             ValueError: another clip or other shapes than the query's.
@@ -186,11 +153,11 @@ class QueryNoise(NoiseMechanism):
                 f"the optimizer clips to l2_norm_clip={float(l2_norm_clip):g}, the query is for "
                 f"{self.l2_norm_clip:g}. Make both the same."
             )
-        shapes = [tuple(part.shape) for part in clipped_sum]
-        if self._is_tree and shapes != _tree_shapes(self.query):
+        shapes = [list(part.shape) for part in clipped_sum]
+        if self._is_tree and shapes != self._numbers["shapes"]:
             raise ValueError(
-                f"the query's record_specs have the shapes {_tree_shapes(self.query)}, the "
-                f"trainable variables {shapes}. Build it with record_specs="
+                f"expected variables of the shapes {self._numbers['shapes']}, which the query's "
+                f"record_specs have, got {shapes}. Build the query with record_specs="
                 "[tf.TensorSpec(v.shape) for v in model.trainable_variables]."
             )
         sizes = [math.prod(shape) for shape in shapes]
@@ -203,26 +170,25 @@ class QueryNoise(NoiseMechanism):
         ], state
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the event of some steps; None for a tree, of whose steps nothing can be said."""
+        """Returns the event of some steps; None for a tree."""
         if self._is_tree:
             return None
         return dp_sgd_event(self.noise_multiplier, sampling_probability, steps)
 
     def single_pass_guarantee(self, delta: float, *, steps: int | None = None) -> PrivacyGuarantee:
-        """Returns what a tree promises where no example takes part in two steps.
+        """Returns the guarantee of a tree where no example takes part in two steps.
 
         The gradient of one example is then in at most ``m = ceil(log2(steps + 1))`` nodes of the
-        tree, each with its own noise, and all that is released is made of noisy nodes. So all steps
-        together are one Gaussian mechanism of noise multiplier ``noise_multiplier / sqrt(m)``
-        (Kairouz et al. 2021, appendix D; ``dp_accounting.SingleEpochTreeAggregationDpEvent``), here
-        under replacement, where each of these nodes moves by twice ``l2_norm_clip`` at most.
+        tree, each with its own noise. So all steps together are one Gaussian mechanism of noise
+        multiplier ``noise_multiplier / sqrt(m)`` (Kairouz et al. 2021, appendix D), here under
+        replacement, where each of these nodes moves by twice ``l2_norm_clip`` at most.
 
         Guarantee:
             Holds if no example took part in two steps; Poisson batches do not ensure that.
 
         Args:
             delta: in (0, 1).
-            steps: that are planned; None for those that this object has added noise to.
+            steps: the number of planned steps; None for the number of steps taken.
 
         Raises:
             ValueError: the query is not a tree, fewer steps than were taken, or delta out of range.
@@ -239,75 +205,48 @@ class QueryNoise(NoiseMechanism):
                 "single_pass_guarantee is for tree aggregation. The noise of a GaussianSumQuery is "
                 "accounted step by step: see LabelDPModel.guarantee()."
             )
-        if steps is None:
-            steps = self._num_drawn
-        elif _validate.integer_at_least("steps", steps, 0) < self._num_drawn:
+        steps = self._num_drawn if steps is None else steps
+        if _validate.integer_at_least("steps", steps, 0) < self._num_drawn:
             raise ValueError(
                 f"steps={steps}, but noise has been added to {self._num_drawn} steps already."
             )
-        nodes = int(steps).bit_length()  # ceil(log2(steps + 1))
-        epsilon = (
-            gaussian_epsilon(self.noise_multiplier, delta, 2.0 * math.sqrt(nodes)) if nodes else 0.0
-        )
-        return PrivacyGuarantee(
-            epsilon,
-            delta,
-            assumptions=(
-                Assumption(
-                    "disjoint-steps",
-                    "trainer",
-                    f"No example takes part in two of the {steps} steps with this noise.",
-                ),
-                *self.assumptions(),
-            ),
-            seeded=self.seeded,
-        )
+        sensitivity = 2.0 * math.sqrt(int(steps).bit_length())  # m = ceil(log2(steps + 1))
+        multiplier = self.noise_multiplier
+        epsilon = gaussian_epsilon(multiplier, delta, sensitivity) if sensitivity else 0.0
+        text = f"No example takes part in two of the {steps} steps with this noise."
+        assumptions = (Assumption("disjoint-steps", "trainer", text), *self.assumptions())
+        return PrivacyGuarantee(epsilon, delta, assumptions=assumptions, seeded=self.seeded)
 
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Returns what a statement about this noise rests on, beyond its event."""
+        """Returns the assumptions of a statement about this noise, beyond its event."""
         if not self._is_tree:
             text = (
-                "Nobody tries the 2^32 states in which TensorFlow may have started the generator "
-                "of this noise (a GaussianSumQuery of TF Privacy, not the operating system's bits)."
+                "TensorFlow's generator made this noise (a GaussianSumQuery of TF Privacy, not the "
+                "operating system's bits), and which of 2^32 states it started in is secret."
             )
             return (Assumption("generator-state-secret", "machines", text),)
         source = "the query's noise_seed" if self.seeded else "106 bits of the operating system"
         text = (
-            "Nobody predicts TensorFlow's stateless generator, which is not a cryptographic one: "
+            "TensorFlow's stateless generator, which is not a cryptographic one, is unpredictable: "
             f"from {source} it made the noise (tree aggregation of TF Privacy)."
         )
         return (Assumption("generator-unpredicted", "machines", text),)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument; the query as its class and its numbers."""
-        query: dict[str, Any] = {"class": type(self.query).__name__}
-        if self._is_tree:
-            aggregator = type(_aggregator(self.query)).__name__
-            query |= {
-                "clip_norm": self.l2_norm_clip,
-                "noise_multiplier": self.noise_multiplier,
-                "shapes": [list(shape) for shape in _tree_shapes(self.query)],
-                "noise_seed": _tree_seed(self.query),
-                "use_efficient": aggregator == "EfficientTreeAggregator",
-            }
-        else:
-            clip, stddev = _gaussian_scales(self.query)
-            query |= {"l2_norm_clip": clip, "stddev": stddev}
-        return {"query": query}
+        return {"query": {"class": type(self.query).__name__, **self._numbers}}
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> QueryNoise:
         """Returns the mechanism that ``get_config`` described; a tree starts from its root."""
         numbers = dict(config["query"])
         kind = getattr(load(), numbers.pop("class"))
-        if "shapes" in numbers:
-            specs = [tf.TensorSpec(shape) for shape in numbers.pop("shapes")]
-            query = kind.build_l2_gaussian_query(record_specs=specs, **numbers)
-        else:
-            query = kind(**numbers)
-        return cls(query)
+        if "shapes" not in numbers:
+            return cls(kind(**numbers))
+        specs = [tf.TensorSpec(shape) for shape in numbers.pop("shapes")]
+        return cls(kind.build_l2_gaussian_query(record_specs=specs, **numbers))
 
-    def _draw(self, shapes: list[tuple[int, ...]]) -> np.ndarray:
+    def _draw(self, shapes: list[list[int]]) -> np.ndarray:
         """Returns the noise of one step, all tensors in one vector.
 
         The query is asked for the noisy sum of zeros, so that it never holds a gradient.
@@ -324,50 +263,43 @@ class QueryNoise(NoiseMechanism):
         noise = [part.numpy() for part in tf.nest.flatten(result)]
         if self._is_cumulative:
             previous, self._previous = self._previous, noise
-            if previous is not None:
+            if previous:
                 noise = [new - old for new, old in zip(noise, previous, strict=True)]
         return np.concatenate([part.ravel() for part in noise])
 
 
-# Some of what follows has no public name in TF Privacy.
+# Some attributes that these functions read have no public name in TF Privacy.
 
 
-def _gaussian_scales(query: Any) -> tuple[float, float]:
+def _gaussian_numbers(query: Any) -> dict[str, Any]:
+    """Returns the arguments that make the same query."""
     state = query.initial_global_state()
-    return float(state.l2_norm_clip), float(state.stddev)
+    return {"l2_norm_clip": float(state.l2_norm_clip), "stddev": float(state.stddev)}
 
 
-def _tree_scales(query: Any) -> tuple[float, float]:
-    """Returns the clip and the standard deviation of a node, or raises if it is not Gaussian."""
-    generator = _aggregator(query).value_generator
+def _tree_numbers(query: Any) -> dict[str, Any]:
+    """Returns the arguments of ``build_l2_gaussian_query`` that make the same query."""
+    aggregator = query._tree_aggregator
+    generator = aggregator.value_generator
     if type(generator).__name__ != "GaussianNoiseGenerator":
         raise TypeError(
-            f"the query takes its noise from {type(generator).__name__}, of which this library "
-            f"cannot say what it promises. Make it with {type(query).__name__}."
-            "build_l2_gaussian_query(...)."
+            f"expected a query with Gaussian noise, got one of {type(generator).__name__}. Make it "
+            f"with {type(query).__name__}.build_l2_gaussian_query(...)."
         )
     state = query.initial_global_state()
-    return float(state.clip_value), float(state.tree_state.value_generator_state.stddev)
-
-
-def _tree_shapes(query: Any) -> list[tuple[int, ...]]:
-    """Returns the shapes of its records' tensors."""
-    return [tuple(spec.shape) for spec in tf.nest.flatten(query._record_specs)]
-
-
-def _tree_seed(query: Any) -> int | None:
-    """Returns the ``noise_seed`` that the query was built with."""
-    return _aggregator(query).value_generator._seed
-
-
-def _aggregator(query: Any) -> Any:
-    return query._tree_aggregator
+    clip, stddev = float(state.clip_value), float(state.tree_state.value_generator_state.stddev)
+    return {
+        "clip_norm": clip,
+        "noise_multiplier": stddev / clip,
+        "shapes": [list(spec.shape) for spec in tf.nest.flatten(query._record_specs)],
+        "noise_seed": generator._seed,
+        "use_efficient": type(aggregator).__name__ == "EfficientTreeAggregator",
+    }
 
 
 def _with_secret_seed(query: Any, state: Any) -> Any:
     """Returns the state of a new tree whose noise starts from the operating system's bits."""
-    aggregator = _aggregator(query)
-    tree = state.tree_state
+    aggregator, tree = query._tree_aggregator, state.tree_state
     generator = aggregator.value_generator.make_state(
         tf.constant(uniform_integers(2, None).astype(np.int64)), tree.value_generator_state.stddev
     )

@@ -1,9 +1,9 @@
-"""The noise of a step: what may be plugged in, and independent Gaussian noise."""
+"""The noise of a step: the contract of noise, and independent Gaussian noise."""
 
 from __future__ import annotations
 
 import abc
-import math
+import functools
 import operator
 from typing import Any
 
@@ -14,15 +14,11 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Setting
 from tf_labeldp.accounting._events import dp_sgd_event
-from tf_labeldp.training._chacha import DeviceNormal
-from tf_labeldp.training._integer_normal import IntegerNormal, added_delta, lattice
-from tf_labeldp.training._normal_draws import standard_normal
+from tf_labeldp.mechanisms._step_noise import DeviceNormal, standard_normal
 
 _GRID = 2.0**-16
 """Noisy sums are rounded to this fraction of the noise's standard deviation."""
-_CIPHERS = {"host": "AES-256", "device": "ChaCha20", "integer": "ChaCha20"}
-_DRAWN_BY = {"device": DeviceNormal, "integer": IntegerNormal}
-_KEY_STREAM = "{} is a secure pseudorandom generator: the noise of the steps is made of it."
+_CIPHERS = {"host": "AES-256", "device": "ChaCha20"}
 
 
 def fixed(name: str, doc: str) -> Any:
@@ -31,20 +27,20 @@ def fixed(name: str, doc: str) -> Any:
 
 
 class NoiseMechanism(abc.ABC):
-    """Adds noise to the sum of clipped gradients, once a step.
+    """Adds noise to the sum of clipped gradients, once per step.
 
-    ``LabelDPOptimizer`` makes a ``GaussianNoise`` where none is given; ``tf_privacy.QueryNoise``
-    adapts the queries of TF Privacy.
+    ``LabelDPOptimizer`` makes a ``GaussianNoise`` by default; ``tf_privacy.QueryNoise`` adapts the
+    queries of TF Privacy.
 
     Guarantee:
-        This base class promises nothing. A statement about noise of your own rests on the event
-        that its ``dp_event`` names, and says that this is its author's claim.
+        This base class promises nothing. A statement about noise of another library rests on the
+        event that its ``dp_event`` names, and calls that its author's claim.
 
     Attributes:
         noise_multiplier: standard deviation of one step's noise, divided by ``l2_norm_clip``; must
             not change while a model is trained.
         seeded: whether the noise can be repeated; then a statement says "not private: seeded".
-        compiles: whether ``add_noise`` is made of TensorFlow's operations alone, without a call of
+        compiles: whether ``add_noise`` consists of TensorFlow's operations alone, without a call of
             Python, as ``jit_compile=True`` needs it.
 
     Example:
@@ -57,39 +53,37 @@ class NoiseMechanism(abc.ABC):
     compiles: bool = False
 
     def begin(self) -> None:
-        """Makes ready for the steps of another ``fit``."""
+        """Prepares for the steps of another ``fit``."""
         return None
 
     def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns what is carried from step to step: a nest of tensors, ``()`` for nothing."""
+        """Returns the state carried from step to step: a nest of tensors, ``()`` for none."""
         return ()
 
     @abc.abstractmethod
     def add_noise(
         self, clipped_sum: list[tf.Tensor], l2_norm_clip: float, state: Setting[Any]
     ) -> tuple[list[tf.Tensor], Any]:
-        """Returns the noisy sum and the next state; called once a step.
+        """Returns the noisy sum and the next state; called once per step.
 
         Args:
-            clipped_sum: tensors like the variables: a sum of gradients, of which each has L2 norm
-                ``l2_norm_clip`` at most over all tensors together.
+            clipped_sum: tensors shaped like the variables: a sum of gradients, each with an L2 norm
+                of at most ``l2_norm_clip`` over all tensors together.
             l2_norm_clip: the bound C.
             state: from ``initial_state`` or from the last step.
         """
 
     def dp_event(self, sampling_probability: float, steps: int) -> Any:
-        """Returns the ``dp_accounting`` event of some steps; None where nothing can be promised.
-
-        ``accounting.dp_sgd_event`` is that of independent Gaussian noise in each step.
+        """Returns the ``dp_accounting`` event of some steps; None if nothing can be promised.
 
         Args:
-            sampling_probability: of Poisson sampling; 1 where nothing is amplified.
+            sampling_probability: of Poisson sampling; 1 without amplification.
             steps: the number of uses of each example.
         """
         return None
 
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Returns what a statement about this noise rests on."""
+        """Returns the assumptions of a statement about this noise."""
         return ()
 
     def get_config(self) -> dict[str, Any]:
@@ -107,24 +101,19 @@ class GaussianNoise(NoiseMechanism):
     """Independent Gaussian noise in every coordinate and step (``ghazi2024``, Algorithm 1, line 5).
 
     Guarantee:
-        The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate. Its
-        bits come from a cipher under keys of 256 bits that the operating system draws, unless a
-        seed is given: AES-256 in counter mode with a key for each step on the host, ChaCha20 with a
-        key for each ``fit`` and a nonce for each step on the device. Statements name the cipher as
-        an assumption. On host and device the noise is drawn and added in double precision, and the
-        noisy sum is rounded to a grid of 2^-16 standard deviations, so that the last bits of a sum
-        tell nothing of what was added (Mironov 2012 shows that they may for other noise). The
-        statement treats the draw as an exact Gaussian. With ``source="integer"`` the sum is rounded
-        to a lattice first and integers are added; rounding and the distance from the Gaussian are
-        in the statement (docs/accounting.md has the proof).
+        The noise has standard deviation ``noise_multiplier * l2_norm_clip`` in each coordinate.
+        Unless a seed is given, its bits come from a cipher under keys of 256 bits that the
+        operating system draws: on the host from OpenSSL's AES-256 generator, on the device from
+        ChaCha20 with a key for each ``fit`` and a nonce for each step. Statements name the cipher
+        as an assumption. Noise is drawn and added in double precision, and the noisy sum is rounded
+        to a grid of 2^-16 standard deviations, so that the last bits of a sum reveal nothing
+        (Mironov 2012 shows that they may for other noise). The statement treats the draw as an
+        exact Gaussian.
 
     Args:
         noise_multiplier: standard deviation over ``l2_norm_clip``, finite and above zero.
-        source: ``"host"`` draws in Python, beside the program of a step; ``"device"`` within the
-            program, which ``jit_compile=True`` needs, and which is faster on a GPU. ``"integer"``
-            does so too, in integers and single precision: for TPUs, which have no double precision
-            and are refused otherwise (untested on a TPU until one is at hand). It is slower, and
-            for 2^30 weights and noise multipliers from 0.35 on.
+        source: ``"host"`` draws in Python, outside the program of a step; ``"device"`` inside the
+            program, which ``jit_compile=True`` needs, and which is faster on a GPU.
         insecure_seed: makes the noise repeatable; the statement then says "not private: seeded".
 
     Example:
@@ -143,9 +132,8 @@ class GaussianNoise(NoiseMechanism):
     ) -> None:
         self._noise_multiplier = _validate.positive_finite("noise_multiplier", noise_multiplier)
         self._source = _validate.one_of("source", source, tuple(_CIPHERS))
+        self._seeded, self.compiles = insecure_seed is not None, source == "device"
         self._insecure_seed, self._rng = insecure_seed, None
-        self._seeded, self.compiles = insecure_seed is not None, source != "host"
-        self._device: Any = None
         if insecure_seed is not None:
             self._insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
             self._rng = np.random.default_rng(self.insecure_seed)
@@ -153,35 +141,25 @@ class GaussianNoise(NoiseMechanism):
     noise_multiplier: float = fixed(
         "_noise_multiplier", "Standard deviation over ``l2_norm_clip``."
     )
-    source: str = fixed(
-        "_source", 'Where the noise is drawn: ``"host"``, ``"device"`` or ``"integer"``.'
-    )
-    insecure_seed: int | None = fixed("_insecure_seed", "What makes the noise repeatable, or None.")
+    source: str = fixed("_source", 'Where the noise is drawn: ``"host"`` or ``"device"``.')
+    insecure_seed: int | None = fixed("_insecure_seed", "The seed of repeatable noise, or None.")
     seeded: bool = fixed("_seeded", "Whether the noise can be repeated.")
 
     def begin(self) -> None:
         """Takes a new key for the noise of the device."""
-        if self._device is not None:
+        if self.source == "device":
             self._device.new_key()
-        elif self.source != "host":
-            self._drawer()
-
-    def initial_state(self, shapes: list[tuple[int, ...]]) -> Any:
-        """Returns no state; raises for more weights than ``source="integer"`` is for."""
-        if self.source == "integer":
-            lattice(self.noise_multiplier, 1.0, sum(map(math.prod, shapes)))
-        return ()
 
     def dp_event(self, sampling_probability: float, steps: int, clipping: str = "norm") -> Any:
         """Returns the event of DP-SGD with this noise, and this clipping."""
-        added = added_delta(self.noise_multiplier) if self.source == "integer" else 0.0
-        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping, added)
+        return dp_sgd_event(self.noise_multiplier, sampling_probability, steps, clipping)
 
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Returns what a statement about this noise rests on."""
+        """Returns the assumption that the cipher is secure; none for seeded noise."""
         if self.seeded:
             return ()
-        text = _KEY_STREAM.format(_CIPHERS[self.source])
+        cipher = _CIPHERS[self.source]
+        text = f"{cipher} is a secure pseudorandom generator: the noise of the steps is made of it."
         return (Assumption("secure-key-stream", "machines", text),)
 
     def add_noise(
@@ -190,13 +168,10 @@ class GaussianNoise(NoiseMechanism):
         """Returns the sum with Gaussian noise, in ``float32``; there is no state."""
         shapes = [tf.shape(part) for part in clipped_sum]
         flat = tf.concat([tf.reshape(part, [-1]) for part in clipped_sum], 0)
-        if self.source == "integer":
-            noisy = self._drawer().add(flat, self.noise_multiplier, l2_norm_clip)
-        else:
-            scale = self.noise_multiplier * l2_norm_clip
-            noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(self._unit(flat), [-1])
-            grid = scale * _GRID
-            noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
+        scale = self.noise_multiplier * l2_norm_clip
+        noisy = tf.cast(flat, tf.float64) + scale * tf.reshape(self._unit(flat), [-1])
+        grid = scale * _GRID
+        noisy = tf.cast(tf.round(noisy / grid) * grid, tf.float32)
         parts = tf.split(noisy, [tf.reduce_prod(shape) for shape in shapes])
         return [
             tf.ensure_shape(tf.reshape(part, shape), like.shape)
@@ -205,15 +180,15 @@ class GaussianNoise(NoiseMechanism):
 
     def _unit(self, like: tf.Tensor) -> tf.Tensor:
         """Returns standard normal numbers, others in each run of the step."""
-        if self.source == "host":
-            # Stateful, so that no pass folds or shares it.
-            draw = lambda size: standard_normal(int(size), self._rng)  # noqa: E731
-            return tf.numpy_function(draw, [tf.size(like)], tf.float64)
-        return self._drawer().draw(like.shape[0])
+        if self.source == "device":
+            return self._device.draw(like.shape[0])
+        # Stateful, so that no pass folds or shares it.
+        draw = lambda size: standard_normal(int(size), self._rng)  # noqa: E731
+        return tf.numpy_function(draw, [tf.size(like)], tf.float64)
 
-    def _drawer(self) -> Any:
-        self._device = self._device or _DRAWN_BY[self.source](self.insecure_seed)
-        return self._device
+    @functools.cached_property
+    def _device(self) -> DeviceNormal:
+        return DeviceNormal(self.insecure_seed)
 
     def get_config(self) -> dict[str, Any]:
         """Returns every constructor argument."""
@@ -222,13 +197,10 @@ class GaussianNoise(NoiseMechanism):
 
     @classmethod
     def from_config(cls, config: Setting[dict[str, Any]]) -> GaussianNoise:
-        """Returns the noise that ``get_config`` described, also of version 0.1."""
-        return cls(**renamed_seed(config))
+        """Returns the noise that ``get_config`` described.
 
-
-def renamed_seed(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with the new name of version 0.1's ``seed`` of private noise."""
-    config = dict(config)
-    if "seed" in config:
-        config["insecure_seed"] = config.pop("seed")
-    return config
+        The integers of 0.2 (``source="integer"``) become the doubles of ``"device"``: what steps
+        have spent stays in their receipts, and further steps have the event of their own noise.
+        """
+        source = config.get("source", "host")
+        return cls(**{**config, "source": "device" if source == "integer" else source})
