@@ -118,7 +118,7 @@ def test_the_exact_sum_does_not_depend_on_the_order_or_the_blocks():
 
     one = mechanism()
     whole, totals = one.exact_sums(labels, features, 999)
-    blocks = one._moments(labels[order], Blocks())
+    blocks = one.exact_sums(labels[order], Blocks(), 999)
     parts = [one.exact_sums(labels[at], features[at], 999) for at in np.array_split(order, 5)]
     for moments, sums in (blocks, [sum(several) for several in zip(*parts, strict=True)]):
         np.testing.assert_array_equal(whole, moments)
@@ -278,7 +278,7 @@ def test_bad_arguments(arguments, error, message):
         ([0, 1], [[1.0, 0.0], [1.0, 1.0]], "1 are not, the first at row 1"),
         ([0, 1], [[1.0, 0.0], [np.nan, 0.0]], "must be finite, .* 1 are not"),
         ([0, 1], [[1.0, 0.0]], "there are 2 labels and 1 rows"),
-        ([0, 1], [[1.0, 0.0]] * 3, "there are 2 labels and more rows"),
+        ([0, 1], [[1.0, 0.0]] * 3, "there are 2 labels and 3 rows"),
         ([0, 3], [[1.0, 0.0]] * 2, r"labels must lie in 0\.\.2, but 1 of 2 do not"),
         ([0, 1], [1.0, 0.0], r"features must be numbers of shape \(n, d\)"),
     ],

@@ -143,7 +143,7 @@ BAD = {
     "order": ({"values": VALUES[::-1]}, ValueError, "values must be strictly increasing"),
     "outside": ({"values": VALUES + 1.0}, ValueError, r"must lie in \[0, 9\], but 1 of 5"),
     "prior-shape": ({"prior": PRIOR[:4]}, ValueError, r"must have shape \(5,\)"),
-    "prior-rows": ({"prior": PRIOR[np.newaxis]}, ValueError, "one prior for all labels"),
+    "prior-rows": ({"prior": [PRIOR, PRIOR]}, ValueError, r"must have shape \(5,\)"),
     "prior-sum": ({"prior": PRIOR * 2}, ValueError, "must sum to one"),
     "prior-sign": ({"prior": PRIOR - [0.4, 0, 0, 0, -0.4]}, ValueError, "must not be negative"),
     "no-values": ({"values": None}, ValueError, "need priors with their values, got Priors"),

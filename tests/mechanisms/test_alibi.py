@@ -448,7 +448,7 @@ def test_rng_of_a_wrong_kind(labels):
 
 
 def test_a_public_input_is_refused():
-    with pytest.raises(ValueError, match="ALIBI takes no priors and no clusters; leave them out"):
+    with pytest.raises(ValueError, match=r"ALIBI takes no priors and no clusters: .*Leave"):
         LAPLACE.randomize(LABELS[:3], np.full(5, 0.2))
 
 

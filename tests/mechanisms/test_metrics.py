@@ -211,8 +211,8 @@ def test_configurations_come_back(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": "accuracy"}, "give num_classes, .* or low and high"),
-        ({"metric": "accuracy", "num_classes": 2, "low": 0.0, "high": 1.0}, "give num_classes"),
+        ({"metric": "accuracy"}, "exactly one of num_classes .*, low and high"),
+        ({"metric": "accuracy", "num_classes": 2, "low": 0.0, "high": 1.0}, "exactly one of"),
         ({"metric": "mse", "num_classes": 2}, "metric must be"),
         ({"metric": "accuracy", "low": 0.0, "high": 1.0}, "metric must be"),
         ({"metric": "mse", "low": 1.0, "high": 1.0}, "low"),

@@ -19,13 +19,6 @@ def mechanism(request):
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
-def test_epsilon_out_of_range(name, epsilon):
-    with pytest.raises(ValueError, match=r"epsilon must be finite and above zero.*plain labels"):
-        MECHANISMS[name](epsilon, 0, 1)
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
 def test_epsilon_too_small_for_integers(name):
     with pytest.raises(ValueError, match=rf"at least 1e-06 for {name}, got 9.9e-07.*raise epsilon"):
         MECHANISMS[name](9.9e-7, 0, 1)
@@ -131,12 +124,17 @@ def test_labels_that_are_not_whole_are_rounded(name):
     assert mechanism.randomize([1.0, 123.25, 2.5]).shape == (3,)
 
 
-@pytest.mark.parametrize("case", ["column", "text", "nan", "infinite"])
+@pytest.mark.parametrize("case", ["column", "text", "nan"])
 def test_bad_outputs(mechanism, case):
     outputs, error, _ = BAD_LABELS[case]
     for call in (mechanism.cdf, mechanism.likelihood):
         with pytest.raises(error, match="outputs must"):
             call(outputs, [0.0])
+
+
+def test_infinite_outputs_are_never_drawn(mechanism):
+    assert mechanism.likelihood([np.inf, -np.inf], [0.0]).tolist() == [[0.0], [0.0]]
+    assert mechanism.cdf([np.inf, -np.inf], [0.0]).tolist() == [[1.0], [0.0]]
 
 
 def test_who_has_priors_for_numbers_is_sent_to_optimal_bins(mechanism):
@@ -150,11 +148,6 @@ def test_priors_are_refused(mechanism):
     with pytest.raises(ValueError, match="one channel for every prior"):
         mechanism.transition_matrix(np.array([1.0]))
     assert mechanism.public_input is None
-
-
-def test_rng_of_a_wrong_type(mechanism):
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got int"):
-        mechanism.randomize([0], rng=7)
 
 
 def test_no_matrix_for_continuous_unbounded_or_huge_outputs():

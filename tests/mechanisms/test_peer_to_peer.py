@@ -258,11 +258,6 @@ def test_bad_input(case):
     assert "987654" not in str(caught.value)
 
 
-def test_rng_of_a_wrong_type():
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got int"):
-        made().randomize([0, 1, 1], rng=7)
-
-
 def vault(size=300, store=None, epsilon=4.0, delta=2e-3, num_classes=2):
     labels = np.random.default_rng(0).integers(0, 2, size)
     budget = PrivacyBudget(epsilon, delta)
