@@ -145,19 +145,19 @@ class Member(NamedTuple):
     kind: Mapping[str, float] = MappingProxyType({"num_classes": 4})
     delta: float = 0.0
 
-    def vault(self, epsilon):
+    def vault(self, epsilon, store=None):
         kind = self.kind
         labels = LABELS if "num_classes" in kind else LABELS * 2.0
         labels = labels % 2 if kind.get("num_classes") == 2 else labels
         budget = PrivacyBudget(epsilon, self.delta)
-        return PrivateLabels(labels, budget=budget, **kind)
+        return PrivateLabels(labels, budget=budget, store=store, **kind)
 
-    def use(self, vault):
+    def use(self, vault, key):
         mechanism = self.make(1.0)
         if isinstance(mechanism, mechanisms.AggregateMechanism):
-            return vault.release(mechanism, public_input=self.public)
-        given = {} if self.public is None else {mechanism.public_input: self.public}
-        return vault.randomize(mechanism, **given)
+            return vault.release(mechanism, public_input=self.public, key=key)
+        public = {} if self.public is None else {mechanism.public_input: self.public}
+        return vault.randomize(mechanism, key=key, **public)
 
 
 def resampling(epsilon):
@@ -212,17 +212,20 @@ def test_every_mechanism_is_in_the_table():
     assert {one for one in public if not one.__abstractmethods__} <= here
 
 
-def test_a_use_costs_what_the_mechanism_states(member):
-    """One receipt; the budget of one use does not pay for two."""
-    vault = member.vault(1.0)
-    released = member.use(vault)
+def test_a_use_costs_what_the_mechanism_states(member, tmp_path):
+    """One receipt; the budget of one use does not pay for two, and a store reads both back."""
+    vault = member.vault(1.0, tmp_path / "store")
+    released = member.use(vault, "first")
     (receipt,) = vault.receipts
-    assert released.receipts == (receipt,)
+    assert [one.charge for one in released.receipts] == [receipt.charge]
     assert (receipt.charge.epsilon, receipt.charge.delta) == (1.0, member.delta)
     assert released.guarantee().epsilon == vault.guarantee().epsilon == 1.0
     with pytest.raises(BudgetExceededError):
-        member.use(vault)
+        member.use(vault, "second")
     assert vault.receipts == (receipt,)
+    again = member.vault(1.0, tmp_path / "store")
+    assert again.mechanism("first") == member.make(1.0)
+    assert again.guarantee() == vault.guarantee()
 
 
 def test_round_trip(member):

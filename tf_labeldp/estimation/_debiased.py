@@ -40,19 +40,17 @@ def debiased(
     For RRTop-k, and RRWithPrior and InformativeRR with their k, the weights are those of
     ``ghazi2021``, equation 17: with ``p = 1 / (e^eps + k - 1)``,
     ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``. For randomized response (k = K) this
-    is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. For
-    any other mechanism with a square channel Q, w is the row of ``Q^-1`` at the noisy label. The
-    loss is unbiased where the true label lies in the top-k set
-    (``ghazi2021``, Lemma 18); for bounded losses the bias is at most the probability that it does
-    not (Lemma 20). Its Lipschitz constant grows by ``(1 + k p) / (1 - k p)`` (Lemma 19).
+    is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. The
+    loss is unbiased where the true label lies in the top-k set (Lemma 18); for bounded losses the
+    bias is at most the probability that it does not (Lemma 20). For any other mechanism with a
+    square channel Q, w is the row of ``Q^-1`` at the noisy label.
 
-    For ``PriorResampling``, which cluster-based randomized response draws by, the weights are those
-    of the modified loss of ``esfandiari2022`` (lines 28 to 30 of Algorithm 1):
-    ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The loss is unbiased for
-    ``beta = lambda`` (Lemma 3); a smaller beta varies less and leaves a bias, for losses in [0, 1]
+    For ``PriorResampling`` the weights are those of the modified loss of ``esfandiari2022`` (lines
+    28 to 30 of Algorithm 1): ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The
+    loss is unbiased for ``beta = lambda`` (Lemma 3); a smaller beta varies less and leaves a bias
     of at most ``|beta - lambda| / (1 - beta)`` times the L1 distance of q from the true
-    distribution. For ``PeerToPeerRandomizedResponse`` they undo the flips: unbiased for the label
-    of the peer, and so for the share of the cluster.
+    distribution, for losses in [0, 1]. For ``PeerToPeerRandomizedResponse`` they undo the flips:
+    unbiased for the label of the peer, and so for the share of the cluster.
 
     *Noisy one-hot rows* of ``ALIBI`` are unbiased as they are.
 
@@ -81,9 +79,8 @@ def debiased(
 
     Raises:
         TypeError: a mechanism whose bias is not known here, or labels of a wrong type.
-        ValueError: priors missing, superfluous or of a wrong shape; noisy labels that the mechanism
-            and these priors cannot have produced; a channel that cannot be inverted; a wrong bias
-            correction.
+        ValueError: priors missing, superfluous or of a wrong shape; impossible noisy labels; a
+            channel that cannot be inverted; a wrong bias correction.
 
     Example:
         >>> from tf_labeldp.mechanisms import Priors, RandomizedResponse, RROnBins
@@ -96,10 +93,8 @@ def debiased(
     """
     checked_mechanism(mechanism, LabelMechanism)
     if bias_correction is not None and not isinstance(mechanism, PriorResampling):
-        raise ValueError(
-            f"bias_correction is for PriorResampling, got {type(mechanism).__name__}, whose loss "
-            "is corrected in full. Leave bias_correction=None."
-        )
+        name = type(mechanism).__name__
+        raise ValueError(f"bias_correction is for PriorResampling, got {name}. Leave it out.")
     if isinstance(mechanism, ClassificationMechanism):
         return _of_classes(mechanism, noisy_labels, priors, bias_correction)
     if isinstance(mechanism, RROnBins):
@@ -107,8 +102,7 @@ def debiased(
     if isinstance(mechanism, AdditiveMechanism):
         if mechanism.clip:
             raise ValueError(
-                f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "
-                "clip=False."
+                f"{mechanism!r} clips its labels: this bias can't be undone. Draw with clip=False."
             )
         return _validate.real_vector("noisy_labels", noisy_labels)
     if isinstance(mechanism, ALIBI):
@@ -117,10 +111,8 @@ def debiased(
         alpha = mechanism.flip_probability
         channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
         return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]
-    raise TypeError(
-        f"the bias of labels drawn by {type(mechanism).__name__} is not known here. Use the noisy "
-        "labels as they are, or their posterior."
-    )
+    name = type(mechanism).__name__
+    raise TypeError(f"the bias of labels drawn by {name} is not known here. Use their posterior.")
 
 
 def _of_classes(

@@ -25,9 +25,8 @@ def posterior(
       positive prior can have produced carries no information: there the posterior is the prior.
     * Noisy one-hot rows of ``ALIBI``: ``P(true class | row, prior)``.
     * Numbers: ``E[true label | noisy label]``, the guess of least expected squared error if the
-      prior is right. It is the best guess of the *label*, not the best *target*: guesses, and the
-      predictions of a model that is trained on them, are shrunk towards the mean of the prior. With
-      many examples, use ``debiased`` labels where the scale of the predictions matters. The outputs
+      prior is right. Guesses, and the predictions of a model that is trained on them, are shrunk
+      towards the mean of the prior: where their scale matters, use ``debiased`` labels. The outputs
       of ``optimal_bins`` for squared error are posterior means already.
 
     Guarantee:
@@ -49,8 +48,8 @@ def posterior(
 
     Raises:
         TypeError: a mechanism of another kind, or labels of a wrong type.
-        ValueError: labels or priors out of range, missing or of a wrong shape; a channel by prior
-            that is not known here; numbers that no value of positive probability can have produced.
+        ValueError: labels or priors out of range, missing, of a wrong shape or impossible; a
+            channel by prior that is not known here.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse, RROnBins
@@ -68,15 +67,15 @@ def posterior(
     if isinstance(mechanism, ALIBI):
         return _of_alibi(mechanism, noisy_labels, priors)
     checked_mechanism(mechanism, LabelMechanism)
-    raise TypeError(
-        f"the posterior of labels drawn by {type(mechanism).__name__} is not known here. Use the "
-        "noisy labels as they are, or their debiased targets."
-    )
+    name = type(mechanism).__name__
+    raise TypeError(f"the posterior of labels drawn by {name} is not known here. Debias them.")
 
 
-def rows_of_the_draw(mechanism: ClassificationMechanism, priors: Any, size: int) -> PriorRows:
+def rows_of_the_draw(
+    mechanism: ClassificationMechanism | ALIBI, priors: Any, size: int
+) -> PriorRows:
     """Returns the priors of n labels; uniform ones for None, unless the mechanism uses priors."""
-    if priors is None and mechanism.uses_priors:
+    if priors is None and mechanism.public_input == "priors":
         raise ValueError(
             f"{type(mechanism).__name__} drew its labels with priors; pass the same ones, of "
             f"shape ({mechanism.num_classes},) or ({size}, {mechanism.num_classes})."
@@ -88,10 +87,7 @@ def rows_of_the_draw(mechanism: ClassificationMechanism, priors: Any, size: int)
 
 def empty_targets(size: int, num_classes: int) -> np.ndarray:
     """Returns an array for a target per label and class, or raises if it would not fit."""
-    instead = (
-        "Call tf_labeldp.estimation with some of the noisy labels at a time, train on the noisy "
-        "labels themselves, or merge rare classes."
-    )
+    instead = "Call tf_labeldp.estimation with some noisy labels at a time, or merge rare classes."
     _validate.check_size("targets", (size, num_classes), instead)
     return np.empty((size, num_classes))
 
@@ -115,7 +111,6 @@ def _of_classes(mechanism: ClassificationMechanism, noisy_labels: Any, priors: A
 def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) -> np.ndarray:
     values, probabilities = number_priors(priors)
     noisy = _validate.real_vector("noisy_labels", noisy_labels)
-    _check_finite(noisy)
     outputs, place = np.unique(noisy, return_inverse=True)
     means, total = np.empty(outputs.size), np.empty(outputs.size)
     for chunk in row_chunks((outputs.size, values.size)):
@@ -127,8 +122,7 @@ def _of_numbers(mechanism: RegressionMechanism, noisy_labels: Any, priors: Any) 
     if impossible:
         raise ValueError(
             f"{impossible} of {noisy.size} noisy labels can't come from {type(mechanism).__name__} "
-            "and these values. Pass the very mechanism that drew them, and values that cover its "
-            "label_range()."
+            "and these values. Pass the mechanism of the draw, and values over its label_range()."
         )
     # Rounding may carry a mean of nearly equal values beyond them.
     return np.clip(means, values[0], values[-1])[place]
@@ -138,9 +132,8 @@ def number_priors(priors: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the values (k,) and probabilities (k,) of a prior of numbers, or raises."""
     if not isinstance(priors, Priors) or priors.values is None:
         raise ValueError(
-            "labels that are numbers need priors with their values, got "
-            f"{'none' if priors is None else type(priors).__name__}. Give "
-            "mechanisms.Priors(probabilities, values=values)."
+            f"labels that are numbers need priors with their values, got {type(priors).__name__}. "
+            "Give mechanisms.Priors(probabilities, values=values)."
         )
     values = _validate.increasing_numbers("values", priors.values)
     return values, _validate.prior_rows("probabilities", priors, 1, values.size)[0]
@@ -156,11 +149,13 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
         )
     if rows.dtype.kind not in "iuf":
         raise TypeError(f"noisy_labels must be numbers, got dtype {rows.dtype}.")
-    _check_finite(rows)
-    if priors is None:
-        priors = np.full(num_classes, 1.0 / num_classes)
+    wrong = int(np.count_nonzero(~np.isfinite(rows)))
+    if wrong:
+        raise ValueError(
+            f"noisy_labels must be finite, but {wrong} of {rows.size} entries are not."
+        )
+    checked = rows_of_the_draw(mechanism, priors, len(rows))
     found = empty_targets(*rows.shape)
-    checked = PriorRows.of(priors, rows.shape[0], num_classes)
     for chunk in row_chunks(rows.shape):
         noisy, prior = rows[chunk].astype(np.float64), checked.of_labels(chunk)
         found[chunk] = _softmax(_log_likelihood(mechanism, noisy, prior), prior)
@@ -168,10 +163,7 @@ def _of_alibi(mechanism: ALIBI, noisy_labels: Any, priors: Any) -> np.ndarray:
 
 
 def _log_likelihood(mechanism: ALIBI, noisy: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Returns log f(x - e_i) for the noise's density f, up to a constant in each row: (m, K).
-
-    It may be wrong, and is not used, where the prior is zero.
-    """
+    """Returns log f(x - e_i) for the noise's density f, up to a constant in each row: (m, K)."""
     if mechanism.noise == "laplace":
         # |x| - |x - 1|, without the difference of two large numbers.
         return (2.0 * np.clip(noisy, 0.0, 1.0) - 1.0) / mechanism.scale
@@ -187,11 +179,3 @@ def _softmax(scores: np.ndarray, prior: np.ndarray) -> np.ndarray:
         scores = np.where(prior > 0.0, scores + np.log(prior), -np.inf)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
-
-
-def _check_finite(noisy: np.ndarray) -> None:
-    wrong = int(np.count_nonzero(~np.isfinite(noisy)))
-    if wrong:
-        raise ValueError(
-            f"noisy_labels must be finite, but {wrong} of {noisy.size} entries are NaN or infinite."
-        )

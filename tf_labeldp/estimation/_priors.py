@@ -96,8 +96,7 @@ def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarr
     bad = int(np.count_nonzero(~np.isfinite(array)))
     if bad:
         raise ValueError(
-            f"logits must be finite, but {bad} are NaN or infinite. The model has diverged: lower "
-            "its learning rate."
+            f"logits must be finite, but {bad} are NaN or infinite. Lower the learning rate."
         )
     return _softmax(array / temperature)
 
@@ -160,7 +159,6 @@ def rounding_grid(
         values = np.linspace(low, high, number)
     if np.any(np.diff(values) <= 0.0):
         raise ValueError(
-            f"there are not {number} different doubles from {low!r} to {high!r}. Lower max_values, "
-            "or subtract low from the labels first."
+            f"there are not {number} different doubles from {low!r} to {high!r}. Lower max_values."
         )
     return values

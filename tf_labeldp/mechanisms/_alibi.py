@@ -86,10 +86,7 @@ class ALIBI(_grid_noise.FrozenWithNoise, LabelMechanism):
     def randomize(
         self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
-        """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` must be None.
-
-        Priors enter afterwards, in ``NoisyLabels.posterior``.
-        """
+        """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` is None."""
         self._refuse_public(public)
         if rng is not None:  # also where there is nothing to draw
             _random.checked_generator(rng)

@@ -26,8 +26,9 @@ _REGISTRY: dict[str, type[Mechanism]] = {}
 
 
 def is_of_this_library(value: object) -> bool:
-    """Returns whether a class was reviewed here; a subclass in another library was not."""
-    return _is_ours(type(value))
+    """Returns whether a class, or that of a value, was reviewed here; a plug-in was not."""
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__.partition(".")[0] == "tf_labeldp"
 
 
 def has_own_event(mechanism: Mechanism) -> bool:
@@ -35,13 +36,10 @@ def has_own_event(mechanism: Mechanism) -> bool:
     return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
 
 
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "tf_labeldp"
-
-
 def _name(kind: type) -> str:
     """Returns the name of a class in stored draws; no plug-in can take that of another class."""
-    return kind.__name__ if _is_ours(kind) else f"{kind.__module__}.{kind.__qualname__}"
+    ours = is_of_this_library(kind)
+    return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Mechanism(abc.ABC):
@@ -65,21 +63,18 @@ class Mechanism(abc.ABC):
     epsilon: float
     delta: float = 0.0
     receipts: Receipts = ()
+    labels_of: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _REGISTRY[_name(cls)] = cls
         owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
-        if _is_ours(owner) and not _is_ours(cls):
+        if is_of_this_library(owner) and not is_of_this_library(cls):
             # A subclass in another library may not draw as its parent does.
             cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
 
     def dp_event(self) -> DpEvent:
-        """Returns the ``dp_accounting`` event of one use.
-
-        This is the event of the worst pure mechanism of this epsilon; with a delta, one that
-        composes by basic composition.
-        """
+        """Returns the event of one use: of the worst pure mechanism, or of basic composition."""
         return approximate_dp_event(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
@@ -145,6 +140,7 @@ class ClassificationMechanism(LabelMechanism):
     """
 
     num_classes: int
+    labels_of = " for classes"
 
     @abc.abstractmethod
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
@@ -165,7 +161,7 @@ class ClassificationMechanism(LabelMechanism):
         if self.uses_priors:
             raise ValueError(
                 f"the channel of {type(self).__name__} by prior is not known here. Override "
-                "likelihood, or use RRTopK, RRWithPrior, InformativeRR or PriorResampling."
+                "likelihood in its class."
             )
         return self.transition_matrix()[:, noisy].T
 
@@ -184,6 +180,8 @@ class RegressionMechanism(LabelMechanism):
         That of ``LabelMechanism``, for every pair of labels in ``label_range()``. Labels outside
         are refused, not clipped: ``PrivateLabels`` clips them first with ``clip=True``.
     """
+
+    labels_of = " for numbers"
 
     @abc.abstractmethod
     def label_range(self) -> tuple[float, float]:
@@ -224,6 +222,7 @@ class AggregateMechanism(Mechanism):
     num_labels: int | None = None
     low: float | None = None
     high: float | None = None
+    labels_of = " of many labels"
 
     def label_range(self) -> tuple[float, float] | None:
         """Returns (low, high), outside of which numbers are refused; None without a range."""
@@ -249,7 +248,7 @@ class AggregateMechanism(Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class Frozen(Mechanism):
-    """The mechanisms of this library: frozen values, whose arguments are checked once."""
+    """A mechanism of this library: a frozen value, whose arguments are checked once."""
 
     epsilon: float
 
@@ -274,7 +273,7 @@ _SWAPPED = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class FrozenClassification(Frozen, ClassificationMechanism):
-    """The mechanisms for classes of this library: their likelihood gives their channel."""
+    """A mechanism for classes of this library: its likelihood gives its channel."""
 
     num_classes: int
 
@@ -304,8 +303,7 @@ class FrozenClassification(Frozen, ClassificationMechanism):
         if prior is None or np.shape(prior) != (self.num_classes,):
             raise ValueError(
                 f"transition_matrix of {type(self).__name__} needs one prior of shape "
-                f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}. "
-                "Pass one row at a time."
+                f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}."
             )
         return self._checked_priors(prior, None).rows
 
@@ -314,14 +312,13 @@ class FrozenClassification(Frozen, ClassificationMechanism):
         if priors is None:
             raise ValueError(
                 f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
-                f"({'n' if num_rows is None else num_rows}, {self.num_classes}). Without any, use "
-                "RandomizedResponse."
+                f"({num_rows or 'n'}, {self.num_classes}). Without any, use RandomizedResponse."
             )
         return PriorRows.of(priors, num_rows, self.num_classes)
 
 
 class FrozenAggregate(Frozen, AggregateMechanism):
-    """The statistics of this library that are for labels of one of several kinds."""
+    """A statistic of this library for labels of one of several kinds."""
 
     def _check_kind(self) -> None:
         has_range = self.low is not None or self.high is not None
@@ -339,7 +336,7 @@ class FrozenAggregate(Frozen, AggregateMechanism):
 
 
 class WithoutPriors(LabelMechanism):
-    """The mechanisms of this library that have one channel and no public input."""
+    """A mechanism of this library with one channel and no public input."""
 
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
@@ -356,10 +353,7 @@ class WithoutPriors(LabelMechanism):
 def checked_output(
     mechanism: Mechanism, noisy: Any, shape: tuple[int, ...] | None, kinds: str
 ) -> np.ndarray:
-    """Returns an output as an array of this shape and kind of numbers, all finite, or raises.
-
-    ``shape`` is None for a noisy statistic, which may have any.
-    """
+    """Returns an output as a finite array of this shape (any for None) and kind, or raises."""
     try:
         array = np.asarray(noisy)
     except ValueError:
@@ -381,20 +375,14 @@ def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError
     )
 
 
-_LABELS_OF: dict[type, str] = {
-    ClassificationMechanism: " for classes",
-    RegressionMechanism: " for numbers",
-    AggregateMechanism: " of many labels",
-}
-
-
 def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
     """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
     if isinstance(value, kind):
         return value
+    found = type(value).__name__
     raise TypeError(
-        f"mechanism must be a tf_labeldp mechanism{_LABELS_OF.get(kind, '')}, got "
-        f"{type(value).__name__}. Take one of tf_labeldp.mechanisms."
+        f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Take one of "
+        "tf_labeldp.mechanisms."
     )
 
 

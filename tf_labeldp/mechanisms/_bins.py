@@ -157,8 +157,8 @@ class RROnBins(FiniteMechanism):
             )
         if self.outputs[0] < low or self.outputs[-1] > high:
             raise ValueError(
-                f"outputs must lie in the range of the inputs, [{low:g}, {high:g}], got outputs "
-                f"from {self.outputs[0]:g} to {self.outputs[-1]:g}."
+                f"outputs must lie in the range of the inputs, [{low:g}, {high:g}], got "
+                f"{self.outputs[0]:g} to {self.outputs[-1]:g}."
             )
         self._set(bin_of_input=tuple(bins.tolist()))
 
@@ -232,17 +232,14 @@ class ChannelMechanism(FiniteMechanism):
         self._take_public("probabilities")
         table = np.asarray(self.probabilities, dtype=np.float64)
         if table.shape != (len(self.inputs), len(self.outputs)):
-            raise ValueError(
-                f"probabilities must have shape ({len(self.inputs)}, {len(self.outputs)}), a row "
-                f"for each input and a column for each output, got {table.shape}."
-            )
+            shape = (len(self.inputs), len(self.outputs))
+            raise ValueError(f"probabilities must have shape {shape}, got {table.shape}.")
         if not np.all(np.isfinite(table)) or table.min() < 0.0:
             raise ValueError("probabilities must be finite and not negative.")
         off = np.abs(table.sum(axis=1) - 1.0).max()
         if off > _TOLERANCE:
             raise ValueError(
-                f"probabilities must sum to one in every row (tolerance {_TOLERANCE}), but a sum "
-                f"is off by {off:.3g}. Divide each row by its sum."
+                f"probabilities must sum to one in every row, a sum is off by {off:.3g}."
             )
         self._set(probabilities=tuple(map(tuple, table.tolist())))
         _ = self._units  # refuses a table that is not epsilon-DP

@@ -24,17 +24,13 @@ from tf_labeldp.mechanisms._base import (
 _FALSE_ALARM = 1e-9
 """The largest probability that draws of a sound mechanism are refused."""
 _TOLERANCE = 1e-9
-_MOST_LABELS = 8
-"""Classes that are drawn from."""
-_MOST_COLUMNS = 64
-"""Columns of a statistic that are tested one by one."""
+_MOST_LABELS, _MOST_COLUMNS = 8, 64
+"""Classes that are drawn from, and columns of a statistic that are tested one by one."""
 _QUANTILES = np.linspace(0.01, 0.99, 50)
-_LARGEST_EPSILON = 700.0
-"""Beyond, e^epsilon is no double, and any ratio of two doubles is within it."""
+_LARGEST_EPSILON, _LEAST = 700.0, 1e-290
+"""Beyond, e^epsilon is no double; below, likelihoods lose digits (subnormal doubles)."""
 _DELTAS = (0.003, 0.03, 0.3)
 """Deltas at which an event is compared with the channel."""
-_LEAST = 1e-290
-"""Likelihoods below lose digits (subnormal doubles)."""
 
 
 def check_mechanism(

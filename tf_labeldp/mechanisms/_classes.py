@@ -43,10 +43,7 @@ class SetResponse(FrozenClassification):
     def likelihood(
         self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
     ) -> np.ndarray:
-        """Returns ``P[noisy label | class]``, ``float64`` (m, K); see ``ClassificationMechanism``.
-
-        The entries are zero where a noisy label lies outside the set of its prior.
-        """
+        """Returns ``P[noisy label | class]``, (m, K); zero for labels outside the prior's set."""
         if priors is None:
             priors = np.full((1, self.num_classes), 1.0 / self.num_classes)
         k = np.reshape(self.set_sizes(priors), (-1, 1))
@@ -167,10 +164,7 @@ class RRTopK(PriorMechanism):
         super().__post_init__()
         self._set(k=_validate.integer_at_least("k", self.k, 1))
         if self.k > self.num_classes:
-            raise ValueError(
-                f"k must be at most num_classes={self.num_classes}, got {self.k}. Use "
-                "RandomizedResponse to answer among all classes."
-            )
+            raise ValueError(f"k must be at most num_classes={self.num_classes}, got {self.k}.")
 
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns k for each row of priors (n, K): ``int64`` (n,)."""
@@ -228,10 +222,9 @@ class InformativeRR(PriorMechanism):
 
     Use it to train on posteriors. For a confident prior RRWithPrior always answers the likeliest
     class (k* = 1) and reveals nothing; here k is at least 2, unless the prior is certain. In
-    return noisy labels are wrong more often. The information is never below that of RRTop-k for
-    any k, nor that of RRWithPrior. With the probabilities of an accurate model as priors it was
-    99 % of the most of any epsilon-DP channel; under flat priors and at epsilon 1 it is 68 % for
-    10 classes and 11 % for 100.
+    return noisy labels are wrong more often. The information is never below that of RRTop-k or
+    RRWithPrior. With an accurate model's probabilities as priors it was 99 % of the most of any
+    epsilon-DP channel; under flat priors and at epsilon 1, 68 % for 10 classes and 11 % for 100.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label, if the prior of a label does not depend on

@@ -80,11 +80,9 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, FrozenAggregate):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_kind()
-        if self.low is not None and self.high is not None:
-            if not 0.0 < 0.5 * (self.high - self.low) < math.inf:  # else some codes are NaN
-                raise ValueError(
-                    f"the range from {self.low:g} to {self.high:g} is beyond the doubles."
-                )
+        low, high = self.label_range() or (0.0, 1.0)
+        if not 0.0 < 0.5 * (high - low) < math.inf:  # else some codes are NaN
+            raise ValueError(f"the range from {low:g} to {high:g} is beyond the doubles.")
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
             self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))
@@ -191,8 +189,8 @@ class LabelMomentMechanism(_grid_noise.FrozenWithNoise, FrozenAggregate):
         label_bits = bits // 2 if self.low is not None else 0
         feature_steps, label_steps = 2.0 ** (bits - label_bits), 2.0**label_bits
         unit = self.max_norm / feature_steps
-        if self.low is not None and self.high is not None:
-            unit *= 0.5 * (self.high - self.low) / label_steps
+        low, high = self.label_range() or (0.0, 2.0)
+        unit *= 0.5 * (high - low) / label_steps
         return _Grid(feature_steps / self.max_norm, label_steps, unit)
 
     def _scale(self, grid: _Grid, num_features: int) -> tuple[float, float]:

@@ -290,8 +290,7 @@ def _meeting_assumption_4(
     table = loss_values(loss, grid[:, np.newaxis], values)
     if np.any(np.isnan(table)):
         raise ValueError(
-            "the loss is NaN for some outputs and labels in the range of the values. Choose values "
-            "in its domain; for 0 * log(0) write scipy.special.xlogy."
+            "the loss is NaN in the range of the values. For 0 * log(0) write scipy.special.xlogy."
         )
     own = table[place, np.arange(values.size)]  # a term of the label changes no choice of bins
     with np.errstate(invalid="ignore"):
@@ -304,9 +303,8 @@ def _meeting_assumption_4(
             if not np.any(np.isnan(form)) and _falls_towards_the_label(form, slack, grid, values):
                 return form
     raise ValueError(
-        "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
-        "finite, and fall as y_hat and y come nearer to each other. Check the order of the "
-        "arguments, loss(y_hat, y)."
+        "the loss does not meet Assumption 4 of Ghazi et al. 2023: it must be finite, and fall as "
+        "y_hat and y come nearer to each other. Check the order of the arguments, loss(y_hat, y)."
     )
 
 

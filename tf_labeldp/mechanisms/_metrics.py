@@ -23,11 +23,10 @@ from tf_labeldp.mechanisms._random import Rng, checked_generator
 CLASS_METRICS = ("accuracy", "log_loss", "brier")
 NUMBER_METRICS = ("mse", "mae", "mean")
 _STEPS = 1 << 20
-"""Of the largest difference that one label can make; whole values have one step."""
-_MOST = float(1 << 60)
-"""Steps of all examples together, which fit 64 bits with the noise."""
-_EXACT = float(1 << 44)
-"""Steps of one example: the arithmetic of doubles is off by a hundredth of a step."""
+"""Steps of the largest difference that one label can make; whole values have one step."""
+_MOST, _EXACT = float(1 << 60), float(1 << 44)
+"""Steps of all examples together, which fit 64 bits with the noise; and of one example, at which
+the arithmetic of doubles is off by a hundredth of a step."""
 _TOLERANCE = 1e-3
 """Of sums of probabilities, which may come from half precision."""
 
@@ -44,8 +43,7 @@ def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.nda
     if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
         raise ValueError(
             f"predictions for {metric!r} must be probabilities of shape (n, {num_classes}){codes}, "
-            f"got shape {array.shape} and dtype {array.dtype}. Take model.predict(x) or "
-            "predict_proba(x)."
+            f"got {array.dtype} {array.shape}. Take model.predict(x) or predict_proba(x)."
         )
     rows = flat.astype(np.float64)
     if not np.all(np.isfinite(rows)):

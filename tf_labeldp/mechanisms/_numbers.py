@@ -50,15 +50,14 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         if self.epsilon < _integer_noise.MIN_EPSILON:
             raise ValueError(
                 f"epsilon must be at least {_integer_noise.MIN_EPSILON:g} for {name}, got "
-                f"{self.epsilon:g}. Below, labels carry no information: raise epsilon."
+                f"{self.epsilon:g}. For information on the labels raise epsilon."
             )
         low, high = _validate.number_range(self.low, self.high)
         if self.whole:
             for end, value in (("low", low), ("high", high)):
                 if value != int(value) or abs(value) > _MAX_WHOLE:
                     raise ValueError(
-                        f"{end} must be a whole number of at most 2^53 for {name}, got {value:g}. "
-                        "Use the continuous mechanism for other ranges."
+                        f"{end} must be a whole number of at most 2^53 for {name}, got {value:g}."
                     )
             if high - low > _integer_noise.MAX_STEPS:
                 raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
@@ -111,17 +110,18 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
         self._refuse_public(prior)
-        size = self.steps + 1
-        for missing, why in (
-            (not self.whole, "are continuous"),
-            (not self.clip, "with clip=False have no bound"),
-            (size**2 > _MAX_CELLS, f"need {size} x {size} cells, more than 2^27"),
-        ):
-            if missing:
-                raise ValueError(
-                    f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
-                    "likelihood(outputs, labels) or cdf(outputs, labels)."
-                )
+        size, why = self.steps + 1, ""
+        if not self.whole:
+            why = "are continuous"
+        elif not self.clip:
+            why = "with clip=False have no bound"
+        elif size**2 > _MAX_CELLS:
+            why = f"need {size} x {size} cells, more than 2^27"
+        if why:
+            raise ValueError(
+                f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
+                "likelihood(outputs, labels) or cdf(outputs, labels)."
+            )
         values = self.low + np.arange(size)
         return np.ascontiguousarray(self.likelihood(values, values).T)
 
@@ -365,7 +365,7 @@ class ExponentialMechanism(BoundedMechanism):
         super().__post_init__()
         if not self.clip:
             raise ValueError(
-                "clip must be True for ExponentialMechanism: it answers inside [low, high] by "
+                "clip must be True for ExponentialMechanism, which answers inside [low, high] by "
                 "construction. LaplaceMechanism takes clip=False."
             )
 

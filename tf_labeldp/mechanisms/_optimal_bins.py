@@ -60,8 +60,7 @@ def optimal_bins(
         The mechanism; its inputs are the distinct values.
 
     Raises:
-        ValueError: shapes differ, values or probabilities are out of range, the loss is unknown or
-            does not meet Assumption 4, or there are too many values for a callable.
+        ValueError: values, probabilities or loss out of range, or too many values for a callable.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -161,10 +160,10 @@ def _solve(first: int, last: int, best: np.ndarray, cut: np.ndarray, cost: Segme
         middle = (first + last) // 2
         _solve(first, middle, best, cut, cost)
         totals, argmins = _row_minima(first, middle, last, best, cost)
-        ends = slice(middle, last)
-        better = totals < best[ends]
-        best[ends] = np.where(better, totals, best[ends])
-        cut[ends] = np.where(better, argmins, cut[ends])
+        later = slice(middle, last)
+        better = totals < best[later]
+        best[later] = np.where(better, totals, best[later])
+        cut[later] = np.where(better, argmins, cut[later])
         _solve(middle, last, best, cut, cost)
         return
     starts, ends = np.triu_indices(last - first, k=1)
