@@ -1,4 +1,4 @@
-"""What may see a label: one contract, one file per kind of output; loads no TensorFlow.
+"""All code that sees a label: one contract, one file per kind of output; loads no TensorFlow.
 
 Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noise of single labels
 is drawn in ``_integer_noise``, that of statistics in ``_grid_noise``.

@@ -223,8 +223,8 @@ def _drawn(mechanism: LabelMechanism, labels: np.ndarray, prior: Any = None) -> 
 def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: Any) -> None:
     label_range, rows = mechanism.label_range(), getattr(mechanism, "num_labels", None)
     size = 3 if public_input is None else len(public_input)
-    known = mechanism.num_classes is not None or label_range is not None or rows is not None
-    if not known or not size:
+    has_kind = mechanism.num_classes is not None or label_range is not None or rows is not None
+    if not has_kind or not size:
         return
     two = np.random.default_rng().permutation(int(mechanism.num_classes or 2))[:2]
     ends = np.asarray(label_range or two)

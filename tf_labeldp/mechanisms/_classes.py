@@ -148,9 +148,7 @@ class RRTopK(PriorMechanism):
     Source: ``ghazi2021``, Algorithm 1.
 
     Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
-        k: size of the set, in 1..K; of classes with equal prior the smaller index enters first.
+        k: size of the set, in 1..K; the others as for ``RandomizedResponse``.
 
     Example:
         >>> mechanism = RRTopK(epsilon=1.0, num_classes=5, k=2)
@@ -183,11 +181,8 @@ class RRWithPrior(PriorMechanism):
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Corollary 2), if the prior
         of a label does not depend on that label: k* is computed from the prior alone.
 
-    Source: ``ghazi2021``, Algorithm 2. Ties between set sizes go to the smaller set.
-
-    Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
+    Source: ``ghazi2021``, Algorithm 2. Ties between set sizes go to the smaller set. The arguments
+    are those of ``RandomizedResponse``.
 
     Example:
         >>> mechanism = RRWithPrior(epsilon=2.0, num_classes=4)
@@ -234,11 +229,8 @@ class InformativeRR(PriorMechanism):
 
     Source: RRWithPrior, ``ghazi2021``, with another objective; the best channel is the linear
     programme of Kairouz, Oh and Viswanath 2014, "Extremal mechanisms for local differential
-    privacy". Ties between set sizes (equal to 1e-9) go to the smaller set.
-
-    Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
+    privacy". Ties between set sizes (equal to 1e-9) go to the smaller set. The arguments are those
+    of ``RandomizedResponse``.
 
     Example:
         >>> mechanism = InformativeRR(epsilon=1.0, num_classes=4)

@@ -19,8 +19,8 @@ def checked_loss(loss: Any) -> Loss:
     """Returns ``loss`` if it is one, or raises."""
     if callable(loss) or loss in NAMED_LOSSES:
         return loss
-    known = ", ".join(map(repr, NAMED_LOSSES))
-    raise ValueError(f"loss must be one of {known} or a callable loss(y_hat, y), got {loss!r}.")
+    names = ", ".join(map(repr, NAMED_LOSSES))
+    raise ValueError(f"loss must be one of {names} or a callable loss(y_hat, y), got {loss!r}.")
 
 
 def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:

@@ -77,7 +77,7 @@ def optimal_bins(
     costs = segment_costs(loss, points, prior[support], epsilon)
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
-    # Its noisy labels are made of the releases of the prior too.
+    # The noisy labels depend on the releases of the prior too.
     return RROnBins(epsilon, tuple(values), tuple(outputs), all_bins, receipts=public.receipts)
 
 
