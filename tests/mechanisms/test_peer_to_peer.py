@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 
 import numpy as np
@@ -18,7 +17,6 @@ from tf_labeldp.mechanisms import (
     PeerToPeerRandomizedResponse,
     RandomizedResponse,
 )
-from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.mechanisms._clusters import _flip_units, _report_units
 
 REJECT = 1e-4
@@ -209,7 +207,6 @@ def test_the_round_trip():
         "delta",
         "num_classes",
     ]
-    assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
     config = PeerToPeerRandomizedResponse.for_cluster_size(
         np.float64(0.25), np.float32(0.5), np.int64(10), 1e-3
     ).get_config()
