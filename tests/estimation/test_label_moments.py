@@ -13,7 +13,6 @@ from scipy import special, stats
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting._events import composed_epsilon
 from tf_labeldp.mechanisms import LabelMomentMechanism, _integer_noise
-from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.vault import PrivateLabels
 
 FALSE_ALARM = 1e-6
@@ -118,7 +117,7 @@ def test_the_exact_sum_does_not_depend_on_the_order_or_the_blocks():
 
     one = mechanism()
     whole, totals = one.exact_sums(labels, features, 999)
-    blocks = one._moments(labels[order], Blocks())
+    blocks = one.exact_sums(labels[order], Blocks(), 999)
     parts = [one.exact_sums(labels[at], features[at], 999) for at in np.array_split(order, 5)]
     for moments, sums in (blocks, [sum(several) for several in zip(*parts, strict=True)]):
         np.testing.assert_array_equal(whole, moments)
@@ -220,7 +219,8 @@ def test_event_and_charge_say_what_the_mechanism_says():
 @pytest.mark.parametrize("kind", KINDS)
 def test_config_round_trip(kind):
     one = mechanism(kind, max_norm=2.0, max_l1=3.0)
-    assert deserialize(json.loads(json.dumps(serialize(one)))) == one
+    config = json.loads(json.dumps(one.get_config()))
+    assert LabelMomentMechanism.from_config(config) == one
 
 
 def test_the_vault_charges_delta(tmp_path):
@@ -278,7 +278,7 @@ def test_bad_arguments(arguments, error, message):
         ([0, 1], [[1.0, 0.0], [1.0, 1.0]], "1 are not, the first at row 1"),
         ([0, 1], [[1.0, 0.0], [np.nan, 0.0]], "must be finite, .* 1 are not"),
         ([0, 1], [[1.0, 0.0]], "there are 2 labels and 1 rows"),
-        ([0, 1], [[1.0, 0.0]] * 3, "there are 2 labels and more rows"),
+        ([0, 1], [[1.0, 0.0]] * 3, "there are 2 labels and 3 rows"),
         ([0, 3], [[1.0, 0.0]] * 2, r"labels must lie in 0\.\.2, but 1 of 2 do not"),
         ([0, 1], [1.0, 0.0], r"features must be numbers of shape \(n, d\)"),
     ],

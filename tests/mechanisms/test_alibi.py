@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from fractions import Fraction
 
@@ -22,7 +21,6 @@ from tf_labeldp.mechanisms import (
     _integer_noise,
     _random,
 )
-from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
 from tf_labeldp.vault import LabelStoreError, PrivateLabels
 
 LAPLACE = ALIBI(epsilon=1.0, num_classes=5)
@@ -315,13 +313,6 @@ def test_rounding_to_float32_comes_after_exact_integers():
     np.testing.assert_array_equal(steps, np.rint(steps))
 
 
-@BOTH
-def test_round_trip(mechanism):
-    data = json.loads(json.dumps(serialize(mechanism)))
-    assert deserialize(data) == mechanism
-    assert isinstance(mechanism, LabelMechanism)
-
-
 # --- The vault -----------------------------------------------------------------------------------
 
 
@@ -448,7 +439,7 @@ def test_rng_of_a_wrong_kind(labels):
 
 
 def test_a_public_input_is_refused():
-    with pytest.raises(ValueError, match="ALIBI takes no priors and no clusters; leave them out"):
+    with pytest.raises(ValueError, match=r"ALIBI takes no priors and no clusters: .*Leave"):
         LAPLACE.randomize(LABELS[:3], np.full(5, 0.2))
 
 

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
+from tf_labeldp.mechanisms import RandomizedResponse, RRWithPrior
 
 EPSILONS = (0.05, 1.0, 6.0)
 
@@ -16,49 +16,6 @@ EPSILONS = (0.05, 1.0, 6.0)
 def random_priors():
     rng = np.random.default_rng(14)
     return [rng.dirichlet(np.full(k, c)) for k in (2, 4, 8) for c in (0.2, 1.0, 20.0)]
-
-
-@pytest.mark.holds(
-    "mechanisms.ClassificationMechanism",
-    "mechanisms.PriorMechanism",
-    "mechanisms.RandomizedResponse",
-)
-def test_contract_for_every_pair_of_labels_and_every_output(random_priors):
-    """LabelMechanism: P[out | y] <= e^epsilon P[out | y'], and not for less (delta is zero)."""
-    for epsilon in EPSILONS:
-        for prior in random_priors:
-            size = prior.size
-            for mechanism in (RandomizedResponse(epsilon, size), RRTopK(epsilon, size, 2)):
-                assert mechanism.delta == 0.0
-                matrix = mechanism.transition_matrix(prior if mechanism.uses_priors else None)
-                one, other = matrix[:, np.newaxis, :], matrix[np.newaxis, :, :]
-                assert np.all(one <= np.exp(epsilon) * (1 + 1e-12) * other)
-                assert np.any(one > np.exp(epsilon * 0.999) * other)
-
-
-@pytest.mark.holds("mechanisms.RRTopK")
-def test_lemma_1_rr_top_k_is_epsilon_dp(random_priors, worst_log_ratio):
-    for epsilon in EPSILONS:
-        for prior in random_priors:
-            ratios = [
-                worst_log_ratio(RRTopK(epsilon, prior.size, k).transition_matrix(prior))
-                for k in range(1, prior.size + 1)
-            ]
-            assert ratios[0] == 0.0
-            np.testing.assert_allclose(ratios[1:], epsilon, rtol=0, atol=1e-12)
-
-
-@pytest.mark.holds("mechanisms.RRWithPrior")
-def test_corollary_2_rr_with_prior_is_epsilon_dp(random_priors, worst_log_ratio):
-    ratios = {
-        epsilon: [
-            worst_log_ratio(RRWithPrior(epsilon, prior.size).transition_matrix(prior))
-            for prior in random_priors
-        ]
-        for epsilon in EPSILONS
-    }
-    for epsilon, measured in ratios.items():
-        assert max(measured) == pytest.approx(epsilon, abs=1e-12)
 
 
 @pytest.mark.holds("mechanisms.RRWithPrior")

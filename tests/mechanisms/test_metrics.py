@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 from tf_labeldp.mechanisms import MetricMechanism, SelectionMechanism
-from tf_labeldp.mechanisms._base import deserialize, serialize
 
 RNG = np.random.default_rng(3)
 N, K = 400, 4
@@ -205,14 +205,14 @@ def test_a_loss_is_chosen_by_its_least():
 @pytest.mark.parametrize("kind", [MetricMechanism, SelectionMechanism])
 def test_configurations_come_back(kind):
     for made in (kind(0.5, "brier", 3), kind(0.5, "mse", low=0.0, high=9.0, clip=2.0)):
-        assert deserialize(serialize(made)) == made
+        assert kind.from_config(json.loads(json.dumps(made.get_config()))) == made
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": "accuracy"}, "give num_classes, .* or low and high"),
-        ({"metric": "accuracy", "num_classes": 2, "low": 0.0, "high": 1.0}, "give num_classes"),
+        ({"metric": "accuracy"}, "exactly one of num_classes .*, low and high"),
+        ({"metric": "accuracy", "num_classes": 2, "low": 0.0, "high": 1.0}, "exactly one of"),
         ({"metric": "mse", "num_classes": 2}, "metric must be"),
         ({"metric": "accuracy", "low": 0.0, "high": 1.0}, "metric must be"),
         ({"metric": "mse", "low": 1.0, "high": 1.0}, "low"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 import numpy as np
 import pytest
 from numeric_cases import CONTINUOUS, DISCRETE, MECHANISMS
@@ -16,13 +13,6 @@ from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism, deser
 @pytest.fixture(params=MECHANISMS)
 def mechanism(request):
     return MECHANISMS[request.param](1.0, 0, 400)
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
-def test_epsilon_out_of_range(name, epsilon):
-    with pytest.raises(ValueError, match=r"epsilon must be finite and above zero.*plain labels"):
-        MECHANISMS[name](epsilon, 0, 1)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -131,12 +121,17 @@ def test_labels_that_are_not_whole_are_rounded(name):
     assert mechanism.randomize([1.0, 123.25, 2.5]).shape == (3,)
 
 
-@pytest.mark.parametrize("case", ["column", "text", "nan", "infinite"])
+@pytest.mark.parametrize("case", ["column", "text", "nan"])
 def test_bad_outputs(mechanism, case):
     outputs, error, _ = BAD_LABELS[case]
     for call in (mechanism.cdf, mechanism.likelihood):
         with pytest.raises(error, match="outputs must"):
             call(outputs, [0.0])
+
+
+def test_infinite_outputs_are_never_drawn(mechanism):
+    assert mechanism.likelihood([np.inf, -np.inf], [0.0]).tolist() == [[0.0], [0.0]]
+    assert mechanism.cdf([np.inf, -np.inf], [0.0]).tolist() == [[1.0], [0.0]]
 
 
 def test_who_has_priors_for_numbers_is_sent_to_optimal_bins(mechanism):
@@ -150,11 +145,6 @@ def test_priors_are_refused(mechanism):
     with pytest.raises(ValueError, match="one channel for every prior"):
         mechanism.transition_matrix(np.array([1.0]))
     assert mechanism.public_input is None
-
-
-def test_rng_of_a_wrong_type(mechanism):
-    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got int"):
-        mechanism.randomize([0], rng=7)
 
 
 def test_no_matrix_for_continuous_unbounded_or_huge_outputs():
@@ -196,16 +186,6 @@ def test_contract(mechanism):
     assert isinstance(mechanism, LabelMechanism)
     assert mechanism.label_range() == (0.0, 400.0)
     assert [type(end) for end in mechanism.label_range()] == [float, float]
-
-
-def test_round_trip(mechanism):
-    config = mechanism.get_config()
-    assert config == {"epsilon": 1.0, "low": 0, "high": 400, "clip": True}
-    assert list(config) == [field.name for field in dataclasses.fields(mechanism)]
-    assert type(mechanism).from_config(config) == mechanism
-    assert deserialize(json.loads(json.dumps(serialize(mechanism)))) == mechanism
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        mechanism.low = -1.0
 
 
 @pytest.mark.parametrize("name", DISCRETE)

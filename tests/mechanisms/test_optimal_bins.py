@@ -300,12 +300,12 @@ def test_memory_is_linear():
 @pytest.mark.parametrize(
     ("values", "prior", "loss", "message"),
     [
-        ([], [], "squared_error", "values is empty"),
+        ([], [], "squared_error", r"values must have shape \(k,\)"),
         ([[0.0, 1.0]], [0.5, 0.5], "squared_error", r"values must have shape \(n,\)"),
         ([0.0, np.nan], [0.5, 0.5], "squared_error", "1 of 2 are NaN"),
         ([0.0, np.inf], [0.5, 0.5], "squared_error", "values must be finite"),
         ([0.0, 1.0], [0.5], "squared_error", r"probabilities must have shape \(2,\)"),
-        ([0.0, 1.0], [[0.5, 0.5]], "squared_error", r"probabilities must have shape \(2,\)"),
+        ([0.0, 1.0], [[0.5, 0.5]] * 2, "squared_error", r"probabilities must have shape \(2,\)"),
         ([0.0, 1.0], [0.5, 0.6], "squared_error", "must sum to one"),
         ([0.0, 1.0], [1.5, -0.5], "squared_error", "must not be negative"),
         ([-1.0, 1.0], [0.5, 0.5], "poisson", "Poisson loss is for labels of zero or more"),

@@ -362,20 +362,3 @@ def test_priors_are_like_arrays():
     assert isinstance(made.probabilities, np.ndarray) and made.receipts == ()
     assert Priors.of(made) is made
     assert made.guarantee().epsilon == 0.0  # public knowledge
-
-
-def test_a_draw_of_version_0_1_reads_back_at_the_price_that_was_promised():
-    """It was priced by the priors that had come out, if lambda was given and they were released."""
-    config = {
-        "epsilon": 0.7,
-        "num_classes": 4,
-        "resampling_probability": 0.9,
-        "threshold": 0.05,
-        "adaptive_epsilon": True,
-    }
-    read = PriorResampling.from_config(config)
-    assert read == PriorResampling(math.log1p((1.0 - 0.9) / (0.9 * 0.05)), 4, 0.9, 0.05)
-    assert config["adaptive_epsilon"] and config["epsilon"] == 0.7  # left as it was
-    fixed = PriorResampling.from_config({**config, "adaptive_epsilon": False})
-    assert fixed == PriorResampling(0.7, 4, 0.9, 0.05)
-    assert PriorResampling.from_config(fixed.get_config()) == fixed

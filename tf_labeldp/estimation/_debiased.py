@@ -9,17 +9,15 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
-from tf_labeldp.estimation._posterior import empty_targets, number_priors, priors_of_the_draw
+from tf_labeldp.estimation._posterior import empty_targets, number_priors, rows_of_the_draw
 from tf_labeldp.mechanisms import (
     ALIBI,
     ClassificationMechanism,
     PeerToPeerRandomizedResponse,
-    PriorMechanism,
-    RandomizedResponse,
     RROnBins,
 )
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
-from tf_labeldp.mechanisms._classes import row_chunks, top_k_members
+from tf_labeldp.mechanisms._classes import SetResponse, row_chunks, top_k_members
 from tf_labeldp.mechanisms._clusters import PriorResampling, checked_bias_correction
 from tf_labeldp.mechanisms._numbers import AdditiveMechanism
 from tf_labeldp.mechanisms._priors import PriorRows
@@ -42,30 +40,27 @@ def debiased(
     For RRTop-k, and RRWithPrior and InformativeRR with their k, the weights are those of
     ``ghazi2021``, equation 17: with ``p = 1 / (e^eps + k - 1)``,
     ``w = (onehot(noisy) - p * [class in top-k]) / (1 - k p)``. For randomized response (k = K) this
-    is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. For
-    any other mechanism with a square channel Q, w is the row of ``Q^-1`` at the noisy label. The
-    loss is unbiased where the true label lies in the top-k set
-    (``ghazi2021``, Lemma 18); for bounded losses the bias is at most the probability that it does
-    not (Lemma 20). Its Lipschitz constant grows by ``(1 + k p) / (1 - k p)`` (Lemma 19).
+    is RR-Debiased: Algorithm 5, equation 7 of ``ghazi2021``, and appendix D.1 of ``ghazi2024``. The
+    loss is unbiased where the true label lies in the top-k set (Lemma 18); for bounded losses the
+    bias is at most the probability that it does not (Lemma 20). For any other mechanism with a
+    square channel Q, w is the row of ``Q^-1`` at the noisy label.
 
-    For ``PriorResampling``, which cluster-based randomized response draws by, the weights are those
-    of the modified loss of ``esfandiari2022`` (lines 28 to 30 of Algorithm 1):
-    ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The loss is unbiased for
-    ``beta = lambda`` (Lemma 3); a smaller beta varies less and leaves a bias, for losses in [0, 1]
+    For ``PriorResampling`` the weights are those of the modified loss of ``esfandiari2022`` (lines
+    28 to 30 of Algorithm 1): ``w = (onehot(noisy) - beta q) / (1 - beta)`` with the prior q. The
+    loss is unbiased for ``beta = lambda`` (Lemma 3); a smaller beta varies less and leaves a bias
     of at most ``|beta - lambda| / (1 - beta)`` times the L1 distance of q from the true
-    distribution. For ``PeerToPeerRandomizedResponse`` they undo the flips: unbiased for the label
-    of the peer who was asked, and so for the share of the cluster.
+    distribution, for losses in [0, 1]. For ``PeerToPeerRandomizedResponse`` they undo the flips:
+    unbiased for the label of the peer, and so for the share of the cluster.
 
     *Noisy one-hot rows* of ``ALIBI`` are unbiased as they are.
 
-    *Numbers.* An output of RR-on-Bins is the mean over everybody who may have been given it, so
-    noisy labels are pulled to the overall mean, a bias that section 6 of ``ghazi2023`` names as an
-    open question. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
+    *Numbers.* An output of RR-on-Bins is the mean of all labels that may have drawn it, so noisy
+    labels are pulled to the overall mean, a bias that section 6 of ``ghazi2023`` names as an open
+    question. With d bins whose labels have means ``r_j``, ``s = e^-epsilon`` and
     ``T = 1 + (d - 1) s``, the labels ``w_j = (T r_j - s sum_i r_i) / (1 - s)`` have
     ``E[w | bin b] = r_b``: the inverse of the channel over the bins, applied to ``r``. They spread
-    more, by about ``T / (1 - s)``; the remaining bias is the width of the bins. They pay off where
-    there are many examples and features predict, from about epsilon 1 (``benchmarks``).
-    Laplace and staircase noise that is not clipped has no bias.
+    more, by about ``T / (1 - s)``; the remaining bias is the width of the bins. Laplace and
+    staircase noise that is not clipped has no bias.
 
     Guarantee:
         Post-processing of noisy labels, and of a prior that is public or was paid for: no charge.
@@ -84,9 +79,8 @@ def debiased(
 
     Raises:
         TypeError: a mechanism whose bias is not known here, or labels of a wrong type.
-        ValueError: priors missing, superfluous or of a wrong shape; noisy labels that the mechanism
-            and these priors cannot have produced; a channel that cannot be inverted; a wrong bias
-            correction.
+        ValueError: priors missing, superfluous or of a wrong shape; impossible noisy labels; a
+            channel that cannot be inverted; a wrong bias correction.
 
     Example:
         >>> from tf_labeldp.mechanisms import Priors, RandomizedResponse, RROnBins
@@ -99,10 +93,8 @@ def debiased(
     """
     checked_mechanism(mechanism, LabelMechanism)
     if bias_correction is not None and not isinstance(mechanism, PriorResampling):
-        raise ValueError(
-            f"bias_correction is for PriorResampling, got {type(mechanism).__name__}, whose loss "
-            "is corrected in full. Leave bias_correction=None."
-        )
+        name = type(mechanism).__name__
+        raise ValueError(f"bias_correction is for PriorResampling, got {name}. Leave it out.")
     if isinstance(mechanism, ClassificationMechanism):
         return _of_classes(mechanism, noisy_labels, priors, bias_correction)
     if isinstance(mechanism, RROnBins):
@@ -110,8 +102,7 @@ def debiased(
     if isinstance(mechanism, AdditiveMechanism):
         if mechanism.clip:
             raise ValueError(
-                f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "
-                "clip=False."
+                f"{mechanism!r} clips its labels: this bias can't be undone. Draw with clip=False."
             )
         return _validate.real_vector("noisy_labels", noisy_labels)
     if isinstance(mechanism, ALIBI):
@@ -120,41 +111,37 @@ def debiased(
         alpha = mechanism.flip_probability
         channel = [[1.0 - alpha, alpha], [alpha, 1.0 - alpha]]
         return channel_inverse(channel)[_validate.class_indices("noisy_labels", noisy_labels, 2)]
-    raise TypeError(
-        f"the bias of labels drawn by {type(mechanism).__name__} is not known here. Use the noisy "
-        "labels as they are, or their posterior."
-    )
+    name = type(mechanism).__name__
+    raise TypeError(f"the bias of labels drawn by {name} is not known here. Use their posterior.")
 
 
 def _of_classes(
     mechanism: ClassificationMechanism, noisy_labels: Any, priors: Any, beta: float | None
 ) -> np.ndarray:
-    num_classes = mechanism.num_classes
-    noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
+    noisy = _validate.class_indices("noisy_labels", noisy_labels, mechanism.num_classes)
     if not mechanism.uses_priors:
         mechanism._refuse_public(priors)
-        if isinstance(mechanism, RandomizedResponse):
-            found = empty_targets(noisy.size, num_classes)
-            for some in row_chunks(found.shape):
-                k = np.array([num_classes])
-                members = np.ones(found[some].shape, dtype=bool)
-                found[some] = _top_k_weights(noisy[some], members, k, mechanism.epsilon)
-            return found
-        return channel_inverse(mechanism.transition_matrix())[noisy]
-    priors = priors_of_the_draw(mechanism, priors, noisy.size)
-    prior = PriorRows.of(priors, noisy.size, num_classes)
+        if not isinstance(mechanism, SetResponse):
+            return channel_inverse(mechanism.transition_matrix())[noisy]
+    prior = rows_of_the_draw(mechanism, priors, noisy.size)
     if isinstance(mechanism, PriorResampling):
         return _resampling_weights(mechanism, noisy, prior, beta)
-    if not isinstance(mechanism, PriorMechanism):
+    if not isinstance(mechanism, SetResponse):
         raise ValueError(f"the channel of {type(mechanism).__name__} by prior is not known here.")
-    found = empty_targets(noisy.size, num_classes)
+    found = empty_targets(noisy.size, mechanism.num_classes)
     impossible = 0
+    # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
+    # with e^-eps so that neither a large nor a small epsilon loses digits.
+    gain, shrink = -math.expm1(-mechanism.epsilon), math.exp(-mechanism.epsilon)
     for some in row_chunks(found.shape):
         rows = prior.of_labels(some)
         k = mechanism.set_sizes(rows)
         members = np.broadcast_to(top_k_members(rows, k), found[some].shape)
-        impossible += int(np.count_nonzero(~members[np.arange(len(members)), noisy[some]]))
-        found[some] = _top_k_weights(noisy[some], members, k, mechanism.epsilon)
+        picked = np.arange(len(members)), noisy[some]
+        impossible += int(np.count_nonzero(~members[picked]))
+        weights = np.where(members, -shrink / gain, 0.0)
+        weights[picked] += (1.0 + (k - 1) * shrink) / gain
+        found[some] = weights
     if impossible:
         raise ValueError(
             f"{impossible} noisy label(s) lie outside the top-k set of their prior: these are not "
@@ -189,32 +176,19 @@ def _resampling_weights(
     return found
 
 
-def _top_k_weights(
-    noisy: np.ndarray, members: np.ndarray, k: np.ndarray, epsilon: float
-) -> np.ndarray:
-    """Returns the weights of equation 17; ``members`` (n, K), ``k`` (1 or n,)."""
-    # p / (1 - k p) = 1 / (e^eps - 1) and 1 / (1 - k p) = (e^eps + k - 1) / (e^eps - 1), written
-    # with e^-eps so that neither a large nor a small epsilon loses digits.
-    gain, shrink = -math.expm1(-epsilon), math.exp(-epsilon)
-    weights = np.where(members, -shrink / gain, 0.0)
-    weights[np.arange(noisy.size), noisy] += (1.0 + (k - 1) * shrink) / gain
-    return weights
-
-
 def _of_bins(mechanism: RROnBins, noisy_labels: Any, priors: Any) -> np.ndarray:
     values, prior = number_priors(priors)
-    place, known = mechanism.output_index(noisy_labels)
-    strange = int(np.count_nonzero(~known))
-    if strange:
+    place, is_output = mechanism.output_index(noisy_labels)
+    if not np.all(is_output):
         raise ValueError(
-            f"{strange} noisy label(s) are no outputs of {mechanism!r}, so it did not draw them. "
-            "Pass the mechanism of the draw."
+            f"{int(np.count_nonzero(~is_output))} noisy label(s) are no outputs of {mechanism!r}, "
+            "so it did not draw them. Pass the mechanism of the draw."
         )
     outputs = np.asarray(mechanism.outputs)
     bins = mechanism.bin_of(values)
     mass = np.bincount(bins, prior, minlength=outputs.size)
     total = np.bincount(bins, prior * values, minlength=outputs.size)
-    # A bin that the prior leaves empty has its output alone to stand for it.
+    # A bin of probability zero has its output as its mean.
     means = np.where(mass > 0.0, total / np.where(mass > 0.0, mass, 1.0), outputs)
     shrink, gain = math.exp(-mechanism.epsilon), -math.expm1(-mechanism.epsilon)
     spread = 1.0 + (outputs.size - 1) * shrink
@@ -228,10 +202,6 @@ def channel_inverse(transition_matrix: Any) -> np.ndarray:
     ``sum_z Q[y, z] Q^-1[z, k] = [y == k]``.
     """
     matrix = np.asarray(transition_matrix, dtype=np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"transition_matrix must be square (K, K), got shape {matrix.shape}.")
-    if not np.all(np.isfinite(matrix)):
-        raise ValueError("transition_matrix must be finite, but it holds NaN or infinity.")
     condition = np.linalg.cond(matrix)
     if not condition < _MAX_CONDITION:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Priors from noisy histograms and from models, and the public values of numbers they are over."""
+"""Priors from noisy histograms and from models, and the public values of priors of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public
 
 _SPLIT_AT = 1.5
-"""Standard deviations of noise from which on both parts of a split get something."""
+"""Standard deviations of noise above which both parts of a split get a share."""
 _WARP = math.expm1(4.0)
 """Of a grid from zero: the widest step is this plus one, 55, times the narrowest."""
 
@@ -36,25 +36,18 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
     """Returns noisy counts over values in their order, (k,) or (G, k), as probabilities.
 
     Setting negative counts to zero would add mass wherever the histogram is empty, and most values
-    of amounts are: their mean comes out too high. Here the public total is split between the lower
-    and the upper half of the values by their noisy sums, then each part again, down to single
-    values. A split whose smaller part is below 1.5 standard deviations of its noise gives that part
-    nothing, so that empty stretches stay empty.
-
-    Args:
-        histogram: noisy counts, finite.
-        totals: the exact number of labels in each row, which is public: a number or (G,).
-        noise_stddev: of the noise on each count.
-
-    Returns:
-        ``float64`` of the same shape; rows sum to one, uniform ones where the total is zero.
+    of amounts are: their mean comes out too high. Here the public ``totals``, (G,) or a number, are
+    split between the lower and the upper half of the values by their noisy sums, then each part
+    again, down to single values. A split whose smaller part is below 1.5 standard deviations of its
+    noise gives that part nothing, so that empty stretches stay empty. Rows of total zero become
+    uniform.
 
     Guarantee:
         Post-processing of noisy counts: no charge.
 
     Source: not in the papers, which set negative counts to zero (Algorithm 4 of ``ghazi2023``). The
     splits are those of Hay et al. 2010, "Boosting the accuracy of differentially private histograms
-    through consistency", with a total that is known; the threshold is ours (``benchmarks``).
+    through consistency", with a known total; the threshold is ours (``benchmarks``).
     """
     counts = np.asarray(histogram, dtype=np.float64)
     rows = np.atleast_2d(counts)
@@ -67,7 +60,7 @@ def ordered_prior(histogram: Any, totals: Any, noise_stddev: float) -> np.ndarra
         middle = (start + stop + 1) // 2  # of a single value its end: the upper part is empty
         below, above = middle - start, stop - middle
         lower, upper = sums[:, middle] - sums[:, start], sums[:, stop] - sums[:, middle]
-        # What the two sums lack of the total is noise, and each count has an equal share of it.
+        # The difference of the two sums from the total is noise, of which counts have equal shares.
         lower += (split - lower - upper) * below / (below + above)
         least = _SPLIT_AT * noise_stddev * np.sqrt(below * above / (below + above))
         lower = np.where(lower < least, 0.0, np.where(split - lower < least, split, lower))
@@ -103,8 +96,7 @@ def prior_from_logits(logits: Public[Any], temperature: float = 1.0) -> np.ndarr
     bad = int(np.count_nonzero(~np.isfinite(array)))
     if bad:
         raise ValueError(
-            f"logits must be finite, but {bad} are NaN or infinite. The model has diverged: lower "
-            "its learning rate."
+            f"logits must be finite, but {bad} are NaN or infinite. Lower the learning rate."
         )
     return _softmax(array / temperature)
 
@@ -116,13 +108,7 @@ def sharpen_prior(prior: Public[Any], temperature: float) -> np.ndarray:
 
     Args:
         prior: probabilities (K,) or (n, K); rows sum to one (tolerance 1e-4).
-        temperature: above zero; below one sharpens, above one flattens.
-
-    Returns:
-        ``float64`` array of the same shape whose last axis sums to one.
-
-    Raises:
-        ValueError: not probabilities, or the temperature is out of range.
+        temperature: as for ``prior_from_logits``, with the same result and errors.
 
     Example:
         >>> sharpen_prior([0.5, 0.3, 0.2], temperature=0.5).round(4).tolist()
@@ -130,8 +116,6 @@ def sharpen_prior(prior: Public[Any], temperature: float) -> np.ndarray:
     """
     temperature = _validate.positive_finite("temperature", temperature)
     shape = np.shape(prior)
-    if len(shape) not in (1, 2):
-        raise ValueError(f"prior must have shape (K,) or (n, K), got {shape}.")
     rows = _validate.prior_rows("prior", prior, None, shape[-1])
     with np.errstate(divide="ignore"):
         return _softmax(np.log(rows) / temperature).reshape(shape)
@@ -148,22 +132,16 @@ def rounding_grid(
 ) -> np.ndarray:
     """Returns increasing values, with both ends, to round labels in [low, high] to.
 
-    *Few whole numbers.* If both ends are whole and no more than ``max_values`` integers lie between
-    them, these are among the values, which are equally spaced: the integers alone if the labels are
-    known to be ``whole_numbers``, else as many parts of each unit as there is room for.
-
-    *Amounts*, of a range that begins at zero or above: ``max_values`` values with equal steps in
-    ``log(value + high / 54)``. Amounts are many where they are small, and the mean of the labels
-    depends on telling these apart. From zero, the steps grow from 0.12 of that of an equally spaced
-    grid to 4 times as much, and 64 values have still less than 7 % of the range in each.
-
-    *Other numbers*: ``max_values`` equally spaced values.
+    * Between whole ends with at most ``max_values`` integers: equally spaced values with these
+      among them, the integers alone if the labels are ``whole_numbers``.
+    * Amounts, of a range that begins at zero or above: ``max_values`` values with equal steps in
+      ``log(value + high / 54)``, which resolve small amounts: from zero, the steps grow from 0.12
+      of that of an equally spaced grid to 4 times as much.
+    * Other numbers: ``max_values`` equally spaced values.
 
     The best mechanism for rounded labels has an expected loss of at most ``L * step`` above that of
     the best epsilon-DP mechanism for the labels themselves, where ``step`` is the widest and L the
-    Lipschitz constant of ``loss(y_hat, y)`` in y: lemma 16 of ``ghazi2023`` (appendix A.1). L is
-    2 (high - low) for the squared error, 1 for the absolute one, and log(high / low) for the
-    deviance form of Poisson's.
+    Lipschitz constant of ``loss(y_hat, y)`` in y: lemma 16 of ``ghazi2023`` (appendix A.1).
     """
     low, high = _validate.number_range(low, high)
     number = _validate.integer_at_least("max_values", max_values, 2)
@@ -181,7 +159,6 @@ def rounding_grid(
         values = np.linspace(low, high, number)
     if np.any(np.diff(values) <= 0.0):
         raise ValueError(
-            f"there are not {number} different doubles from {low!r} to {high!r}. Lower max_values, "
-            "or subtract low from the labels first."
+            f"there are not {number} different doubles from {low!r} to {high!r}. Lower max_values."
         )
     return values

@@ -1,4 +1,4 @@
-"""What may see a label: one contract, one file per kind of output; loads no TensorFlow.
+"""All code that sees a label: one contract, one file per kind of output; loads no TensorFlow.
 
 Randomized response flips in ``_classes``, by the bits of ``_random``. Exact noise on labels and
 statistics is drawn in ``_integer_noise``, and the noise of training steps in ``_step_noise``.

@@ -48,13 +48,10 @@ class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
         noise: ``"laplace"`` or ``"gaussian"``.
 
     Example:
-        >>> import numpy as np
         >>> mechanism = ALIBI(epsilon=4.0, num_classes=3)
-        >>> mechanism.scale
-        0.5
-        >>> noisy = mechanism.randomize(np.array([0, 2, 1, 1]), rng=np.random.default_rng(0))
-        >>> noisy.shape, noisy.dtype
-        ((4, 3), dtype('float32'))
+        >>> noisy = mechanism.randomize([0, 2, 1, 1])
+        >>> mechanism.scale, noisy.shape, noisy.dtype
+        (0.5, (4, 3), dtype('float32'))
     """
 
     num_classes: int
@@ -89,10 +86,7 @@ class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
     def randomize(
         self, labels: Private[Any], public: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
-        """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` must be None.
-
-        Priors enter afterwards, in ``NoisyLabels.posterior``.
-        """
+        """Returns noisy one-hot rows, ``float32`` (n, K), of either sign; ``public`` is None."""
         self._refuse_public(public)
         if rng is not None:  # also where there is nothing to draw
             _random.checked_generator(rng)
@@ -112,7 +106,8 @@ class ALIBI(_integer_noise.FrozenWithNoise, LabelMechanism):
         """Returns ``float64`` (m, K): exact integers, divided once at the end."""
         size = classes.size * self.num_classes
         if self.noise == "laplace":
-            # A shift by m = unit changes a probability by at most e^(epsilon / 2), and two moved.
+            # A shift by one unit changes a probability by at most e^(epsilon / 2), and two entries
+            # move.
             unit = _LAPLACE_UNIT
             drawn = _integer_noise.LaplaceNoise(self.epsilon, 2 * unit).draw(size, rng)
         else:

@@ -1,4 +1,4 @@
-"""The contracts of mechanisms: what may see a label, what it costs, what it returns."""
+"""The contracts of mechanisms: which labels they take, what they cost and what they return."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, Receipt, Setting, public_input
 from tf_labeldp.accounting._events import approximate_dp_event
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.mechanisms._priors import PriorRows
 from tf_labeldp.mechanisms._random import Rng
 
 if TYPE_CHECKING:
@@ -25,22 +26,20 @@ _REGISTRY: dict[str, type[Mechanism]] = {}
 
 
 def is_of_this_library(value: object) -> bool:
-    """Returns whether a class was reviewed here; a subclass made elsewhere was not."""
-    return _is_ours(type(value))
+    """Returns whether a class, or that of a value, was reviewed here; a plug-in was not."""
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__.partition(".")[0] == "tf_labeldp"
 
 
 def has_own_event(mechanism: Mechanism) -> bool:
-    """Returns whether a class made elsewhere states itself how its uses compose."""
+    """Returns whether a class of another library states itself how its uses compose."""
     return type(mechanism).dp_event is not Mechanism.dp_event and not is_of_this_library(mechanism)
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "tf_labeldp"
 
 
 def _name(kind: type) -> str:
     """Returns the name of a class in stored draws; no plug-in can take that of another class."""
-    return kind.__name__ if _is_ours(kind) else f"{kind.__module__}.{kind.__qualname__}"
+    ours = is_of_this_library(kind)
+    return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Mechanism(abc.ABC):
@@ -53,31 +52,29 @@ class Mechanism(abc.ABC):
     Guarantee:
         The output of a mechanism of this library is (epsilon, delta)-DP for the replacement of one
         label, and ``dp_event()`` states the same to ``dp_accounting``. The promise of a mechanism
-        of another library is its author's claim, and statements say so.
+        of another library is its author's claim, and statements name it as such.
 
     Attributes:
         epsilon: finite and above zero.
         delta: failure probability, in [0, 1); zero for a pure mechanism.
-        receipts: of what its arguments were made of, such as bins of a released histogram.
+        receipts: those of its arguments, such as bins of a released histogram.
     """
 
     epsilon: float
     delta: float = 0.0
     receipts: Receipts = ()
+    labels_of: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _REGISTRY[_name(cls)] = cls  # so that a stored draw can name its mechanism
+        _REGISTRY[_name(cls)] = cls
         owner = next(kind for kind in cls.__mro__ if "dp_event" in vars(kind))
-        if _is_ours(owner) and not _is_ours(cls):  # it may not draw as the class it derives from
+        if is_of_this_library(owner) and not is_of_this_library(cls):
+            # A subclass in another library may not draw as its parent does.
             cls.dp_event = Mechanism.dp_event  # type: ignore[method-assign]
 
     def dp_event(self) -> DpEvent:
-        """Returns the ``dp_accounting`` event of one use.
-
-        This is the event of the worst pure mechanism of this epsilon; with a delta, one that
-        composes by basic composition.
-        """
+        """Returns the event of one use: of the worst pure mechanism, or of basic composition."""
         return approximate_dp_event(self.epsilon, self.delta)
 
     def get_config(self) -> dict[str, Any]:
@@ -92,7 +89,7 @@ class Mechanism(abc.ABC):
 
 
 class LabelMechanism(Mechanism):
-    """Turns each label into one noisy label: what ``PrivateLabels.randomize`` takes.
+    """Turns each label into one noisy label, for ``PrivateLabels.randomize``.
 
     Guarantee:
         Each noisy label, together with all others, is (epsilon, delta)-DP for the replacement of
@@ -101,7 +98,7 @@ class LabelMechanism(Mechanism):
     """
 
     public_input: ClassVar[str | None] = None
-    """What ``randomize`` takes beside the labels: ``"priors"``, ``"clusters"`` or None."""
+    """The public argument of ``randomize``: ``"priors"``, ``"clusters"`` or None."""
 
     @abc.abstractmethod
     def randomize(
@@ -111,7 +108,7 @@ class LabelMechanism(Mechanism):
 
         Args:
             labels: (n,), classes as integers in 0..K-1, or numbers in ``label_range()``.
-            public: what ``public_input`` names, not made of these labels; else None.
+            public: the input that ``public_input`` names, not made of these labels; else None.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
 
         Raises:
@@ -123,12 +120,11 @@ class LabelMechanism(Mechanism):
     def check_output(self, noisy: Any, size: int) -> np.ndarray:
         """Returns noisy labels of ``size`` examples, or raises a ``ValueError`` that shows none."""
 
-    def _refuse_public(self, given: Any) -> None:
-        """Raises if a mechanism without public input, or its channel, was given some."""
-        if given is not None:
+    def _refuse_public(self, public: Any) -> None:
+        if public is not None:
             raise ValueError(
-                f"{type(self).__name__} takes no priors and no clusters; leave them out, it has "
-                "one channel for every prior. RRWithPrior and optimal_bins make use of priors."
+                f"{type(self).__name__} takes no priors and no clusters: it has one channel for "
+                "every prior. Leave them out, or use RRWithPrior or optimal_bins."
             )
 
 
@@ -144,6 +140,7 @@ class ClassificationMechanism(LabelMechanism):
     """
 
     num_classes: int
+    labels_of = " for classes"
 
     @abc.abstractmethod
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
@@ -153,6 +150,20 @@ class ClassificationMechanism(LabelMechanism):
     def uses_priors(self) -> bool:
         """Whether ``randomize`` takes priors."""
         return self.public_input == "priors"
+
+    def likelihood(
+        self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        """Returns ``P[noisy label | class]`` for checked labels (m,), ``float64`` (m, K).
+
+        ``priors`` are the checked rows of the draw, (1, K) or (m, K); None without priors.
+        """
+        if self.uses_priors:
+            raise ValueError(
+                f"the channel of {type(self).__name__} by prior is not known here. Override "
+                "likelihood in its class."
+            )
+        return self.transition_matrix()[:, noisy].T
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
         """Returns noisy labels as ``int64`` (size,), or raises."""
@@ -167,9 +178,10 @@ class RegressionMechanism(LabelMechanism):
 
     Guarantee:
         That of ``LabelMechanism``, for every pair of labels in ``label_range()``. Labels outside
-        are refused, not clipped: clip them to their public range first (``PrivateLabels`` does so
-        with ``clip=True``).
+        are refused, not clipped: ``PrivateLabels`` clips them first with ``clip=True``.
     """
+
+    labels_of = " for numbers"
 
     @abc.abstractmethod
     def label_range(self) -> tuple[float, float]:
@@ -184,8 +196,8 @@ class RegressionMechanism(LabelMechanism):
             labels: true labels in ``label_range()``, (k,).
 
         Returns:
-            ``float64`` (m, k): probabilities where an output has one, else densities. The entries
-            of one row are comparable, and no ratio of two of them exceeds e^epsilon.
+            ``float64`` (m, k): probabilities where an output has one, else densities. No ratio of
+            two entries of a row exceeds e^epsilon.
         """
 
     def check_output(self, noisy: Public[Any], size: int) -> np.ndarray:
@@ -198,19 +210,23 @@ class AggregateMechanism(Mechanism):
 
     Guarantee:
         The whole result is (epsilon, delta)-DP for the replacement of any one of the labels, and
-        whether ``release`` raises does not depend on labels of the kind that it is stated for.
+        whether ``release`` raises does not depend on labels of the stated kind.
 
     Attributes:
         num_classes: K, for labels that are classes 0..K-1; None for others.
         num_labels: L, for rows (n, L) of zeros and ones; None for others.
+        low, high: the range of labels that are numbers; None for others.
     """
 
     num_classes: int | None = None
     num_labels: int | None = None
+    low: float | None = None
+    high: float | None = None
+    labels_of = " of many labels"
 
     def label_range(self) -> tuple[float, float] | None:
-        """Returns the range outside of which numbers are refused; None for none."""
-        return None
+        """Returns (low, high), outside of which numbers are refused; None without a range."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     @abc.abstractmethod
     def release(
@@ -220,8 +236,8 @@ class AggregateMechanism(Mechanism):
 
         Args:
             labels: (n,), classes or numbers; (n, L) rows.
-            public_input: what else the statistic is made of, in the order of the labels: group
-                numbers (n,), features (n, d). Must not depend on the labels.
+            public_input: further input in the order of the labels, such as group numbers (n,) or
+                features (n, d). Must not depend on the labels.
             rng: a generator for repeatable (not private) runs; None takes secure random bits.
 
         Raises:
@@ -232,7 +248,7 @@ class AggregateMechanism(Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class Frozen(Mechanism):
-    """The mechanisms of this library: frozen values, whose arguments are checked once."""
+    """A mechanism of this library: a frozen value, whose arguments are checked once."""
 
     epsilon: float
 
@@ -240,25 +256,24 @@ class Frozen(Mechanism):
         self._set(epsilon=_validate.positive_finite("epsilon", self.epsilon))
 
     def _set(self, **values: Any) -> None:
-        """Sets arguments to their checked values."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _take_public(self, *names: str) -> None:
         """Sets arguments to the values of public inputs, and keeps the receipts that they carry."""
         for name in names:
-            given = public_input(getattr(self, name))
-            receipts = merge_receipts(self.receipts, given.receipts)
-            self._set(**{name: given.value, "receipts": receipts})
+            public = public_input(getattr(self, name))
+            receipts = merge_receipts(self.receipts, public.receipts)
+            self._set(**{name: public.value, "receipts": receipts})
 
 
 _SWAPPED = 10.0
-"""A whole epsilon from here on, above the number of classes, is that number as a rule."""
+"""A whole epsilon of at least this, above the number of classes, is usually that number."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FrozenClassification(Frozen, ClassificationMechanism):
-    """The mechanisms for classes of this library."""
+    """A mechanism for classes of this library: its likelihood gives its channel."""
 
     num_classes: int
 
@@ -271,9 +286,57 @@ class FrozenClassification(Frozen, ClassificationMechanism):
                 f"num_classes={self.num_classes}: epsilon comes first. Are the two swapped?"
             )
 
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
+        """Returns ``P[output | input]`` as it is drawn, ``float64`` (K, K).
+
+        ``prior`` is one prior (K,) for mechanisms with priors, else None.
+        """
+        row = self._one_prior(prior)
+        instead = "Merge rare classes. Draws and targets need no channel of RandomizedResponse."
+        _validate.check_size("a channel", (self.num_classes, self.num_classes), instead)
+        return self.likelihood(np.arange(self.num_classes), row).T.copy()
+
+    def _one_prior(self, prior: Any) -> np.ndarray | None:
+        if not self.uses_priors:
+            self._refuse_public(prior)
+            return None
+        if prior is None or np.shape(prior) != (self.num_classes,):
+            raise ValueError(
+                f"transition_matrix of {type(self).__name__} needs one prior of shape "
+                f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}."
+            )
+        return self._checked_priors(prior, None).rows
+
+    def _checked_priors(self, priors: Any, num_rows: int | None) -> PriorRows:
+        """Returns the priors of n labels, or raises; ``num_rows`` is n, or None for any."""
+        if priors is None:
+            raise ValueError(
+                f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
+                f"({num_rows or 'n'}, {self.num_classes}). Without any, use RandomizedResponse."
+            )
+        return PriorRows.of(priors, num_rows, self.num_classes)
+
+
+class FrozenAggregate(Frozen, AggregateMechanism):
+    """A statistic of this library for labels of one of several kinds."""
+
+    def _check_kind(self) -> None:
+        has_range = self.low is not None or self.high is not None
+        if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
+            raise ValueError(
+                f"{type(self).__name__} needs exactly one of num_classes (classes), low and high "
+                f"(numbers) and num_labels (rows of zeros and ones), got {self!r}."
+            )
+        for name, least in (("num_classes", 2), ("num_labels", 1)):
+            if getattr(self, name) is not None:
+                self._set(**{name: _validate.integer_at_least(name, getattr(self, name), least)})
+        if has_range:
+            low, high = _validate.number_range(self.low, self.high)
+            self._set(low=low, high=high)
+
 
 class WithoutPriors(LabelMechanism):
-    """The mechanisms of this library that see nothing beside the labels."""
+    """A mechanism of this library with one channel and no public input."""
 
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
@@ -290,13 +353,10 @@ class WithoutPriors(LabelMechanism):
 def checked_output(
     mechanism: Mechanism, noisy: Any, shape: tuple[int, ...] | None, kinds: str
 ) -> np.ndarray:
-    """Returns noisy labels as an array of this shape and kind of numbers, all finite, or raises.
-
-    ``shape`` is None for a noisy statistic, which may have any.
-    """
+    """Returns an output as a finite array of this shape (any for None) and kind, or raises."""
     try:
         array = np.asarray(noisy)
-    except ValueError:  # ragged lists
+    except ValueError:
         raise _wrong_output(mechanism, "lists of different lengths", "one array") from None
     if shape is not None and array.shape != shape:
         raise _wrong_output(mechanism, f"shape {array.shape}", f"{shape}, one for each label")
@@ -308,50 +368,38 @@ def checked_output(
 
 
 def _wrong_output(mechanism: Mechanism, found: str, expected: str) -> ValueError:
-    what = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
+    output = "noisy labels" if isinstance(mechanism, LabelMechanism) else "a noisy statistic"
     return ValueError(
-        f"{type(mechanism).__name__} returned {what} with {found}, expected {expected}. Mend it, "
-        "and test it with mechanisms.check_mechanism."
+        f"{type(mechanism).__name__} returned {output} with {found}, expected {expected}. Correct "
+        "it, and test it with mechanisms.check_mechanism."
     )
-
-
-_EXAMPLE_OF: dict[type, tuple[str, str]] = {
-    ClassificationMechanism: (" for classes", "RandomizedResponse(epsilon=1.0, num_classes=10)"),
-    RegressionMechanism: (" for numbers", "LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)"),
-    AggregateMechanism: (" of many labels", "HistogramMechanism(epsilon=1.0, num_classes=10)"),
-}
 
 
 def checked_mechanism(value: Any, kind: type[_Kind]) -> _Kind:
     """Returns ``value`` if it is a mechanism of this kind, or raises a ``TypeError``."""
     if isinstance(value, kind):
         return value
-    of, example = _EXAMPLE_OF.get(kind, ("", "RandomizedResponse(epsilon=1.0, num_classes=10)"))
+    found = type(value).__name__
     raise TypeError(
-        f"mechanism must be a tf_labeldp mechanism{of}, got {type(value).__name__}, for example "
-        f"{example}."
+        f"mechanism must be a tf_labeldp mechanism{kind.labels_of}, got {found}. Take one of "
+        "tf_labeldp.mechanisms."
     )
 
 
 def serialize(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns ``{"class_name": ..., "config": ...}``, as it will read back from JSON.
-
-    Receipts of what its arguments were made of are under ``"receipts"``.
-    """
-    data: dict[str, Any] = {"class_name": _name(type(mechanism))}
-    data["config"] = mechanism.get_config()
+    """Returns ``{"class_name": ..., "config": ...}`` as JSON reads it back, and any receipts."""
+    data: dict[str, Any] = {"class_name": _name(type(mechanism)), "config": mechanism.get_config()}
     if mechanism.receipts:
-        data["receipts"] = [one.to_json() for one in mechanism.receipts]
+        data["receipts"] = [receipt.to_json() for receipt in mechanism.receipts]
     return json.loads(json.dumps(data, default=_plain))
 
 
 def settings(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns what ``serialize`` does without receipts: what a draw depends on."""
+    """Returns the part of ``serialize`` that a draw depends on: all but the receipts."""
     return {name: part for name, part in serialize(mechanism).items() if name != "receipts"}
 
 
 def _plain(value: Any) -> Any:
-    """Returns NumPy's numbers and arrays as Python's."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(
@@ -368,8 +416,8 @@ def deserialize(data: dict[str, Any]) -> Mechanism:
             f"unknown mechanism {name!r}; known are {sorted(_REGISTRY)}. Import the module that "
             "defines it first."
         )
-    made = _REGISTRY[name].from_config(data["config"])
+    mechanism = _REGISTRY[name].from_config(data["config"])
     if "receipts" in data:
-        receipts = tuple(Receipt.from_json(one) for one in data["receipts"])
-        object.__setattr__(made, "receipts", receipts)
-    return made
+        receipts = tuple(Receipt.from_json(receipt) for receipt in data["receipts"])
+        object.__setattr__(mechanism, "receipts", receipts)
+    return mechanism

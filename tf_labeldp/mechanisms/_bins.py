@@ -6,7 +6,6 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,13 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, Private, Public
 from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.mechanisms import _classes, _losses, _random
-from tf_labeldp.mechanisms._base import (
-    Frozen,
-    RegressionMechanism,
-    WithoutPriors,
-)
+from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPriors
 from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
 """The draw compares 53 random bits: a probability is a whole number of this many units."""
-_SUM_TOLERANCE = 1e-9
-_RATIO_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9
+"""Of the sums of a table's rows, and of its worst log-ratio above epsilon."""
 _PUBLIC_BINS = Assumption(
     "public-bins",
     "holder",
@@ -45,9 +40,9 @@ def nearest_index(values: Any, labels: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
-    """A randomizer of numbers that tells apart its inputs alone, and answers with its outputs.
+    """A randomizer of numbers with finitely many inputs and outputs; a label is its nearest input.
 
-    Sensitivity plays no role: what protects a label is the ratio of two probabilities of an output.
+    Sensitivity plays no role: the ratio of two probabilities of an output protects a label.
     """
 
     inputs: Public[tuple[float, ...]]
@@ -61,22 +56,59 @@ class FiniteMechanism(WithoutPriors, Frozen, RegressionMechanism):
             numbers = _validate.increasing_numbers(name, getattr(self, name))
             self._set(**{name: tuple(numbers.tolist())})
 
+    @abc.abstractmethod
+    def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
+        """Returns P[output | input] for the numbers of inputs and of outputs, broadcast."""
+
+    @abc.abstractmethod
+    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+        """Returns the number of an output for the number of each input, (n,)."""
+
     def label_range(self) -> tuple[float, float]:
         """Returns the first and the last input."""
         return self.inputs[0], self.inputs[-1]
+
+    def output_index(self, noisy_labels: Public[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the number of the output of each noisy label, and whether it is one, (n,)."""
+        noisy = _validate.real_vector("noisy_labels", noisy_labels)
+        outputs = np.asarray(self.outputs)
+        place = nearest_index(outputs, noisy)
+        # A noisy label may have been cast to float32.
+        return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
+
+    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
+        """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
+        self._refuse_public(prior)
+        rows = np.arange(len(self.inputs))
+        return self._probability(rows[:, np.newaxis], np.arange(len(self.outputs)))
+
+    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
+        """Returns ``P[output | label]``, ``float64`` (m, k); zero for other numbers."""
+        place, is_output = self.output_index(outputs)
+        answer = self._probability(self._rows(labels), place[:, np.newaxis])
+        return np.where(is_output[:, np.newaxis], answer, 0.0)
 
     def expected_loss(
         self, probabilities: Public[Any], loss: _losses.Loss = "squared_error"
     ) -> float:
         """Returns ``E loss(noisy label, label)`` for labels that are inputs with a given prior."""
-        loss = _losses.checked_loss(loss)
-        inputs = np.asarray(self.inputs)
+        loss, inputs = _losses.checked_loss(loss), np.asarray(self.inputs)
         prior = _validate.prior_rows("probabilities", probabilities, 1, inputs.size)[0]
-        return _losses.expected_loss(self._columns(), self.outputs, loss, inputs, prior)
+        total = 0.0
+        # Output by output: the channel of many values need not be in memory.
+        for column, output in enumerate(self.outputs):
+            weights = prior * self._probability(np.arange(inputs.size), column)
+            used = weights > 0.0  # 0 * inf, where the loss of an impossible pair is infinite
+            values = _losses.loss_values(loss, output, inputs[used])
+            total += float(np.dot(weights[used], values))
+        return total
 
-    @abc.abstractmethod
-    def _columns(self) -> Iterable[np.ndarray]:
-        """Returns the probabilities of each output for each input, (k,) each."""
+    def _rows(self, labels: Any) -> np.ndarray:
+        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
+        return nearest_index(self.inputs, labels)
+
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        return np.asarray(self.outputs)[self._draw(self._rows(labels), rng)]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -96,7 +128,7 @@ class RROnBins(FiniteMechanism):
 
     Attributes:
         epsilon: finite and above zero.
-        inputs: the labels that are told apart, strictly increasing, finite.
+        inputs: the labels that are distinguished, strictly increasing, finite.
         outputs: the noisy labels, strictly increasing, within the range of the inputs.
         bin_of_input: for each input the index of its output, not decreasing.
 
@@ -113,27 +145,26 @@ class RROnBins(FiniteMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._take_public("bin_of_input")
-        inputs, outputs = np.asarray(self.inputs), np.asarray(self.outputs)
-        bins = np.asarray(self.bin_of_input)
-        if bins.shape != inputs.shape or bins.dtype.kind not in "iu":
+        bins, (low, high) = np.asarray(self.bin_of_input), self.label_range()
+        if bins.shape != (len(self.inputs),) or bins.dtype.kind not in "iu":
             raise ValueError(
-                f"bin_of_input must hold one integer for each of the {inputs.size} inputs, got "
-                f"dtype {bins.dtype} and shape {bins.shape}."
+                f"bin_of_input must hold one integer for each of the {len(self.inputs)} inputs, "
+                f"got dtype {bins.dtype} and shape {bins.shape}."
             )
-        if bins.min() < 0 or bins.max() >= outputs.size or np.any(np.diff(bins) < 0):
+        if bins.min() < 0 or bins.max() >= self.num_bins or np.any(np.diff(bins) < 0):
             raise ValueError(
-                f"bin_of_input must not decrease and lie in 0..{outputs.size - 1}, the outputs."
+                f"bin_of_input must not decrease and lie in 0..{self.num_bins - 1}, the outputs."
             )
-        if outputs[0] < inputs[0] or outputs[-1] > inputs[-1]:
+        if self.outputs[0] < low or self.outputs[-1] > high:
             raise ValueError(
-                f"outputs must lie in the range of the inputs, [{inputs[0]:g}, {inputs[-1]:g}], "
-                f"got outputs from {outputs[0]:g} to {outputs[-1]:g}."
+                f"outputs must lie in the range of the inputs, [{low:g}, {high:g}], got "
+                f"{self.outputs[0]:g} to {self.outputs[-1]:g}."
             )
         self._set(bin_of_input=tuple(bins.tolist()))
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """What the guarantee of a draw rests on."""
+        """The assumptions that the guarantee of a draw rests on."""
         return (_PUBLIC_BINS,)
 
     @property
@@ -143,47 +174,17 @@ class RROnBins(FiniteMechanism):
 
     def bin_of(self, labels: Private[Any]) -> np.ndarray:
         """Returns the index of the bin of each label (n,) in the range, ``int64``: not private."""
-        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
-        return np.asarray(self.bin_of_input)[nearest_index(self.inputs, labels)]
+        return np.asarray(self.bin_of_input)[self._rows(labels)]
 
-    def output_index(self, noisy_labels: Public[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which output each noisy label (n,) is, and whether it is one, ``bool`` (n,)."""
-        noisy = _validate.real_vector("noisy_labels", noisy_labels)
-        outputs = np.asarray(self.outputs)
-        place = nearest_index(outputs, noisy)
-        # It may have been cast to float32 on its way.
-        return place, np.abs(outputs[place] - noisy) <= 2.0**-23 * np.max(np.abs(outputs))
-
-    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        true_bin = self.bin_of(labels)
-        size = np.full(true_bin.shape, self.num_bins, dtype=np.int64)
-        return np.asarray(self.outputs)[_classes.draw_ranks(true_bin, size, self.epsilon, rng)]
-
-    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (inputs, outputs); ``prior`` must be None."""
-        self._refuse_public(prior)
-        kept, other = self._chances
-        matrix = np.full((len(self.inputs), self.num_bins), other)
-        matrix[np.arange(len(self.inputs)), self.bin_of_input] = kept
-        return matrix
-
-    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
-        """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
-        place, known = self.output_index(outputs)
-        answer = np.where(place[:, np.newaxis] == self.bin_of(labels), *self._chances)
-        return np.where(known[:, np.newaxis], answer, 0.0)
-
-    def _columns(self) -> Iterable[np.ndarray]:
-        # One by one: the (inputs, outputs) channel of many values need not be in memory.
-        bins = np.asarray(self.bin_of_input)
-        return (np.where(bins == j, *self._chances) for j in range(self.num_bins))
-
-    @property
-    def _chances(self) -> tuple[float, float]:
-        """The probabilities of the output of a label's own bin, and of each other one."""
+    def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
         shrink = math.exp(-self.epsilon)
         total = 1.0 + (self.num_bins - 1) * shrink
-        return 1.0 / total, shrink / total
+        own = np.asarray(self.bin_of_input)[row] == column
+        return np.where(own, 1.0 / total, shrink / total)
+
+    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+        true_bin = np.asarray(self.bin_of_input)[rows]
+        return _classes.draw_ranks(true_bin, np.full(rows.shape, self.num_bins), self.epsilon, rng)
 
     def __repr__(self) -> str:
         low, high = self.label_range()
@@ -231,50 +232,30 @@ class ChannelMechanism(FiniteMechanism):
         self._take_public("probabilities")
         table = np.asarray(self.probabilities, dtype=np.float64)
         if table.shape != (len(self.inputs), len(self.outputs)):
-            raise ValueError(
-                f"probabilities must have shape ({len(self.inputs)}, {len(self.outputs)}), a row "
-                f"for each input and a column for each output, got {table.shape}."
-            )
+            shape = (len(self.inputs), len(self.outputs))
+            raise ValueError(f"probabilities must have shape {shape}, got {table.shape}.")
         if not np.all(np.isfinite(table)) or table.min() < 0.0:
             raise ValueError("probabilities must be finite and not negative.")
         off = np.abs(table.sum(axis=1) - 1.0).max()
-        if off > _SUM_TOLERANCE:
+        if off > _TOLERANCE:
             raise ValueError(
-                f"probabilities must sum to one in every row (tolerance {_SUM_TOLERANCE}), but a "
-                f"sum is off by {off:.3g}. Divide each row by its sum."
+                f"probabilities must sum to one in every row, a sum is off by {off:.3g}."
             )
         self._set(probabilities=tuple(map(tuple, table.tolist())))
         _ = self._units  # refuses a table that is not epsilon-DP
 
-    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
-        rows = nearest_index(self.inputs, labels)
-        drawn = _random.uniform_integers(labels.size, rng)
-        order = np.argsort(rows, kind="stable")
-        ends = np.cumsum(np.bincount(rows, minlength=len(self.inputs)))
-        column = np.empty(labels.size, dtype=np.int64)
+    def _draw(self, rows: np.ndarray, rng: Rng) -> np.ndarray:
+        drawn = _random.uniform_integers(rows.size, rng)
         thresholds = np.cumsum(self._units, axis=1).astype(np.uint64)
-        for row, end in enumerate(ends):
-            members = order[ends[row - 1] if row else 0 : end]
-            column[members] = np.searchsorted(thresholds[row], drawn[members], side="right")
-        return np.array(self.outputs)[column]
+        columns = np.empty(rows.size, dtype=np.int64)
+        order = np.argsort(rows, kind="stable")
+        for members in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
+            ends = thresholds[rows[members[:1]]].ravel()
+            columns[members] = np.searchsorted(ends, drawn[members], side="right")
+        return columns
 
-    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]`` as it is drawn, ``float64`` (k, m); ``prior`` is None."""
-        self._refuse_public(prior)
-        return self._units / float(_UNITS)
-
-    def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
-        """Returns ``P[output | label]``, ``float64`` (m, k); zero for what is no output."""
-        wanted = _validate.real_vector("outputs", outputs)
-        labels = _validate.numbers_in_range("labels", labels, *self.label_range())
-        own = np.array(self.outputs)
-        column = np.minimum(np.searchsorted(own, wanted), own.size - 1)
-        matrix = self.transition_matrix()[nearest_index(self.inputs, labels)]
-        return np.where(own[column] == wanted, matrix[:, column], 0.0).T
-
-    def _columns(self) -> Iterable[np.ndarray]:
-        return self.transition_matrix().T
+    def _probability(self, row: np.ndarray, column: np.ndarray | int) -> np.ndarray:
+        return self._units[row, column] / float(_UNITS)
 
     @functools.cached_property
     def _units(self) -> np.ndarray:
@@ -292,13 +273,13 @@ def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
         f"the table is not epsilon-DP: the worst log-ratio of two probabilities of one output is "
         f"{worst:.12g}, but epsilon is {epsilon:.12g}. State the larger epsilon."
     )
-    if worst > epsilon + _RATIO_TOLERANCE:
+    if worst > epsilon + _TOLERANCE:
         raise refusal
     # Rounded up, and the largest entry of the row pays: a small entry rounded down would cost its
     # column's largest a multiple of what it lost itself, or be zero.
     units = np.ceil(table * float(_UNITS)).astype(np.int64)
-    everyone = np.arange(table.shape[0])
-    units[everyone, np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
+    every = np.arange(table.shape[0])
+    units[every, np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
 
     # Rounded down by more than exp and a product can lose, so the whole numbers keep to e^epsilon.
     grown = np.exp(min(epsilon, 40.0)) * (1.0 - 2.0**-50)
@@ -306,7 +287,7 @@ def _whole_units(table: np.ndarray, epsilon: float) -> np.ndarray:
     most = np.maximum(np.minimum(np.floor(least * grown), float(_UNITS)).astype(np.int64), least)
     cut = np.maximum(units - most, 0)
     units -= cut
-    # What was cut goes to the row's other entries, as far as each has room. That can raise a least
+    # The cut part goes to the row's other entries, as far as each has room. That can raise a least
     # entry, never lower one.
     total = cut.sum(axis=1, keepdims=True)
     room = np.minimum(most - units, total)

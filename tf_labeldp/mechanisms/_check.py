@@ -1,4 +1,4 @@
-"""Holds a mechanism against what it claims: its channel, its draws, its epsilon."""
+"""The test of a mechanism's claims: its channel, its draws and its event against its epsilon."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from tf_labeldp.mechanisms._base import (
 )
 
 _FALSE_ALARM = 1e-9
-"""The probability that draws of a sound mechanism are refused, at most."""
+"""The largest probability that draws of a sound mechanism are refused."""
 _TOLERANCE = 1e-9
-_MOST_LABELS = 8  # of the classes, that are drawn from
-_MOST_COLUMNS = 64  # of a statistic, that are looked at one by one
+_MOST_LABELS, _MOST_COLUMNS = 8, 64
+"""Classes that are drawn from, and columns of a statistic that are tested one by one."""
 _QUANTILES = np.linspace(0.01, 0.99, 50)
-_LARGEST_EPSILON = 700.0
-"""Beyond, e^epsilon is no double, and any ratio that a double can show is within it."""
-_DELTAS = (0.003, 0.03, 0.3)  # at which an event is held against the channel
-_LEAST = 1e-290  # likelihoods below lose digits (subnormal doubles)
+_LARGEST_EPSILON, _LEAST = 700.0, 1e-290
+"""Beyond, e^epsilon is no double; below, likelihoods lose digits (subnormal doubles)."""
+_DELTAS = (0.003, 0.03, 0.3)
+"""Deltas at which an event is compared with the channel."""
 
 
 def check_mechanism(
     mechanism: Setting[Mechanism], *, draws: int = 20_000, public_input: Setting[Any] = None
 ) -> None:
-    """Raises unless what a mechanism says of itself agrees with what it does on made-up labels.
+    """Raises unless a mechanism's claims agree with its behaviour on made-up labels.
 
-    A vault runs it at the first use of a mechanism that is not of this library. What is checked:
+    A vault runs it at the first use of a mechanism that is not of this library. It checks
 
     * the channel: rows of probabilities, no two of which differ by more than ``epsilon`` and
       ``delta`` allow; for numbers the worst log-ratio of ``likelihood``;
-    * the draws: shape, dtype and range, and that they come as the channel says (binomial tests of
-      each output for each label), or, where there is no channel, that no set of outputs is surely
-      more than ``e^epsilon`` times as likely for one label, or for one of two data sets that differ
-      in one label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
+    * the draws: shape, dtype and range, and that they follow the channel (binomial tests of each
+      output for each label), or, without a channel, that no set of outputs is surely more than
+      ``e^epsilon`` times as likely for one label, or for one of two data sets that differ in one
+      label, as for the other (Clopper-Pearson bounds; Jagielski et al. 2020);
     * an event of its own (``dp_event``): it must not promise more than the channel keeps.
 
-    A sound mechanism is refused with probability 1e-9 at most. It is a check and no proof: a
-    violation of less than the draws resolve, or one on other inputs, is not found.
+    A sound mechanism is refused with probability 1e-9 at most. This is a check and no proof: it
+    misses violations smaller than the draws resolve, and those on other inputs.
 
     Args:
         mechanism: any mechanism.
-        draws: labels that are drawn for, at least 1,000.
-        public_input: for a noisy statistic, what it is made of beside the labels, a row for each. A
-            statistic that can't do without is not drawn from without.
+        draws: number of labels to draw for, at least 1,000.
+        public_input: for a noisy statistic, its public input, a row for each label. A statistic
+            that needs one is not drawn from without.
 
     Raises:
         TypeError: not a mechanism.
-        ValueError: what the mechanism does is not what it says.
+        ValueError: the mechanism does not keep its claims.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -72,25 +72,24 @@ def check_mechanism(
         ...
         ValueError: Honest does not draw as its transition_matrix says: ...
     """
-    checked_mechanism(mechanism, Mechanism)
+    name = type(checked_mechanism(mechanism, Mechanism)).__name__
     draws = _validate.integer_at_least("draws", draws, 1000)
-    _validate.positive_finite(f"{type(mechanism).__name__}.epsilon", mechanism.epsilon)
-    _validate.number_in(f"{type(mechanism).__name__}.delta", mechanism.delta, "[0, 1)")
+    _validate.positive_finite(f"{name}.epsilon", mechanism.epsilon)
+    _validate.number_in(f"{name}.delta", mechanism.delta, "[0, 1)")
     if isinstance(mechanism, ClassificationMechanism):
         _check_classes(mechanism, draws)
     elif isinstance(mechanism, RegressionMechanism):
         _check_numbers(mechanism, draws)
     elif isinstance(mechanism, LabelMechanism):
-        _check_any(mechanism, draws)
+        _check_rows(mechanism, draws)
     elif isinstance(mechanism, AggregateMechanism):
         _check_statistic(mechanism, draws, public_input)
 
 
 def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
     num_classes = _validate.integer_at_least("num_classes", mechanism.num_classes, 2)
-    ends, rng = np.array([0, num_classes - 1]), np.random.default_rng()
-    others = rng.permutation(np.arange(1, num_classes - 1))[: _MOST_LABELS - 2]
-    chosen = np.concatenate([ends, others])
+    middle = np.random.default_rng().permutation(np.arange(1, num_classes - 1))
+    chosen = np.concatenate([[0, num_classes - 1], middle[: _MOST_LABELS - 2]])
     channels = _channels(mechanism, num_classes)
     level = _FALSE_ALARM / (2 * num_classes * chosen.size * len(channels))
     for prior, channel in channels:
@@ -100,16 +99,11 @@ def _check_classes(mechanism: ClassificationMechanism, draws: int) -> None:
         for label in chosen:
             counts = np.bincount(noisy[labels == label], minlength=num_classes)
             _check_counts(mechanism, counts, channel[label], level)
-    if has_own_event(mechanism):
-        _check_event(mechanism, [channel for _, channel in channels])
-
-
-def _check_event(mechanism: ClassificationMechanism, channels: list[np.ndarray]) -> None:
-    """Raises if the event promises less than the channels show."""
-    event = mechanism.dp_event()
+    if not has_own_event(mechanism):
+        return
     for delta in _DELTAS:
-        most = Charge.of_event(event, delta).epsilon
-        needed = max(_delta_needed(channel, most) for channel in channels)
+        most = Charge.of_event(mechanism.dp_event(), delta).epsilon
+        needed = max(_delta_needed(channel, most) for _, channel in channels)
         if needed > delta + 1e-3:
             raise ValueError(
                 f"the dp_event of {type(mechanism).__name__} promises epsilon={most:.6g} at "
@@ -125,17 +119,17 @@ def _channels(
     if not mechanism.uses_priors:
         return [(None, np.asarray(mechanism.transition_matrix(), dtype=np.float64))]
     falling = 0.5 ** np.minimum(np.arange(num_classes), 30)
+    falling /= falling.sum()
     uniform = np.full(num_classes, 1.0 / num_classes)
-    mixed = 0.9 * uniform + 0.1 * falling / falling.sum()
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
-    refusal = None
-    for prior in (uniform, mixed, falling / falling.sum()):
+    refusal = ValueError()
+    for prior in (uniform, 0.9 * uniform + 0.1 * falling, falling):
         try:
             channel = np.asarray(mechanism.transition_matrix(prior), dtype=np.float64)
             found.append((prior, channel))
-        except ValueError as error:  # a mechanism may refuse priors that it is not for
+        except ValueError as error:  # a mechanism may refuse some priors, but not all of them
             refusal = error
-    if not found and refusal is not None:
+    if not found:
         raise refusal
     return found
 
@@ -171,14 +165,14 @@ def _delta_needed(channel: np.ndarray, epsilon: float) -> float:
     return max(float(np.maximum(row - grown, 0.0).sum(axis=1).max()) for row in channel)
 
 
-def _check_worst(mechanism: Mechanism, table: np.ndarray, what: str) -> None:
-    """Raises if two entries of a column of a table (inputs, outputs) are too far apart."""
+def _check_worst(mechanism: Mechanism, table: np.ndarray, name: str) -> None:
+    """Raises if two entries in a column of a table (inputs, outputs) are too far apart."""
     with np.errstate(divide="ignore"):
         logs = np.log(table[:, table.max(axis=0) > _LEAST])
     worst = float((logs.max(axis=0) - logs.min(axis=0)).max())
     if worst > mechanism.epsilon + _TOLERANCE and mechanism.epsilon < _LARGEST_EPSILON:
         raise ValueError(
-            f"the {what} has a worst log-ratio of {worst:.6g}, more than its epsilon of "
+            f"the {name} has a worst log-ratio of {worst:.6g}, more than its epsilon of "
             f"{mechanism.epsilon:.6g}. State the larger epsilon, or add noise."
         )
 
@@ -197,7 +191,7 @@ def _check_counts(
         raise ValueError(
             f"{type(mechanism).__name__} does not draw as its transition_matrix says: an output of "
             f"probability {expected[place]:.4g} came in a share of {counts[place] / size:.4g} of "
-            f"{size} draws. Mend one of the two."
+            f"{size} draws. Correct one of the two."
         )
 
 
@@ -205,21 +199,18 @@ def _check_numbers(mechanism: RegressionMechanism, draws: int) -> None:
     low, high = mechanism.label_range()
     labels = np.append(np.linspace(low, high, 3), np.random.default_rng().uniform(low, high))
     outputs = [_drawn(mechanism, np.full(draws // 4, label)) for label in labels]
-    everywhere = np.concatenate(outputs)
-    table = np.asarray(mechanism.likelihood(everywhere, labels), dtype=np.float64).T
+    table = np.asarray(mechanism.likelihood(np.concatenate(outputs), labels), dtype=np.float64).T
     if mechanism.delta == 0.0:
         _check_worst(mechanism, table, f"likelihood of {type(mechanism).__name__}")
-    _check_ratios(mechanism, [one[:, np.newaxis] for one in outputs])
+    _check_ratios(mechanism, outputs)
 
 
-def _check_any(mechanism: LabelMechanism, draws: int) -> None:
+def _check_rows(mechanism: LabelMechanism, draws: int) -> None:
     classes = getattr(mechanism, "num_classes", None)
     if classes is None or mechanism.public_input == "features":
-        return  # which labels and which features it takes is not known
-    any_label = int(np.random.default_rng().integers(classes))
-    labels = sorted({0, any_label, classes - 1})
-    ends = [_drawn(mechanism, np.full(draws // 2, label)) for label in labels]
-    _check_ratios(mechanism, [end.reshape(len(end), -1) for end in ends])
+        return  # its labels or features cannot be made up
+    labels = sorted({0, int(np.random.default_rng().integers(classes)), classes - 1})
+    _check_ratios(mechanism, [_drawn(mechanism, np.full(draws // 2, label)) for label in labels])
 
 
 def _drawn(mechanism: LabelMechanism, labels: np.ndarray, prior: Any = None) -> np.ndarray:
@@ -231,39 +222,36 @@ def _drawn(mechanism: LabelMechanism, labels: np.ndarray, prior: Any = None) -> 
 
 def _check_statistic(mechanism: AggregateMechanism, draws: int, public_input: Any) -> None:
     label_range, rows = mechanism.label_range(), getattr(mechanism, "num_labels", None)
-    if mechanism.num_classes is None and label_range is None and rows is None:
+    size = 3 if public_input is None else len(public_input)
+    has_kind = mechanism.num_classes is not None or label_range is not None or rows is not None
+    if not has_kind or not size:
         return
     two = np.random.default_rng().permutation(int(mechanism.num_classes or 2))[:2]
-    ends: Any = label_range or two.tolist()
-    size = 3 if public_input is None else len(public_input)
-    if not size:
-        return
-    shape = (size,) if rows is None else (size, rows)
-    same = np.full(shape, ends[0])
-    other = np.concatenate([np.full(shape, ends[1])[:1], same[1:]])
-    repeats = max(50, min(draws // 20, 20_000_000 // size))
-
-    def released(labels: np.ndarray) -> np.ndarray:
-        made = mechanism.release(labels, public_input)
-        return np.ravel(checked_output(mechanism, made, None, "biuf"))
-
+    ends = np.asarray(label_range or two)
+    same = np.full((size,) if rows is None else (size, rows), ends[0])
+    other = same.copy()
+    other[0] = ends[1]
     try:
         mechanism.release(same, public_input)
     except (TypeError, ValueError):
-        if public_input is None:  # it can't do without one
-            return
+        if public_input is None:
+            return  # it needs a public input
         raise
-    drawn = [
-        np.stack([released(labels) for _ in range(repeats)]).astype(np.float64)
-        for labels in (same, other)
-    ]
+
+    def released(labels: np.ndarray) -> np.ndarray:
+        statistic = mechanism.release(labels, public_input)
+        return np.ravel(checked_output(mechanism, statistic, None, "biuf")).astype(np.float64)
+
+    repeats = max(50, min(draws // 20, 20_000_000 // size))
+    drawn = [np.stack([released(labels) for _ in range(repeats)]) for labels in (same, other)]
     _check_ratios(mechanism, drawn)
 
 
 def _check_ratios(mechanism: Mechanism, outputs: list[np.ndarray]) -> None:
-    """Raises if a set of outputs (m, d) is too much likelier for one label than for another."""
+    """Raises if a set of outputs (m, ...) is too much likelier for one label than for another."""
     level = _FALSE_ALARM / (2 * len(outputs) ** 2)
-    for first, second in itertools.permutations(outputs, 2):
+    rows = [output.reshape(len(output), -1) for output in outputs]
+    for first, second in itertools.permutations(rows, 2):
         half = len(first) // 2
         direction, value = _likelier_set(first[:half], second[:half])
         mine, other = first[half:] @ direction, second[half:] @ direction

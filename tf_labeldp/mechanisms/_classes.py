@@ -1,7 +1,7 @@
-"""Randomized response on classes: RR, RRTop-k, and what chooses k by a prior; the draw they share.
+"""Randomized response on classes: RR, RRTop-k, and mechanisms that choose k by a prior.
 
-Ties are broken by one rule everywhere: of two classes with equal prior the one with the smaller
-index comes first, and of two set sizes with equal objective the smaller wins.
+Ties are broken by one rule everywhere: of two classes with equal prior the smaller index comes
+first, and of two set sizes with equal objective the smaller wins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tf_labeldp.accounting import Private, Public
 from tf_labeldp.accounting._events import randomized_response_event
 from tf_labeldp.mechanisms import _random
 from tf_labeldp.mechanisms._base import FrozenClassification, WithoutPriors
-from tf_labeldp.mechanisms._priors import PriorRows
 from tf_labeldp.mechanisms._random import Rng
 
 if TYPE_CHECKING:
@@ -31,8 +30,40 @@ _TIE = 1.0 - 1e-9
 """Share of the largest information that counts as equal, so that rounding decides no choice."""
 
 
+class SetResponse(FrozenClassification):
+    """Randomized response over the top-k set of a prior: Algorithm 1 of ``ghazi2021``."""
+
+    rest_as_one: ClassVar[bool] = False
+    """Whether labels outside the set answer as its least likely class does; else uniformly."""
+
+    @abc.abstractmethod
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns k for each checked row of priors (n, K): ``int64`` (n,), in 1..K."""
+
+    def likelihood(
+        self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        """Returns ``P[noisy label | class]``, (m, K); zero for labels outside the prior's set."""
+        if priors is None:
+            priors = np.full((1, self.num_classes), 1.0 / self.num_classes)
+        k = np.reshape(self.set_sizes(priors), (-1, 1))
+        members = top_k_members(priors, k)
+        shrink = math.exp(-self.epsilon)
+        total = 1.0 + (k - 1) * shrink
+        outside: np.ndarray = 1.0 / k
+        if self.rest_as_one:
+            last = np.take_along_axis(rank_classes(priors), k - 1, axis=1)
+            outside = np.where(noisy[:, np.newaxis] == last, 1.0, shrink) / total
+        likelihood = np.where(members, shrink / total, outside)
+        likelihood = np.broadcast_to(likelihood, (noisy.size, self.num_classes)).copy()
+        every = np.arange(noisy.size)
+        likelihood[every, noisy] = np.broadcast_to(1.0 / total[:, 0], noisy.shape)
+        within = np.broadcast_to(members, likelihood.shape)[every, noisy]
+        return likelihood * within[:, np.newaxis]
+
+
 @dataclasses.dataclass(frozen=True)
-class RandomizedResponse(WithoutPriors, FrozenClassification):
+class RandomizedResponse(WithoutPriors, SetResponse):
     """Keeps the label with probability ``e^eps / (e^eps + K - 1)``, else answers another uniformly.
 
     Guarantee:
@@ -55,50 +86,18 @@ class RandomizedResponse(WithoutPriors, FrozenClassification):
 
     def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
         labels = _validate.class_indices("labels", labels, self.num_classes)
-        size = np.full(labels.shape, self.num_classes, dtype=np.int64)
-        return draw_ranks(labels, size, self.epsilon, rng)
+        return draw_ranks(labels, self.set_sizes(labels), self.epsilon, rng)
 
-    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]``, ``float64`` (K, K); ``prior`` must be None."""
-        self._refuse_public(prior)
-        _check_channel(self.num_classes)
-        uniform = np.full(self.num_classes, 1.0 / self.num_classes)
-        return top_k_transition_matrix(uniform, self.num_classes, self.epsilon)
+    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
+        """Returns K for each row, ``int64`` (n,)."""
+        return np.full(len(priors), self.num_classes, dtype=np.int64)
 
     def dp_event(self) -> DpEvent:
         """Returns the randomized response event over K values."""
         return randomized_response_event(self.epsilon, self.num_classes)
 
 
-class WithPriors(FrozenClassification):
-    """What mechanisms that draw with a prior of each label share: the checks of the priors."""
-
-    public_input = "priors"
-
-    def _checked_priors(self, priors: Any, num_rows: int | None) -> PriorRows:
-        """Returns the priors of n labels, or raises; ``num_rows`` is n, or None for any."""
-        if priors is None:
-            raise ValueError(
-                f"{type(self).__name__} needs priors of shape ({self.num_classes},) or "
-                f"({'n' if num_rows is None else num_rows}, {self.num_classes}). Without any, use "
-                "RandomizedResponse."
-            )
-        return PriorRows.of(priors, num_rows, self.num_classes)
-
-    def _one_prior(self, prior: Any) -> np.ndarray:
-        """Returns the prior of a channel as (1, K), or raises."""
-        if prior is None or np.shape(prior) != (self.num_classes,):
-            raise ValueError(
-                f"transition_matrix of {type(self).__name__} needs one prior of shape "
-                f"({self.num_classes},), got {'None' if prior is None else np.shape(prior)}. "
-                "Pass one row at a time."
-            )
-        _check_channel(self.num_classes)
-        return self._checked_priors(prior, None).rows
-
-
-@dataclasses.dataclass(frozen=True)
-class PriorMechanism(WithPriors):
+class PriorMechanism(SetResponse):
     """Runs RRTop-k (Algorithm 1 of ``ghazi2021``) with a k that the prior alone decides.
 
     Guarantee:
@@ -106,12 +105,7 @@ class PriorMechanism(WithPriors):
         label does not depend on that label.
     """
 
-    rest_as_one: ClassVar[bool] = False
-    """Whether labels outside the set answer as its least likely class does; else uniformly."""
-
-    @abc.abstractmethod
-    def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
-        """Returns k for each checked row of priors (n, K): ``int64`` (n,), in 1..K."""
+    public_input = "priors"
 
     def randomize(
         self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
@@ -141,16 +135,6 @@ class PriorMechanism(WithPriors):
             noisy[some] = ranked[row, draw_ranks(rank, sizes[some], self.epsilon, rng)]
         return noisy
 
-    def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
-        """Returns ``P[output | input]`` under one prior of shape (K,), ``float64`` (K, K)."""
-        rows = self._one_prior(prior)
-        k = int(self.set_sizes(rows)[0])
-        matrix = top_k_transition_matrix(rows[0], k, self.epsilon)
-        if self.rest_as_one:
-            ranked = rank_classes(rows)[0]
-            matrix[ranked[k:]] = matrix[ranked[k - 1]]
-        return matrix
-
 
 @dataclasses.dataclass(frozen=True)
 class RRTopK(PriorMechanism):
@@ -164,9 +148,7 @@ class RRTopK(PriorMechanism):
     Source: ``ghazi2021``, Algorithm 1.
 
     Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
-        k: size of the set, in 1..K; of classes with equal prior the smaller index enters first.
+        k: size of the set, in 1..K; the others as for ``RandomizedResponse``.
 
     Example:
         >>> mechanism = RRTopK(epsilon=1.0, num_classes=5, k=2)
@@ -180,10 +162,7 @@ class RRTopK(PriorMechanism):
         super().__post_init__()
         self._set(k=_validate.integer_at_least("k", self.k, 1))
         if self.k > self.num_classes:
-            raise ValueError(
-                f"k must be at most num_classes={self.num_classes}, got {self.k}. Use "
-                "RandomizedResponse to answer among all classes."
-            )
+            raise ValueError(f"k must be at most num_classes={self.num_classes}, got {self.k}.")
 
     def set_sizes(self, priors: Public[np.ndarray]) -> np.ndarray:
         """Returns k for each row of priors (n, K): ``int64`` (n,)."""
@@ -202,17 +181,11 @@ class RRWithPrior(PriorMechanism):
         (epsilon, 0)-DP for the replacement of one label (``ghazi2021``, Corollary 2), if the prior
         of a label does not depend on that label: k* is computed from the prior alone.
 
-    Source: ``ghazi2021``, Algorithm 2. Ties between classes go to the smaller index, ties between
-    set sizes to the smaller set.
-
-    Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
+    Source: ``ghazi2021``, Algorithm 2. Ties between set sizes go to the smaller set. The arguments
+    are those of ``RandomizedResponse``.
 
     Example:
         >>> mechanism = RRWithPrior(epsilon=2.0, num_classes=4)
-        >>> mechanism.optimal_k([0.5, 0.3, 0.1, 0.1]).tolist()
-        [4]
         >>> mechanism.optimal_k([[0.97, 0.01, 0.01, 0.01], [0.25, 0.25, 0.25, 0.25]]).tolist()
         [1, 4]
     """
@@ -235,21 +208,18 @@ class RRWithPrior(PriorMechanism):
 
 @dataclasses.dataclass(frozen=True)
 class InformativeRR(PriorMechanism):
-    """Randomized response on groups of classes, the one that tells the most beyond the prior.
+    """Randomized response on groups of classes, the one that reveals most beyond the prior.
 
     The k - 1 likeliest classes are groups of their own; all others are one group, named by its
     likeliest class. The name of a label's group goes through randomized response over the k names.
     For each prior, k maximises the mutual information of label and answer: the expected drop in
     log-loss from the prior to ``posterior()``.
 
-    Use it to train on posteriors. For a confident prior RRWithPrior answers the likeliest class
-    whatever the label is (k* = 1) and tells nothing; here k is at least 2, unless the prior is
-    certain. The price is that noisy labels are wrong more often. The information is never below
-    that of RRTop-k for any k, nor that of RRWithPrior: RRTop-k is a mixture of k channels, in each
-    of which the other labels answer as one class of the set, and the least likely class is the one
-    that tells the most. With probabilities of an accurate model as priors it was 99 % of the most
-    that any epsilon-DP channel tells. It is less under flat priors over many classes at small
-    epsilon, where large groups tell more: at epsilon 1, 68 % for 10 classes and 11 % for 100.
+    Use it to train on posteriors. For a confident prior RRWithPrior always answers the likeliest
+    class (k* = 1) and reveals nothing; here k is at least 2, unless the prior is certain. In
+    return noisy labels are wrong more often. The information is never below that of RRTop-k or
+    RRWithPrior. With an accurate model's probabilities as priors it was 99 % of the most of any
+    epsilon-DP channel; under flat priors and at epsilon 1, 68 % for 10 classes and 11 % for 100.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label, if the prior of a label does not depend on
@@ -257,21 +227,15 @@ class InformativeRR(PriorMechanism):
         randomized response over k values. For 2 <= k the worst log-ratio equals epsilon; for k = 1
         the output is constant.
 
-    Source: RRWithPrior, ``ghazi2021``, with another objective. The most that a channel tells is the
-    linear programme of Kairouz, Oh and Viswanath 2014, "Extremal mechanisms for local differential
-    privacy". Ties between classes go to the smaller index, ties between set sizes (equal to 1e-9)
-    to the smaller set.
-
-    Attributes:
-        epsilon: finite and above zero.
-        num_classes: K, at least 2.
+    Source: RRWithPrior, ``ghazi2021``, with another objective; the best channel is the linear
+    programme of Kairouz, Oh and Viswanath 2014, "Extremal mechanisms for local differential
+    privacy". Ties between set sizes (equal to 1e-9) go to the smaller set. The arguments are those
+    of ``RandomizedResponse``.
 
     Example:
         >>> mechanism = InformativeRR(epsilon=1.0, num_classes=4)
         >>> mechanism.transition_matrix([0.9, 0.06, 0.03, 0.01]).round(3).tolist()[:3]
         [[0.731, 0.269, 0.0, 0.0], [0.269, 0.731, 0.0, 0.0], [0.269, 0.731, 0.0, 0.0]]
-        >>> mechanism.set_sizes(np.array([[0.9, 0.06, 0.03, 0.01], [0.25] * 4])).tolist()
-        [2, 4]
     """
 
     rest_as_one = True
@@ -280,8 +244,8 @@ class InformativeRR(PriorMechanism):
         """Returns the most informative k for each checked row of priors (n, K): ``int64`` (n,)."""
         best = np.empty(priors.shape[0], dtype=np.int64)
         for rows in row_chunks(priors.shape):
-            told = _information(priors[rows], self.epsilon)
-            best[rows] = np.argmax(told >= _TIE * told.max(axis=1, keepdims=True), axis=1) + 1
+            nats = _information(priors[rows], self.epsilon)
+            best[rows] = np.argmax(nats >= _TIE * nats.max(axis=1, keepdims=True), axis=1) + 1
         return best
 
 
@@ -304,49 +268,30 @@ def _information(priors: np.ndarray, epsilon: float) -> np.ndarray:
     # eps - f(1 - rest), written without a difference of large numbers.
     moved = gain * rest[:, :1]
     first = epsilon * moved - (1.0 - moved) * np.log1p(-moved)
-    told = np.zeros(priors.shape)
-    told[:, 1:] = first - lost(rest)
-    told[:, 2:] -= np.cumsum(lost(ordered[:, -2:0:-1]), axis=1)
-    return told / (1.0 + np.arange(priors.shape[1]) * shrink)
+    nats = np.zeros(priors.shape)
+    nats[:, 1:] = first - lost(rest)
+    nats[:, 2:] -= np.cumsum(lost(ordered[:, -2:0:-1]), axis=1)
+    return nats / (1.0 + np.arange(priors.shape[1]) * shrink)
 
 
 def draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
-    """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is "outside the set".
+    """Returns randomized ranks in [0, k) for true ranks (n,); a rank >= k is outside the set.
 
     Inside the set: another rank of the set with the flip probability of randomized response over k
     values, else the rank itself. Outside: uniform over the set.
     """
 
     def draw(start: int, stop: int) -> np.ndarray:
-        return _draw_ranks(rank[start:stop], k[start:stop], epsilon, rng)
+        ranks, sizes = rank[start:stop], k[start:stop]
+        inside = ranks < sizes
+        flip = _random.uniform_integers(ranks.size, rng) < _random.flip_threshold(epsilon, sizes)
+        # Inside the set there are k - 1 other ranks (one stands in where k = 1, and is not used).
+        bounds = np.where(inside, np.maximum(sizes - 1, 1), sizes)
+        target = _random.uniform_below(bounds, rng)
+        other = target + (inside & (target >= ranks))  # skips the true rank
+        return np.where(inside & ~flip, ranks, other)
 
     return _random.in_blocks(draw, rank.size, rng)
-
-
-def _draw_ranks(rank: np.ndarray, k: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
-    inside = rank < k
-    flip = _random.uniform_integers(rank.size, rng) < _random.flip_threshold(epsilon, k)
-    # Inside the set there are k - 1 other ranks (one stands in where k = 1, and is never used).
-    target = _random.uniform_below(np.where(inside, np.maximum(k - 1, 1), k), rng)
-    other = target + (inside & (target >= rank))  # skips the true rank
-    return np.where(inside & ~flip, rank, other)
-
-
-def top_k_transition_matrix(prior: np.ndarray, k: int, epsilon: float) -> np.ndarray:
-    """Returns the channel of Algorithm 1 for one prior (K,): ``float64`` (K, K)."""
-    members = rank_classes(prior[np.newaxis, :])[0, :k]
-    shrink = math.exp(-epsilon)
-    matrix = np.zeros((prior.size, prior.size))
-    matrix[:, members] = 1.0 / k
-    matrix[np.ix_(members, members)] = shrink / (1.0 + (k - 1) * shrink)
-    matrix[members, members] = 1.0 / (1.0 + (k - 1) * shrink)
-    return matrix
-
-
-def _check_channel(num_classes: int) -> None:
-    """Raises if a channel over so many classes would not fit."""
-    instead = "Merge rare classes. Draws and targets need no channel of RandomizedResponse."
-    _validate.check_size("a channel", (num_classes, num_classes), instead)
 
 
 def rank_classes(priors: np.ndarray) -> np.ndarray:

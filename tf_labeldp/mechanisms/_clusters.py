@@ -18,9 +18,13 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting._peer_to_peer import peer_to_peer_assumptions
 from tf_labeldp.mechanisms import _random
-from tf_labeldp.mechanisms._base import Frozen, LabelMechanism, checked_output
-from tf_labeldp.mechanisms._classes import WithPriors, row_chunks
-from tf_labeldp.mechanisms._priors import PriorRows
+from tf_labeldp.mechanisms._base import (
+    Frozen,
+    FrozenClassification,
+    LabelMechanism,
+    checked_output,
+)
+from tf_labeldp.mechanisms._classes import row_chunks
 from tf_labeldp.mechanisms._random import Rng
 
 _UNITS = 1 << 53
@@ -28,11 +32,11 @@ _UNITS = 1 << 53
 _MARGIN = 2.0**-49
 """Above the rounding errors of the float operations before a threshold (6 * 2^-52)."""
 _TOLERANCE = 1e-6
-"""A given resampling probability may be raised by this part of it, to make up for rounding."""
+"""A stated resampling probability may be raised by this part of it, for rounding."""
 _SLACK = 1e-12
-"""A threshold this close to 1/K, relatively, leaves no room beside the uniform distribution."""
+"""A threshold this close to 1/K, relatively, allows the uniform distribution alone."""
 _LEAST_EPSILON = 1e-12
-"""Of a mechanism whose reports delta alone covers: an epsilon has to be above zero."""
+"""For reports that delta alone covers, since an epsilon has to be above zero."""
 _ROUNDING = 1e-9
 """A stated epsilon may be this much less than the epsilon found, relatively."""
 
@@ -40,12 +44,11 @@ _ROUNDING = 1e-9
 def cluster_distributions(
     counts: np.ndarray, cluster_sizes: np.ndarray, threshold: float
 ) -> np.ndarray:
-    """Returns the label distribution of each cluster (C, K), made of noisy counts of labels (C, K).
+    """Returns the label distribution of each cluster (C, K) from noisy counts of labels (C, K).
 
-    Counts become frequencies, these are clipped to [tau, 1], and each row is brought to a sum of
-    one within that range: a sum that is too large is lowered in proportion to what each entry has
-    above tau, one that is too small is raised in proportion to what each entry lacks of 1. A
-    cluster without examples gets the uniform distribution.
+    Frequencies are clipped to [tau, 1], and each row is brought to a sum of one within that range:
+    a larger sum is lowered in proportion to each entry's distance from tau, a smaller one raised in
+    proportion to its distance from 1. A cluster without examples gets the uniform distribution.
 
     Guarantee:
         Post-processing of a released histogram: no charge. The sizes are public.
@@ -66,30 +69,29 @@ def cluster_distributions(
     lowered = threshold + above * (room / np.maximum(excess, room))
     lacking = np.maximum(missing, 0.0)
     raised = clipped + (1.0 - clipped) * (lacking / (lacking + num_classes - 1.0))
-    made = np.minimum(np.where(missing < 0.0, lowered, raised), 1.0)
-    return np.where(empty, uniform, made)
+    return np.where(empty, uniform, np.minimum(np.where(missing < 0.0, lowered, raised), 1.0))
 
 
 def checked_threshold(value: Any, num_classes: int) -> float:
-    """Returns tau as a float, or raises if it is not in [0, 1/K]."""
+    """Returns tau in [0, 1/K] as a float, or raises."""
     hint = f": {num_classes} larger probabilities would sum to more than one"
     return _validate.number_in("threshold", value, f"[0, {1.0 / num_classes!r}]", hint)
 
 
 def checked_resampling_probability(value: Any) -> float:
-    """Returns lambda as a float, or raises if it is not in (0, 1]."""
+    """Returns lambda in (0, 1] as a float, or raises."""
     hint = ": with 0 every label would be released as it is"
     return _validate.number_in("resampling_probability", value, "(0, 1]", hint)
 
 
 def checked_bias_correction(value: Any) -> float:
-    """Returns beta as a float, or raises if it is not in [0, 1)."""
+    """Returns beta in [0, 1) as a float, or raises."""
     hint = ". At 1 the channel is singular: its outputs reveal nothing of the label"
     return _validate.number_in("bias_correction", value, "[0, 1)", hint)
 
 
 @dataclasses.dataclass(frozen=True)
-class PriorResampling(WithPriors):
+class PriorResampling(FrozenClassification):
     """Replaces each label, with probability lambda, by a draw from the label's own prior q.
 
     The channel is ``P[z | y] = (1 - lambda) [z = y] + lambda q_z``. Where the prior is right the
@@ -114,94 +116,84 @@ class PriorResampling(WithPriors):
         threshold: tau, in [0, 1/K]; priors with a smaller entry are refused.
     """
 
+    public_input = "priors"
+
     resampling_probability: float | None = None
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resampling_probability is not None:
-            given = checked_resampling_probability(self.resampling_probability)
-            self._set(resampling_probability=given)
+            probability = checked_resampling_probability(self.resampling_probability)
+            self._set(resampling_probability=probability)
         self._set(threshold=checked_threshold(self.threshold, self.num_classes))
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PriorResampling:
-        """Returns the mechanism that ``get_config`` described, here or in version 0.1."""
-        config = dict(config)
-        # 0.1 priced a fixed lambda by the priors that came out; the promise before them counts.
-        if config.pop("adaptive_epsilon", False):
-            kept = config["resampling_probability"]
-            config["epsilon"] = math.log1p((1.0 - kept) / (kept * config["threshold"]))
-        return cls(**config)
-
-    def randomize(self, labels: Any, priors: Any = None, *, rng: Rng = None) -> np.ndarray:
+    def randomize(
+        self, labels: Private[Any], priors: Public[Any] = None, *, rng: Rng = None
+    ) -> np.ndarray:
         """Returns noisy labels, ``int64`` (n,); a prior that costs more than epsilon is refused.
 
         ``priors`` are probabilities (K,) or (n, K) whose rows sum to one (tolerance 1e-4), or
         ``Priors``.
         """
         labels = _validate.class_indices("labels", labels, self.num_classes)
-        prior = self._checked_rows(priors, labels.size)
-        rows, kept = prior.rows, self._kept_units(prior.rows)
-        if prior.groups is not None:
-            ends = np.cumsum(prior_units(rows), axis=1)
-            return resample(labels, kept, ends, prior.groups, rng)
+        prior = self._checked_priors(priors, labels.size)
+        kept, groups = self._kept_units(prior.rows), prior.groups
         noisy = np.empty_like(labels)
-        for chunk in row_chunks(rows.shape):  # which bounds the memory for whole units
-            ends = np.cumsum(prior_units(rows[chunk]), axis=1)
-            every = np.arange(ends.shape[0])
-            noisy[chunk] = resample(labels[chunk], kept[chunk], ends, every, rng)
+        # Rows of single labels are drawn in chunks, which bounds the memory for whole units.
+        for chunk in row_chunks(prior.rows.shape) if groups is None else [slice(None)]:
+            ends = np.cumsum(prior_units(prior.rows[chunk]), axis=1)
+            row = np.arange(len(ends)) if groups is None else groups
+            noisy[chunk] = resample(labels[chunk], kept[chunk], ends, row, rng)
         return noisy
 
-    def resampling_probabilities(self, priors: Any) -> np.ndarray:
+    def resampling_probabilities(self, priors: Public[Any]) -> np.ndarray:
         """Returns lambda for each prior, as it is drawn."""
-        prior = self._checked_rows(priors, None)
+        prior = self._checked_priors(priors, None)
         return 1.0 - prior.by_label(self._kept_units(prior.rows)) / float(_UNITS)
 
-    def transition_matrix(self, prior: Any = None) -> np.ndarray:
-        """Returns ``P[output | input]`` under one prior (K,), as drawn: ``float64`` (K, K)."""
-        rows = self._checked_rows(self._one_prior(prior), None).rows
-        kept = self._kept_units(rows)[0] / float(_UNITS)
-        drawn = np.tile(prior_units(rows) / float(_UNITS), (self.num_classes, 1))
-        return kept * np.eye(self.num_classes) + (1.0 - kept) * drawn
+    def likelihood(
+        self, noisy: Public[np.ndarray], priors: Public[np.ndarray | None] = None
+    ) -> np.ndarray:
+        """Returns ``P[noisy label | class]``, ``float64`` (m, K), as the contract has it."""
+        rows, every = np.asarray(priors), np.arange(noisy.size)
+        kept = np.broadcast_to(self._kept_units(rows) / float(_UNITS), noisy.shape)
+        units = np.broadcast_to(prior_units(rows), (noisy.size, self.num_classes))
+        by_chance = (1.0 - kept) * (units[every, noisy] / float(_UNITS))
+        likelihood = np.repeat(by_chance[:, np.newaxis], self.num_classes, axis=1)
+        likelihood[every, noisy] += kept
+        return likelihood
 
-    def _checked_rows(self, priors: Any, num_rows: int | None) -> PriorRows:
-        """Returns the priors of n labels, none of an entry below the threshold, or raises."""
-        prior = self._checked_priors(priors, num_rows)
-        low = int(np.count_nonzero(prior.rows.min(axis=1) < self.threshold))
+    def _kept_units(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of 2^53 units that keep the label, for each row: ``int64`` (m,)."""
+        low = int(np.count_nonzero(rows.min(axis=1) < self.threshold))
         if low:
             raise ValueError(
                 f"priors must be at least threshold={self.threshold:g}, but {low} row(s) have a "
                 "smaller entry. Mix them with the uniform distribution."
             )
-        return prior
-
-    def _kept_units(self, rows: np.ndarray) -> np.ndarray:
-        """Returns how many of 2^53 units keep the label, for each row: ``int64`` (m,)."""
         least = np.empty(rows.shape[0], dtype=np.int64)
         for chunk in row_chunks(rows.shape):
             least[chunk] = prior_units(rows[chunk]).min(axis=1)
         most = most_kept_units(self.epsilon, least)
         if self.resampling_probability is None:
             return most
-        given = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # both are exact
-        allowed = (_UNITS - given) * (1.0 + _TOLERANCE) + 2.0
-        over = _UNITS - most > allowed
+        wanted = _UNITS - math.ceil(self.resampling_probability * _UNITS)  # both are exact
+        over = _UNITS - most > (_UNITS - wanted) * (1.0 + _TOLERANCE) + 2.0
         if np.any(over):
-            smallest = int(least[over].min()) / float(_UNITS)
             raise ValueError(
                 f"resampling_probability={self.resampling_probability:g} costs more than "
                 f"epsilon={self.epsilon:g} for {int(np.count_nonzero(over))} prior(s): the least "
-                f"entry of one is {smallest:.6g}. Raise epsilon, lambda or the least entry, or "
-                "leave resampling_probability out."
+                f"entry of one is {least[over].min() / _UNITS:.6g}. Raise epsilon, lambda or the "
+                "least entry, or leave resampling_probability out."
             )
-        return np.minimum(most, given)
+        return np.minimum(most, wanted)
 
 
 def prior_units(rows: np.ndarray) -> np.ndarray:
     """Returns checked priors (m, K) in whole units: ``int64`` of at least 1, rows sum to 2^53."""
-    # Rounded up, and the largest entry of the row pays, about one unit a class: so the least entry,
-    # which decides what a draw costs, loses nothing unless all are nearly equal.
+    # Rounded up, and the largest entry of the row pays, about one unit per class: so the least
+    # entry, which decides the price of a draw, loses nothing unless all are nearly equal.
     scaled = np.ceil(rows * (float(_UNITS) / rows.sum(axis=1, keepdims=True)))
     units = np.maximum(scaled, 1.0).astype(np.int64)
     units[np.arange(rows.shape[0]), np.argmax(units, axis=1)] += _UNITS - units.sum(axis=1)
@@ -232,7 +224,7 @@ def resample(
     """Returns each label (n,), or instead of it a draw from its prior.
 
     ``kept`` (m,) of 2^53 units keep a label under each prior, ``ends`` (m, K) are the running sums
-    of the units of each prior, and ``groups`` (n,) says which prior is that of each label.
+    of the units of each prior, and ``groups`` (n,) are the numbers of the labels' priors.
     """
     # Both numbers are drawn for every label, whether it is kept or not.
     keep = _random.uniform_integers(labels.size, rng).astype(np.int64) < kept[groups]
@@ -255,20 +247,20 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     A user's noisy label is drawn once. Each user picks one user of the same cluster (perhaps
     themselves) uniformly at random, and reports that user's noisy label with probability theta. No
     curator and no shuffler is needed: ``randomize`` simulates the protocol with all labels at hand.
-    A vault keeps the reports of those who report: ``NoisyLabels.indices`` names them.
+    A vault keeps the reports that were made: ``NoisyLabels.indices`` lists their users.
 
     Guarantee:
         All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
         learner who sees the reports alone, if the users follow the protocol and do not collude with
-        the learner (``assumptions`` lists everything). At construction it is checked that the
-        stated epsilon holds for clusters of ``cluster_size`` users and all larger ones
+        the learner (``assumptions`` lists everything). The constructor checks that the stated
+        epsilon holds for clusters of ``cluster_size`` users and all larger ones
         (``accounting.peer_to_peer_guarantee``: some seconds for 100,000 users). A peer sees one
         noisy label of another user, which the cluster does not hide: ``per_peer_guarantee``. The
         flips are rounded up to multiples of 2^-53, the reporting rate down, both of which can only
         lower epsilon. Several releases compose by basic composition.
 
-    Source: Algorithm 2 of ``esfandiari2022``. Clusters of one user, which it allows, are refused:
-    no guarantee beyond that of the flips holds for them.
+    Source: Algorithm 2 of ``esfandiari2022``, without its clusters of one user, for which the flips
+    alone give a guarantee.
 
     Attributes:
         epsilon: finite and above zero; ``for_cluster_size`` finds the least.
@@ -279,16 +271,11 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         num_classes: 2.
 
     Example:
-        >>> import numpy as np
         >>> mechanism = PeerToPeerRandomizedResponse.for_cluster_size(
         ...     flip_probability=0.2, subsampling_rate=0.5, cluster_size=100, delta=1e-4
         ... )
-        >>> round(mechanism.epsilon, 2)
-        0.25
-        >>> clusters = np.repeat([0, 1], 100)
-        >>> reports = mechanism.randomize(clusters, clusters, rng=np.random.default_rng(0))
-        >>> reports.shape, np.unique(reports).tolist()
-        ((200,), [-1, 0, 1])
+        >>> round(mechanism.epsilon, 2), mechanism.randomize([0, 1] * 100).shape
+        (0.25, (200,))
     """
 
     public_input = "clusters"
@@ -312,8 +299,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         if found.epsilon > self.epsilon * (1.0 + _ROUNDING):
             raise ValueError(
                 f"epsilon={self.epsilon:g} does not hold at delta={found.delta:g}: in clusters of "
-                f"{self.cluster_size} or more it is {found.epsilon:.9g}. State that, with "
-                "for_cluster_size, or flip more labels."
+                f"{self.cluster_size} or more it is {found.epsilon:.9g}. Use for_cluster_size."
             )
         for name in ("flip_probability", "subsampling_rate", "delta"):
             self._set(**{name: float(getattr(self, name))})
@@ -331,7 +317,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
     def randomize(
         self, labels: Private[Any], clusters: Public[Any] = None, *, rng: Rng = None
     ) -> np.ndarray:
-        """Returns what each user reports, ``int64`` (n,): 0 or 1, or -1 for nothing.
+        """Returns the report of each user, ``int64`` (n,): 0 or 1, or -1 for no report.
 
         ``clusters`` are public integers of at least zero, (n,), the cluster of each user; None for
         one cluster of all. One with fewer than ``cluster_size`` users is refused.
@@ -355,11 +341,11 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
         return reports
 
     def per_peer_guarantee(self, *, pure: bool = True) -> PrivacyGuarantee:
-        """Returns what one peer, who sees one message, learns of another user's label.
+        """Returns the guarantee of a label towards one peer, who sees one message.
 
         ``log((1 - alpha) / alpha)`` at delta zero if ``pure``, else epsilon zero at delta
-        ``(1 - 2 alpha) / cluster_size``: a given peer asks a user with probability
-        1 / cluster_size at most. Both hold.
+        ``(1 - 2 alpha) / cluster_size``: one peer asks a user with probability 1 / cluster_size at
+        most. Both hold.
         """
         alpha, size = self.flip_probability, self.cluster_size
         alone = peer_to_peer_guarantee(alpha, self.subsampling_rate, size, delta=0.0)
@@ -381,7 +367,7 @@ class PeerToPeerRandomizedResponse(Frozen, LabelMechanism):
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """What the guarantee of the reports rests on."""
+        """The assumptions that the guarantee of the reports rests on."""
         return peer_to_peer_assumptions(
             self.flip_probability, self.subsampling_rate, self.cluster_size
         )
@@ -406,5 +392,5 @@ def _flip_units(alpha: float) -> np.uint64:
 
 
 def _report_units(theta: float) -> np.uint64:
-    """Returns the reporting rate in multiples of 2^-53, rounded down: fewer reports tell less."""
+    """Returns the reporting rate in multiples of 2^-53, rounded down: fewer reports reveal less."""
     return np.uint64(math.floor(theta * float(_UNITS)))

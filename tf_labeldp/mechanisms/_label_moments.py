@@ -1,27 +1,27 @@
-"""One private release of moments of labels with public features: all that a linear fit needs."""
+"""One private release of moments of labels with public features, enough for a linear fit."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import _integer_noise
-from tf_labeldp.mechanisms._base import AggregateMechanism
+from tf_labeldp.mechanisms._base import FrozenAggregate
 from tf_labeldp.mechanisms._random import Rng
 
 _BLOCK_BYTES = 1 << 26
 _TOLERANCE = 1e-9
-"""By how much the norm of a row may pass ``max_norm``, relatively; it is in the sensitivity."""
+"""Relative excess over ``max_norm`` that a row may have; it is in the sensitivity."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
+class LabelMomentMechanism(_integer_noise.FrozenWithNoise, FrozenAggregate):
     """Releases ``sum_i x_i (code(y_i) - centre)^T`` for public features ``x_i``, with noise.
 
     The codes, and the L2 distance of two of them:
@@ -79,27 +79,13 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        has_range = self.low is not None or self.high is not None
-        if (self.num_classes is not None) + has_range + (self.num_labels is not None) != 1:
-            raise ValueError(
-                "LabelMomentMechanism needs exactly one of num_classes (classes), low and high "
-                f"(numbers) and num_labels (rows of zeros and ones), got {self!r}."
-            )
-        for name, least in (("num_classes", 2), ("num_labels", 1)):
-            if getattr(self, name) is not None:
-                self._set(**{name: _validate.integer_at_least(name, getattr(self, name), least)})
-        if has_range:
-            low, high = _validate.number_range(self.low, self.high)
-            if not 0.0 < 0.5 * (high - low) < math.inf:  # else codes are NaN at some labels
-                raise ValueError(f"the range from {low:g} to {high:g} is beyond the doubles.")
-            self._set(low=low, high=high)
+        self._check_kind()
+        low, high = self.label_range() or (0.0, 1.0)
+        if not 0.0 < 0.5 * (high - low) < math.inf:  # else some codes are NaN
+            raise ValueError(f"the range from {low:g} to {high:g} is beyond the doubles.")
         self._set(max_norm=_validate.positive_finite("max_norm", self.max_norm))
         if self.max_l1 is not None:
             self._set(max_l1=_validate.positive_finite("max_l1", self.max_l1))
-
-    def label_range(self) -> tuple[float, float] | None:
-        """Returns (low, high); None for classes and for rows of labels."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def num_columns(self) -> int:
@@ -126,13 +112,13 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
         """
         if public_input is None:
             raise ValueError("LabelMomentMechanism needs features: pass public_input=features.")
-        codes = self._codes(labels)
-        return self.add_noise(*self._moments(codes, public_input), len(codes), rng=rng)
+        moments, totals = self.exact_sums(labels, public_input, len(labels))
+        return self.add_noise(moments, totals, len(labels), rng=rng)
 
     def exact_sums(
         self, labels: Private[Any], features: Public[Any], num_rows: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what some of n rows add to a release; not private, ``add_noise`` makes it so.
+        """Returns exact sums over some of n rows; not private before ``add_noise``.
 
         The sums are whole numbers: they add up to the same in whatever parts and order.
 
@@ -146,13 +132,22 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
             in steps of the grid.
         """
         codes = self._codes(labels)
-        block = np.concatenate(list(_blocks(features)))
-        if len(block) != len(codes):
+        moments, totals, start, stop = np.zeros(1), np.zeros(1), 0, 0
+        for block in _blocks(features):
+            stop = start + len(block)
+            if stop > len(codes):
+                break
+            grid = self._grid(num_rows, block.shape[1])
+            self._check_rows(block, start)
+            # Every product and sum is an integer below 2^53, which doubles hold exactly.
+            steps = np.rint(block * grid.steps)
+            moments = moments + steps.T @ self._code_block(codes[start:stop], grid)
+            totals = totals + steps.sum(axis=0)
+            start = stop
+        if not 0 < start == stop == len(codes):
             raise ValueError(
-                f"there are {len(codes)} labels and {len(block)} rows of features; give one row a "
-                "label."
+                f"there are {len(codes)} labels and {stop} rows of features; give one row a label."
             )
-        moments, totals = self._block_sums(codes, block, self._grid(num_rows, block.shape[1]), 0)
         return moments.astype(np.int64), totals.astype(np.int64)
 
     def add_noise(
@@ -163,13 +158,9 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
         *,
         rng: Rng = None,
     ) -> np.ndarray:
-        """Returns exact sums with noise: ``release`` for sums that were collected in chunks.
+        """Returns exact sums of all n rows with noise: ``release`` for sums collected in chunks.
 
-        Args:
-            moments: of all rows, ``int64`` (d, columns), in steps of the grid; once.
-            totals: the public sums of the columns of features, ``int64`` (d,), in steps.
-            num_rows: n.
-            rng: as for ``release``.
+        ``moments`` and ``totals`` are the sums of ``exact_sums`` over all parts; call it once.
         """
         grid = self._grid(num_rows, moments.shape[0])
         scale, moved = self._scale(grid, moments.shape[0])
@@ -179,7 +170,7 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
 
     @property
     def _coding(self) -> _Coding:
-        """What the kind of labels decides; this is where the sensitivity is set."""
+        """The coding of the kind of labels; the sensitivity is set here."""
         if self.num_labels is not None:
             return _Coding(self.num_labels, 0.5, math.sqrt(self.num_labels), self.num_labels)
         if self.num_classes is None:
@@ -198,8 +189,8 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
         label_bits = bits // 2 if self.low is not None else 0
         feature_steps, label_steps = 2.0 ** (bits - label_bits), 2.0**label_bits
         unit = self.max_norm / feature_steps
-        if self.low is not None and self.high is not None:
-            unit *= 0.5 * (self.high - self.low) / label_steps
+        low, high = self.label_range() or (0.0, 2.0)
+        unit *= 0.5 * (high - low) / label_steps
         return _Grid(feature_steps / self.max_norm, label_steps, unit)
 
     def _scale(self, grid: _Grid, num_features: int) -> tuple[float, float]:
@@ -243,41 +234,6 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
         block[np.arange(codes.size), codes] = 1.0
         return block
 
-    def _moments(self, codes: np.ndarray, features: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the exact sums over all rows, block after block, as ``exact_sums`` does."""
-        n = codes.shape[0]
-        grid: _Grid | None = None
-        start = 0
-        for block in _blocks(features):
-            if grid is None:
-                grid = self._grid(n, block.shape[1])
-                moments = np.zeros((block.shape[1], self.num_columns))
-                totals = np.zeros(block.shape[1])
-            end = start + block.shape[0]
-            if end > n:
-                break
-            added = self._block_sums(codes[start:end], block, grid, start)
-            moments += added[0]
-            totals += added[1]
-            start = end
-        if grid is None or start != n or end != n:
-            found = "more" if grid is not None and end > n else str(start)
-            raise ValueError(
-                f"there are {n} labels and {found} rows of features; give one row a label."
-            )
-        return moments.astype(np.int64), totals.astype(np.int64)
-
-    def _block_sums(
-        self, codes: np.ndarray, block: np.ndarray, grid: _Grid, start: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns moments and column sums of checked codes and a block of features, in grid steps.
-
-        Every product and sum on the way is an integer below 2^53, which doubles hold exactly.
-        """
-        self._check_rows(block, start)
-        steps = np.rint(block * grid.steps)
-        return steps.T @ self._code_block(codes, grid), steps.sum(axis=0)
-
     def _check_rows(self, block: np.ndarray, start: int) -> None:
         norms = np.sqrt(np.einsum("ij,ij->i", block, block))
         over = ~(norms <= self.max_norm * (1.0 + _TOLERANCE))  # true for NaN too
@@ -291,9 +247,8 @@ class LabelMomentMechanism(_integer_noise.FrozenWithNoise, AggregateMechanism):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Coding:
-    """How labels are coded: columns, the public centre, and the distances of two codes."""
+class _Coding(NamedTuple):
+    """The coding of labels: columns, the public centre, and the distances of two codes."""
 
     columns: int
     centre: float
@@ -301,8 +256,7 @@ class _Coding:
     l1: float
 
 
-@dataclasses.dataclass(frozen=True)
-class _Grid:
+class _Grid(NamedTuple):
     """Steps per unit of a feature and per half range of a label; the value of a step of a sum."""
 
     steps: float

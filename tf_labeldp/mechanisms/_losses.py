@@ -1,10 +1,10 @@
-"""Losses between a noisy label and the true one, and what a bin of labels costs under each."""
+"""Losses between a noisy label and the true one, and the cost of a bin of labels under each."""
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ def checked_loss(loss: Any) -> Loss:
     """Returns ``loss`` if it is one, or raises."""
     if callable(loss) or loss in NAMED_LOSSES:
         return loss
-    known = ", ".join(map(repr, NAMED_LOSSES))
-    raise ValueError(f"loss must be one of {known} or a callable loss(y_hat, y), got {loss!r}.")
+    names = ", ".join(map(repr, NAMED_LOSSES))
+    raise ValueError(f"loss must be one of {names} or a callable loss(y_hat, y), got {loss!r}.")
 
 
 def loss_values(loss: Loss, y_hat: Any, y: Any) -> np.ndarray:
@@ -61,22 +61,6 @@ def check_domain(loss: Loss, low: float) -> None:
         )
 
 
-def expected_loss(
-    columns: Iterable[np.ndarray],
-    outputs: Iterable[float],
-    loss: Loss,
-    inputs: np.ndarray,
-    prior: np.ndarray,
-) -> float:
-    """Returns ``E loss(output, input)`` of a channel, given by output, under a prior (k,)."""
-    total = 0.0
-    for output, column in zip(outputs, columns, strict=True):
-        weights = prior * column
-        used = weights > 0.0  # 0 * inf, where the loss of an impossible pair is infinite
-        total += float(np.dot(weights[used], loss_values(loss, output, inputs[used])))
-    return total
-
-
 class SegmentCosts(abc.ABC):
     """Costs of bins of sorted distinct values (k,) with probabilities above zero.
 
@@ -87,8 +71,8 @@ class SegmentCosts(abc.ABC):
     one after it: this costs nothing and makes the costs Monge, see ``optimal_bins``.
     """
 
-    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
-        self.values, self.prior = values, prior
+    def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        self.loss, self.values, self.prior = loss, values, prior
         self.shrink, self.gain = math.exp(-epsilon), -math.expm1(-epsilon)
 
     @abc.abstractmethod
@@ -109,8 +93,9 @@ def segment_costs(
 ) -> SegmentCosts:
     """Returns the costs for a loss."""
     if callable(loss):
-        return CallableCosts(values, prior, epsilon, loss)
-    return _BY_NAME[loss](values, prior, epsilon)
+        return CallableCosts(loss, values, prior, epsilon)
+    kind = AbsoluteErrorCosts if loss == "absolute_error" else MeanCosts
+    return kind(loss, values, prior, epsilon)
 
 
 class _Sums:
@@ -126,54 +111,45 @@ class _Sums:
         return (self._high[end] - self._high[start]) + (self._low[end] - self._low[start])
 
 
-class SquaredErrorCosts(SegmentCosts):
-    """Squared error, in units of the squared half range: the best output is a weighted mean."""
+class MeanCosts(SegmentCosts):
+    """Squared error and Poisson log loss, whose best output is a weighted mean.
 
-    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
-        super().__init__(values, prior, epsilon)
-        middle, half = centre(values)
-        x = (values - middle) / half
-        self._x = x - float(np.dot(prior, x))  # around the mean, where less cancels
-        self._mass = _Sums(prior)
-        self._first = _Sums(prior * self._x)
-        self._second = _Sums(prior * self._x * self._x)
-
-    def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        mass, first = self._mass(start, end), self._first(start, end)
-        low, high = self.neighbours(start, end)
-        v = self.gain * first / (self.shrink + self.gain * mass)
-        v = np.minimum(np.maximum(v, self._x[low]), self._x[high])
-        inside = self._second(start, end) + v * (v * mass - 2.0 * first)
-        return self.shrink * (self._second.all + v * v) + self.gain * np.maximum(inside, 0.0)
-
-    def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        return _weighted_means(self, cuts, *centre(self.values))
-
-
-class PoissonCosts(SegmentCosts):
-    """Poisson log loss plus ``y log y - y``, which no mechanism changes and which Monge needs.
-
-    In units of the largest value.
+    Both are Bregman divergences up to a term of the label, which no mechanism changes and which
+    Monge needs: ``(v - y)^2``, and ``v - y log(v) + y log(y) - y``. Labels are in half ranges
+    around their mean, where less cancels; for Poisson in units of the largest.
     """
 
-    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
-        super().__init__(values, prior, epsilon)
-        self._x = values / values[-1] if values[-1] > 0.0 else values
-        self._mass = _Sums(prior)
-        self._first = _Sums(prior * self._x)
-        self._own = _Sums(prior * (xlogy(self._x, self._x) - self._x))
+    def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        super().__init__(loss, values, prior, epsilon)
+        self._poisson = loss == "poisson"
+        # The Poisson loss ends at zero: outputs are exact next to it, and above where any label is.
+        self._origin, self._scale = (0.0, values[-1] or 1.0) if self._poisson else centre(values)
+        self._x = (values - self._origin) / self._scale
+        if self._poisson:
+            own = xlogy(self._x, self._x) - self._x
+        else:
+            self._x = self._x - float(np.dot(prior, self._x))
+            own = self._x * self._x
+        self._sums = [_Sums(prior), _Sums(prior * self._x), _Sums(prior * own)]
 
     def cost(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        mass = self.shrink + self.gain * self._mass(start, end)
-        first = self.shrink * self._first.all + self.gain * self._first(start, end)
-        own = self.shrink * self._own.all + self.gain * self._own(start, end)
+        mass, first, own = (
+            self.shrink * sums.all + self.gain * sums(start, end) for sums in self._sums
+        )
         low, high = self.neighbours(start, end)
         v = np.minimum(np.maximum(first / mass, self._x[low]), self._x[high])
-        return v * mass - xlogy(first, v) + own
+        if self._poisson:
+            return np.maximum(v * mass - xlogy(first, v) + own, 0.0)
+        return np.maximum(v * (v * mass - 2.0 * first) + own, 0.0)
 
     def outputs(self, cuts: np.ndarray) -> np.ndarray:
-        # Above zero, where any label is, since the loss ends there.
-        return _weighted_means(self, cuts, 0.0, float(self.values[-1]) or 1.0)
+        bins = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
+        mass = np.bincount(bins, self.prior)
+        first = np.bincount(bins, self.prior * ((self.values - self._origin) / self._scale))
+        mean = (self.shrink * first.sum() + self.gain * first) / (
+            self.shrink * mass.sum() + self.gain * mass
+        )
+        return np.clip(self._origin + self._scale * mean, self.values[0], self.values[-1])
 
 
 class AbsoluteErrorCosts(SegmentCosts):
@@ -182,12 +158,11 @@ class AbsoluteErrorCosts(SegmentCosts):
     Of several it is the smallest, so one of the values.
     """
 
-    def __init__(self, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
-        super().__init__(values, prior, epsilon)
+    def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        super().__init__(loss, values, prior, epsilon)
         middle, half = centre(values)
         self._x = (values - middle) / half
-        self._mass = _Sums(prior)
-        self._first = _Sums(prior * self._x)
+        self._mass, self._first = _Sums(prior), _Sums(prior * self._x)
         self._cumulative = np.cumsum(prior)
         everything = np.zeros(values.size, dtype=np.int64), np.full(values.size, values.size)
         self._overall = self._deviation(np.arange(values.size), *everything)
@@ -210,15 +185,10 @@ class AbsoluteErrorCosts(SegmentCosts):
         inside = self._mass(start, end)
         half = 0.5 * (self.shrink + self.gain * inside)
         with np.errstate(over="ignore", divide="ignore"):
-            target = np.where(
-                self.shrink * before >= half,
-                half / self.shrink,
-                np.where(
-                    before + inside - self.gain * before >= half,
-                    half + self.gain * before,
-                    (half - self.gain * inside) / self.shrink,
-                ),
-            )
+            within = half + self.gain * before
+            after = (half - self.gain * inside) / self.shrink
+            target = np.where(within <= before + inside, within, after)
+            target = np.where(self.shrink * before >= half, half / self.shrink, target)
         index = np.searchsorted(self._cumulative, target, side="left")
         return np.minimum(index, self.values.size - 1)
 
@@ -240,21 +210,16 @@ class CallableCosts(SegmentCosts):
     _CELLS = 1 << 21
     _MOST_CELLS = 40_000_000
 
-    def __init__(
-        self, values: np.ndarray, prior: np.ndarray, epsilon: float, loss: Callable[[Any, Any], Any]
-    ) -> None:
-        super().__init__(values, prior, epsilon)
-        self._loss = loss
+    def __init__(self, loss: Loss, values: np.ndarray, prior: np.ndarray, epsilon: float) -> None:
+        super().__init__(loss, values, prior, epsilon)
         self.grid = _grid_between(values, self._GRID)
-        cells = self.grid.size * values.size
-        if cells > self._MOST_CELLS:
+        if self.grid.size * values.size > self._MOST_CELLS:
             raise ValueError(
                 f"{values.size:,} values are too many for a callable loss. Round the labels to at "
                 "most 3,500 values, or use a loss by name."
             )
-        table = loss_values(loss, self.grid[:, np.newaxis], values)
         self._place = np.searchsorted(self.grid, values)
-        table = _meeting_assumption_4(table, self.grid, values, self._place)
+        table = _meeting_assumption_4(loss, self.grid, values, self._place)
         table[np.isinf(table)] = 1e6 * np.max(np.abs(table[np.isfinite(table)]), initial=1.0)
         sums = np.cumsum(table * prior, axis=1)
         self._sums = np.concatenate((np.zeros((self.grid.size, 1)), sums), axis=1)
@@ -286,7 +251,7 @@ class CallableCosts(SegmentCosts):
             weights[cuts[i] : cuts[i + 1]] = self.prior[cuts[i] : cuts[i + 1]]
 
             def total(v: float, weights: np.ndarray = weights) -> float:
-                return float(np.dot(weights, loss_values(self._loss, v, self.values)))
+                return float(np.dot(weights, loss_values(self.loss, v, self.values)))
 
             low, high = self.grid[max(g - 1, 0)], self.grid[min(g + 1, self.grid.size - 1)]
             if high > low:
@@ -304,13 +269,11 @@ def _grid_between(values: np.ndarray, number: int) -> np.ndarray:
 
     Half of them are evenly spaced, and half close in on the lower end of the gap.
     """
-    if values.size == 1:
-        return values
-    each = max(1, number // (2 * (values.size - 1)))
+    each = max(1, number // (2 * max(values.size - 1, 1)))
     even = np.arange(1, each + 1) / (each + 1)
     places = np.concatenate((even, 0.5 ** np.arange(1, each + 1)[: min(each, 40)]))
-    points = values[:-1, np.newaxis] * (1.0 - places) + values[1:, np.newaxis] * places
-    points = np.clip(points, values[:-1, np.newaxis], values[1:, np.newaxis])  # of rounding
+    lower, upper = values[:-1, np.newaxis], values[1:, np.newaxis]
+    points = np.clip(lower * (1.0 - places) + upper * places, lower, upper)  # of rounding
     return np.unique(np.concatenate((values, points.ravel())))
 
 
@@ -320,30 +283,14 @@ def centre(values: np.ndarray) -> tuple[float, float]:
     return low + high, (high - low) or 1.0
 
 
-def _weighted_means(
-    costs: SegmentCosts, cuts: np.ndarray, origin: float, scale: float
-) -> np.ndarray:
-    """Returns the mean of all labels, those of a bin with weight 1 and the others with e^-eps.
-
-    It is most exact next to ``origin``, in units of ``scale``.
-    """
-    bins = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))
-    mass = np.bincount(bins, costs.prior)
-    first = np.bincount(bins, costs.prior * ((costs.values - origin) / scale))
-    mean = (costs.shrink * first.sum() + costs.gain * first) / (
-        costs.shrink * mass.sum() + costs.gain * mass
-    )
-    return np.clip(origin + scale * mean, costs.values[0], costs.values[-1])
-
-
 def _meeting_assumption_4(
-    table: np.ndarray, grid: np.ndarray, values: np.ndarray, place: np.ndarray
+    loss: Loss, grid: np.ndarray, values: np.ndarray, place: np.ndarray
 ) -> np.ndarray:
     """Returns the losses (grid, values), less those at each value's own place if that helps."""
+    table = loss_values(loss, grid[:, np.newaxis], values)
     if np.any(np.isnan(table)):
         raise ValueError(
-            "the loss is NaN for some outputs and labels in the range of the values. Choose values "
-            "in its domain; for 0 * log(0) write scipy.special.xlogy."
+            "the loss is NaN in the range of the values. For 0 * log(0) write scipy.special.xlogy."
         )
     own = table[place, np.arange(values.size)]  # a term of the label changes no choice of bins
     with np.errstate(invalid="ignore"):
@@ -354,11 +301,10 @@ def _meeting_assumption_4(
         for form in (relative, table):
             slack = rounding + 1e-9 * np.abs(form)
             if not np.any(np.isnan(form)) and _falls_towards_the_label(form, slack, grid, values):
-                return form.copy()
+                return form
     raise ValueError(
-        "the loss does not meet Assumption 4 of Ghazi et al. 2023 on these values: it must be "
-        "finite, and fall as y_hat and y come nearer to each other. Check the order of the "
-        "arguments, loss(y_hat, y)."
+        "the loss does not meet Assumption 4 of Ghazi et al. 2023: it must be finite, and fall as "
+        "y_hat and y come nearer to each other. Check the order of the arguments, loss(y_hat, y)."
     )
 
 
@@ -367,21 +313,11 @@ def _falls_towards_the_label(
 ) -> bool:
     """Returns whether a loss (grid, values) meets Assumption 4, to the slack at each point."""
     output = grid[:, np.newaxis]
+    # One where the step leads towards the label (or the output), -1 where it leads away.
+    output_nears = 1.0 * (output[1:] <= values) - (output[:-1] >= values)
+    label_nears = 1.0 * (values[1:] <= output) - (values[:-1] >= output)
     with np.errstate(invalid="ignore"):  # inf - inf is no step at all
-        by_output, by_label = np.diff(table, axis=0), np.diff(table, axis=1)
-    of_output = np.maximum(slack[1:], slack[:-1])
-    of_label = np.maximum(slack[:, 1:], slack[:, :-1])
-    wrong = (
-        (output[1:] <= values) & (by_output > of_output),  # the output rises towards the label
-        (output[:-1] >= values) & (-by_output > of_output),
-        (values[1:] <= output) & (by_label > of_label),  # the label rises towards the output
-        (values[:-1] >= output) & (-by_label > of_label),
-    )
-    return not any(np.any(one) for one in wrong)
-
-
-_BY_NAME: dict[str, type[SquaredErrorCosts | PoissonCosts | AbsoluteErrorCosts]] = {
-    "squared_error": SquaredErrorCosts,
-    "absolute_error": AbsoluteErrorCosts,
-    "poisson": PoissonCosts,
-}
+        by_output = output_nears * np.diff(table, axis=0)
+        by_label = label_nears * np.diff(table, axis=1)
+    rises = np.any(by_output > np.maximum(slack[1:], slack[:-1]))
+    return not (rises or np.any(by_label > np.maximum(slack[:, 1:], slack[:, :-1])))

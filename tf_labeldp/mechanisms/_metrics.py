@@ -1,4 +1,4 @@
-"""What true labels say of public predictions: the mean of a metric, and the best of several models.
+"""Metrics of public predictions against the labels: a noisy mean, and the best of several models.
 
 Values of one example are rounded to whole steps of a grid, so that sums, sensitivities and noise
 are exact.
@@ -16,26 +16,25 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public
 from tf_labeldp.mechanisms import _integer_noise
-from tf_labeldp.mechanisms._base import AggregateMechanism, Frozen
+from tf_labeldp.mechanisms._base import FrozenAggregate
 from tf_labeldp.mechanisms._integer_noise import decay_per_step, geometric
 from tf_labeldp.mechanisms._random import Rng, checked_generator
 
 CLASS_METRICS = ("accuracy", "log_loss", "brier")
 NUMBER_METRICS = ("mse", "mae", "mean")
 _STEPS = 1 << 20
-"""Of the largest difference that one label can make; whole values have one step."""
-_MOST = float(1 << 60)
-"""Steps of all examples together, which fit 64 bits with the noise."""
-_EXACT = float(1 << 44)
-"""Steps of one example: the arithmetic of doubles is off by a hundredth of a step."""
+"""Steps of the largest difference that one label can make; whole values have one step."""
+_MOST, _EXACT = float(1 << 60), float(1 << 44)
+"""Steps of all examples together, which fit 64 bits with the noise; and of one example, at which
+the arithmetic of doubles is off by a hundredth of a step."""
 _TOLERANCE = 1e-3
 """Of sums of probabilities, which may come from half precision."""
 
 
 def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.ndarray:
     """Returns predictions as class codes (m,) for ``"accuracy"``, else as probabilities (m, K)."""
-    given = np.asarray(predictions)
-    flat = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    array = np.asarray(predictions)
+    flat = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if metric == "accuracy" and flat.ndim == 1 and flat.dtype.kind in "iu":
         return _validate.class_indices("predictions", flat, num_classes)
     if flat.ndim == 1 and num_classes == 2 and flat.dtype.kind == "f":
@@ -44,8 +43,7 @@ def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.nda
     if flat.ndim != 2 or flat.shape[1] != num_classes or flat.dtype.kind not in "fiu":
         raise ValueError(
             f"predictions for {metric!r} must be probabilities of shape (n, {num_classes}){codes}, "
-            f"got shape {given.shape} and dtype {given.dtype}. model.predict(x) or "
-            "predict_proba(x) gives them."
+            f"got {array.dtype} {array.shape}. Take model.predict(x) or predict_proba(x)."
         )
     rows = flat.astype(np.float64)
     if not np.all(np.isfinite(rows)):
@@ -55,13 +53,13 @@ def class_predictions(metric: str, predictions: Any, num_classes: int) -> np.nda
     if np.any(rows < 0.0) or np.any(np.abs(rows.sum(axis=1) - 1.0) > _TOLERANCE):
         raise ValueError(
             f"predictions for {metric!r} must be probabilities: rows of at least zero that sum to "
-            "one. Of a model that ends in logits take keras.ops.softmax(logits)."
+            "one. For a model that ends in logits take keras.ops.softmax(logits)."
         )
     return rows / rows.sum(axis=1, keepdims=True)
 
 
 def class_values(metric: str, predictions: np.ndarray, num_classes: int, clip: float) -> np.ndarray:
-    """Returns the metric of checked predictions for every label they might have, (m, K)."""
+    """Returns the metric of checked predictions for every possible label, (m, K)."""
     if metric == "accuracy":
         return (predictions[:, np.newaxis] == np.arange(num_classes)).astype(np.float64)
     if metric == "log_loss":
@@ -70,7 +68,7 @@ def class_values(metric: str, predictions: np.ndarray, num_classes: int, clip: f
 
 
 @dataclasses.dataclass(frozen=True)
-class MetricMechanism(Frozen, AggregateMechanism):
+class MetricMechanism(FrozenAggregate):
     """The mean of a metric of public predictions over the labels, with discrete Laplace noise.
 
     Guarantee:
@@ -107,31 +105,17 @@ class MetricMechanism(Frozen, AggregateMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.num_classes is None) == (self.low is None or self.high is None):
-            raise ValueError(
-                "give num_classes, for labels that are classes, or low and high, for numbers."
-            )
-        if self.num_classes is not None:
-            self._set(num_classes=_validate.integer_at_least("num_classes", self.num_classes, 2))
-            _validate.one_of("metric", self.metric, CLASS_METRICS)
-        else:
-            low, high = _validate.number_range(self.low, self.high)
-            self._set(low=low, high=high)
-            _validate.one_of("metric", self.metric, NUMBER_METRICS)
+        self._check_kind()
+        metrics = NUMBER_METRICS if self.num_classes is None else CLASS_METRICS
+        _validate.one_of("metric", self.metric, metrics)
         self._set(clip=_validate.positive_finite("clip", self.clip))
-
-    def label_range(self) -> tuple[float, float] | None:
-        """Returns the range of the labels; None for classes."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def sensitivity(self) -> float:
         """The largest difference that one label makes to the sum, in units of the metric."""
-        of_classes = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0}
-        if self.metric in of_classes:
-            return of_classes[self.metric]
         low, high = self.label_range() or (0.0, 0.0)
-        return (high - low) ** 2 if self.metric == "mse" else high - low
+        largest = {"accuracy": 1.0, "log_loss": self.clip, "brier": 2.0, "mse": (high - low) ** 2}
+        return largest.get(self.metric, high - low)
 
     @property
     def steps(self) -> int:
@@ -139,7 +123,7 @@ class MetricMechanism(Frozen, AggregateMechanism):
         return 1 if self.metric == "accuracy" else _STEPS
 
     def noise_stddev(self, num_labels: int) -> float:
-        """Returns the standard deviation of the noise on the mean of so many labels."""
+        """Returns the standard deviation of the noise on the mean of ``num_labels`` labels."""
         decay = self.epsilon / self.steps
         whole = math.sqrt(0.5) / math.sinh(0.5 * decay) if decay < 1e3 else 0.0
         return whole * self.sensitivity / self.steps / num_labels
@@ -164,26 +148,40 @@ class MetricMechanism(Frozen, AggregateMechanism):
 
     def exact_steps(self, labels: Private[Any], predictions: Public[Any]) -> int:
         """Returns the sum in whole steps; not private."""
-        if self.num_classes is not None:
-            labels = _validate.class_indices("labels", labels, self.num_classes)
-            given = class_predictions(self.metric, predictions, self.num_classes)
-            check_length(labels.size, len(given))
-            table = class_values(self.metric, given, self.num_classes, self.clip)
-            found = table[np.arange(labels.size), labels]
+        labels = self._checked(labels)
+        rows = np.arange(labels.size)
+        if self.metric == "mean":
+            if predictions is not None:
+                raise ValueError("'mean' is one of the labels alone; leave predictions=None.")
+            values = labels - self.low
+        elif self.num_classes is not None:
+            values = self._table(predictions, labels.size)[rows, labels]
         else:
-            low, high = self.label_range() or (0.0, 0.0)
-            labels = _validate.numbers_in_range("labels", labels, low, high)
-            if self.metric == "mean":
-                if predictions is not None:
-                    raise ValueError("'mean' is one of the labels alone; leave predictions=None.")
-                found = labels - low
-            else:
-                given = _validate.real_vector("predictions", predictions)
-                check_length(labels.size, given.size)
-                found = np.abs(labels - np.clip(given, low, high))
-                found = np.square(found) if self.metric == "mse" else found
-        steps = np.rint(found * (self.steps / self.sensitivity))
+            values = self._errors(labels, self._clipped(predictions, labels.size))
+        steps = np.rint(values * (self.steps / self.sensitivity))
         return int(np.clip(steps, 0, self.steps).astype(np.int64).sum())
+
+    def _checked(self, labels: Any) -> np.ndarray:
+        if self.num_classes is not None:
+            return _validate.class_indices("labels", labels, self.num_classes)
+        low, high = self.label_range() or (0.0, 0.0)
+        return _validate.numbers_in_range("labels", labels, low, high)
+
+    def _table(self, predictions: Any, size: int) -> np.ndarray:
+        """Returns the metric of each prediction for every possible class, (n, K)."""
+        num_classes = int(self.num_classes or 0)
+        checked = class_predictions(self.metric, predictions, num_classes)
+        check_length(size, len(checked))
+        return class_values(self.metric, checked, num_classes, self.clip)
+
+    def _clipped(self, predictions: Any, size: int) -> np.ndarray:
+        numbers = _validate.real_vector("predictions", predictions)
+        check_length(size, numbers.size)
+        return np.clip(numbers, self.low, self.high)
+
+    def _errors(self, labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+        off = np.abs(labels - predictions)
+        return np.square(off) if self.metric == "mse" else off
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,41 +235,33 @@ class SelectionMechanism(MetricMechanism):
         """
         if predictions is None or not len(predictions) or self.metric == "mean":
             raise ValueError("give the predictions of one model at least, and a metric of them.")
+        labels = self._checked(labels)
         if self.num_classes is None:
-            return self._scores_of_numbers(labels, predictions)
+            rows = np.stack([self._clipped(each, labels.size) for each in predictions])
+            return self._scores_of_numbers(labels, rows)
         sign = 1 if self.metric == "accuracy" else -1
-        labels = _validate.class_indices("labels", labels, self.num_classes)
-        tables = []
-        for one in predictions:
-            given = class_predictions(self.metric, one, self.num_classes)
-            check_length(labels.size, len(given))
-            table = class_values(self.metric, given, self.num_classes, self.clip)
-            tables.append(np.rint(table * (sign * self.steps / self.sensitivity)).astype(np.int64))
-        moved = 0
-        for one, other in itertools.combinations(tables, 2):
-            moved = max(moved, int(np.ptp(one - other, axis=1).max()))
+        scale = sign * self.steps / self.sensitivity
+        tables = [
+            np.rint(self._table(each, labels.size) * scale).astype(np.int64) for each in predictions
+        ]
+        moved = [np.ptp(a - b, axis=1).max() for a, b in itertools.combinations(tables, 2)]
         rows = np.arange(labels.size)
-        return np.array([table[rows, labels].sum() for table in tables]), moved
+        return np.array([table[rows, labels].sum() for table in tables]), int(max(moved, default=0))
 
-    def _scores_of_numbers(self, labels: Any, predictions: Any) -> tuple[np.ndarray, int]:
-        low, high = self.label_range() or (0.0, 0.0)
-        labels = _validate.numbers_in_range("labels", labels, low, high)
-        given = [_validate.real_vector("predictions", one) for one in predictions]
-        for one in given:
-            check_length(labels.size, one.size)
-        rows = np.clip(given, low, high)
+    def _scores_of_numbers(self, labels: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
         # |y - p| - |y - q| moves by 2 |p - q| at most, and (y - p)^2 - (y - q)^2 by that times the
         # range.
-        apart = float(np.ptp(rows, axis=0).max()) * 2.0
-        off = np.abs(labels - rows)
+        span = float(np.ptp(rows, axis=0).max()) * 2.0
         if self.metric == "mse":
-            apart, off = apart * (high - low), np.square(off)
-        if not apart:
+            low, high = self.label_range() or (0.0, 0.0)
+            span *= high - low
+        if not span:
             return np.zeros(len(rows), np.int64), 0
         least = max(labels.size / _MOST, 1.0 / _EXACT)
-        step = max(apart / _STEPS, self.sensitivity * least)
+        step = max(span / _STEPS, self.sensitivity * least)
         # Each of four values is rounded by half a step and a hundredth of one at most.
-        return -np.rint(off / step).astype(np.int64).sum(axis=1), math.ceil(apart / step) + 3
+        steps = np.rint(self._errors(labels, rows) / step).astype(np.int64)
+        return -steps.sum(axis=1), math.ceil(span / step) + 3
 
 
 def check_length(num_labels: int, num_predictions: int) -> None:

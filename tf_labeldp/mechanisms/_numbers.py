@@ -21,12 +21,11 @@ from tf_labeldp.mechanisms._base import Frozen, RegressionMechanism, WithoutPrio
 from tf_labeldp.mechanisms._integer_noise import LaplaceNoise, StaircaseNoise
 from tf_labeldp.mechanisms._random import Rng
 
-_Proposals = tuple[np.ndarray, np.ndarray]
 _MAX_WHOLE = 1 << 53
 _MAX_CELLS = 1 << 27
 _FLOAT32 = 2.0**-23
 _NARROWEST, _WIDEST = 1e-290, 1e290
-"""Ranges of which a grid step does not underflow, and no noise overflows."""
+"""Ranges whose grid steps do not underflow, and whose noise does not overflow."""
 _WIDTHS_TRIED = 1000
 """Stair widths tried on each side of the continuous optimum, all of them where N is small."""
 _UNIFORM_UP_TO = 2.0
@@ -51,11 +50,18 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         if self.epsilon < _integer_noise.MIN_EPSILON:
             raise ValueError(
                 f"epsilon must be at least {_integer_noise.MIN_EPSILON:g} for {name}, got "
-                f"{self.epsilon:g}. Below, labels carry no information: raise epsilon."
+                f"{self.epsilon:g}. For information on the labels raise epsilon."
             )
         low, high = _validate.number_range(self.low, self.high)
         if self.whole:
-            low, high = _whole_range(name, low, high)
+            for end, value in (("low", low), ("high", high)):
+                if value != int(value) or abs(value) > _MAX_WHOLE:
+                    raise ValueError(
+                        f"{end} must be a whole number of at most 2^53 for {name}, got {value:g}."
+                    )
+            if high - low > _integer_noise.MAX_STEPS:
+                raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
+            low, high = int(low), int(high)
         elif not _NARROWEST <= high - low <= _WIDEST:
             raise ValueError(
                 f"high - low must be between {_NARROWEST:g} and {_WIDEST:g} for {name}, got "
@@ -77,52 +83,45 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
         """Returns (low, high) as floats."""
         return float(self.low), float(self.high)
 
-    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
-        drawn = self._draw(self._grid(labels), rng)
-        # The float sum may miss the upper end by a rounding error, on either side.
-        noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
-        return np.clip(noisy, self.low, self.high) if self.clip else noisy
-
     def cdf(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the probability of an output of at most each (m,), given each label (k,)."""
-        position = self._positions(outputs)
+        position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
         index = np.floor(position) if self.whole else np.rint(position)
-        grid = self._grid(labels).astype(np.float64)
-        total = self._cumulative(index[:, np.newaxis], grid[np.newaxis, :])
+        index = index[:, np.newaxis]
+        total = self._cumulative(index, grid)
         if not self.clip:
             return total
-        below, end = index < 0, index >= self.steps
-        return np.where(below[:, np.newaxis], 0.0, np.where(end[:, np.newaxis], 1.0, total))
+        return np.where(index < 0, 0.0, np.where(index >= self.steps, 1.0, total))
 
     def likelihood(self, outputs: Public[Any], labels: Public[Any]) -> np.ndarray:
         """Returns the likelihood of each output (m,) under each label (k,): ``float64`` (m, k)."""
-        position = self._positions(outputs)
+        position, grid = self._positions(outputs), self._grid(labels).astype(np.float64)
         if self.clip and not self.whole:  # the ends, as they are after a cast to float32
             reach = max(abs(self.low), abs(self.high)) / self.step
             for end in (0, self.steps):
                 position[np.abs(position - end) <= _FLOAT32 * reach] = end
         index = np.rint(position)
-        grid = self._grid(labels).astype(np.float64)
-        values = self._likelihood(index[:, np.newaxis], grid[np.newaxis, :])
-        possible = (position == index) if self.whole else np.ones(index.shape, dtype=bool)
+        possible = (position == index) | (not self.whole)
         if self.clip:
             possible &= (index >= 0) & (index <= self.steps)
+        values = self._likelihood(index[:, np.newaxis], grid)
         return np.where(possible[:, np.newaxis], values, 0.0)
 
     def transition_matrix(self, prior: Public[Any] = None) -> np.ndarray:
         """Returns ``P[output | input]``, ``float64`` (N + 1, N + 1), over low..high in both."""
         self._refuse_public(prior)
-        size = self.steps + 1
-        for missing, why in (
-            (not self.whole, "are continuous"),
-            (not self.clip, "with clip=False have no bound"),
-            (size**2 > _MAX_CELLS, f"need {size} x {size} cells, more than 2^27"),
-        ):
-            if missing:
-                raise ValueError(
-                    f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
-                    "likelihood(outputs, labels) or cdf(outputs, labels)."
-                )
+        size, why = self.steps + 1, ""
+        if not self.whole:
+            why = "are continuous"
+        elif not self.clip:
+            why = "with clip=False have no bound"
+        elif size**2 > _MAX_CELLS:
+            why = f"need {size} x {size} cells, more than 2^27"
+        if why:
+            raise ValueError(
+                f"the outputs of {type(self).__name__} {why}: there is no matrix. Use "
+                "likelihood(outputs, labels) or cdf(outputs, labels)."
+            )
         values = self.low + np.arange(size)
         return np.ascontiguousarray(self.likelihood(values, values).T)
 
@@ -138,6 +137,12 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
         """Returns the likelihood of grid point ``index``; if ``clip``, any value outside 0..N."""
 
+    def _noisy(self, labels: Any, rng: Rng) -> np.ndarray:
+        drawn = self._draw(self._grid(labels), rng)
+        # The float sum may miss the upper end by a rounding error, on either side.
+        noisy = np.where(drawn == self.steps, self.high, self.low + self.step * drawn)
+        return np.clip(noisy, self.low, self.high) if self.clip else noisy
+
     def _grid(self, labels: Any) -> np.ndarray:
         """Returns the grid point of each label, ``int64`` (n,) in 0..N."""
         labels = _validate.numbers_in_range("labels", labels, float(self.low), float(self.high))
@@ -147,13 +152,9 @@ class BoundedMechanism(WithoutPriors, Frozen, RegressionMechanism):
 
     def _positions(self, outputs: Any) -> np.ndarray:
         """Returns outputs in steps from low, ``float64`` (m,)."""
-        outputs = _validate.real_vector("outputs", outputs)
-        infinite = int(np.count_nonzero(np.isinf(outputs)))
-        if infinite:
-            raise ValueError(f"outputs must be finite, but {infinite} of {outputs.size} are not.")
         # No draw is as far out as 2^62 steps, and within that all later arithmetic is finite.
         with np.errstate(over="ignore"):
-            position = (outputs - self.low) / self.step
+            position = (_validate.real_vector("outputs", outputs) - self.low) / self.step
         return np.clip(position, -(2.0**62), 2.0**62)
 
 
@@ -170,8 +171,8 @@ class AdditiveMechanism(BoundedMechanism):
         return np.clip(drawn, 0, self.steps) if self.clip else drawn
 
     def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        shift, noise = index - grid, self._noise
-        tail = noise.tail(np.where(shift < 0, -shift, shift + 1.0))
+        shift = index - grid
+        tail = self._noise.tail(np.where(shift < 0, -shift, shift + 1.0))
         return np.where(shift < 0, tail, 1.0 - tail)
 
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -200,9 +201,8 @@ class LaplaceMechanism(AdditiveMechanism):
         clip: whether outputs are clipped to [low, high].
 
     Example:
-        >>> import numpy as np
         >>> mechanism = LaplaceMechanism(epsilon=1.0, low=0.0, high=400.0)
-        >>> mechanism.randomize(np.array([12.5, 399.0])).shape
+        >>> mechanism.randomize([12.5, 399.0]).shape
         (2,)
         >>> mechanism.cdf([0.0, 200.0], [0.0, 200.0]).round(3).tolist()
         [[0.5, 0.303], [0.697, 0.5]]
@@ -225,9 +225,7 @@ class DiscreteLaplaceMechanism(AdditiveMechanism):
     Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
 
     Attributes:
-        epsilon: at least 1e-6 and finite.
-        low, high: the smallest and the largest label, whole numbers at most 2^32 apart, public.
-        clip: whether outputs are clipped to low..high.
+        low, high: whole numbers at most 2^32 apart; the others as for ``LaplaceMechanism``.
 
     Example:
         >>> mechanism = DiscreteLaplaceMechanism(epsilon=1.0, low=0, high=2)
@@ -245,6 +243,7 @@ class StaircaseMechanism(AdditiveMechanism):
 
     The density falls by a factor e^-epsilon at ``(k + gamma) (high - low)`` for k = 0, 1, ..., on
     both sides of the label. ``gamma`` is the one with the smallest E[noise^2] (before clipping).
+    The arguments are those of ``LaplaceMechanism``.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]; the worst log-ratio equals
@@ -254,18 +253,10 @@ class StaircaseMechanism(AdditiveMechanism):
     Source: ``ghazi2023``, Definition 25, and appendix F for the clipping; gamma from Geng and
     Viswanath 2014, "The optimal mechanism in differential privacy".
 
-    Attributes:
-        epsilon: at least 1e-6 and finite.
-        low, high: the smallest and the largest label, public.
-        clip: whether outputs are clipped to [low, high].
-
     Example:
-        >>> import numpy as np
         >>> mechanism = StaircaseMechanism(epsilon=1.0, low=0.0, high=400.0)
-        >>> mechanism.randomize(np.array([12.5, 399.0])).shape
-        (2,)
-        >>> round(mechanism.gamma, 4)
-        0.4167
+        >>> mechanism.randomize([12.5, 399.0]).shape, round(mechanism.gamma, 4)
+        ((2,), 0.4167)
     """
 
     @property
@@ -285,7 +276,8 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
 
     With D = high - low, the probability of the noise i falls by a factor e^-epsilon at
     ``|i| = k D + r`` for k = 0, 1, .... ``r`` is the integer in 1..D with the smallest E[noise^2]
-    (before clipping). For D = 1 it is 1, and the noise is discrete Laplace.
+    (before clipping). For D = 1 it is 1, and the noise is discrete Laplace. The arguments are those
+    of ``DiscreteLaplaceMechanism``.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in low..high; the worst log-ratio equals
@@ -293,11 +285,6 @@ class DiscreteStaircaseMechanism(AdditiveMechanism):
         towards more privacy.
 
     Source: ``ghazi2023``, Definition 24, and appendix F for the clipping.
-
-    Attributes:
-        epsilon: at least 1e-6 and finite.
-        low, high: the smallest and the largest label, whole numbers at most 2^32 apart, public.
-        clip: whether outputs are clipped to low..high.
 
     Example:
         >>> mechanism = DiscreteStaircaseMechanism(epsilon=1.0, low=0, high=10)
@@ -358,6 +345,7 @@ class ExponentialMechanism(BoundedMechanism):
     """Answers with density proportional to ``exp(-epsilon |out - label| / (2 (high - low)))``.
 
     It is Laplace noise of twice the scale, kept inside [low, high] by rejection, not by clipping.
+    The arguments are those of ``LaplaceMechanism``; ``clip`` must be True.
 
     Guarantee:
         (epsilon, 0)-DP for the replacement of one label in [low, high]. The worst log-ratio equals
@@ -367,16 +355,8 @@ class ExponentialMechanism(BoundedMechanism):
 
     Source: ``ghazi2023``, Definition 26, with score ``-|out - label|``, and appendix F.
 
-    Attributes:
-        epsilon: at least 1e-6 and finite.
-        low, high: the smallest and the largest label, public.
-        clip: must be True: no output lies outside [low, high].
-
     Example:
-        >>> import numpy as np
         >>> mechanism = ExponentialMechanism(epsilon=1.0, low=0.0, high=400.0)
-        >>> mechanism.randomize(np.array([12.5, 399.0])).shape
-        (2,)
         >>> mechanism.cdf([200.0], [0.0, 200.0, 400.0]).round(3).tolist()
         [[0.562, 0.5, 0.438]]
     """
@@ -385,7 +365,7 @@ class ExponentialMechanism(BoundedMechanism):
         super().__post_init__()
         if not self.clip:
             raise ValueError(
-                "clip must be True for ExponentialMechanism: it answers inside [low, high] by "
+                "clip must be True for ExponentialMechanism, which answers inside [low, high] by "
                 "construction. LaplaceMechanism takes clip=False."
             )
 
@@ -398,7 +378,7 @@ class ExponentialMechanism(BoundedMechanism):
             waiting = waiting[~accepted]
         return drawn
 
-    def _uniform(self, grid: np.ndarray, rng: Rng) -> _Proposals:
+    def _uniform(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
         """Returns uniform proposals, and which are accepted."""
         drawn = _random.uniform_below(np.full(grid.size, self.steps + 1), rng)
         # Exponents are at most epsilon / 2 <= 1, as bernoulli_exp needs it.
@@ -406,22 +386,10 @@ class ExponentialMechanism(BoundedMechanism):
         distance = np.abs(drawn - grid) * decay.numerator
         return drawn, _integer_noise.bernoulli_exp(distance, decay.denominator, rng)
 
-    def _laplace(self, grid: np.ndarray, rng: Rng) -> _Proposals:
+    def _laplace(self, grid: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
         """Returns proposals with discrete Laplace noise, and which are accepted."""
         drawn = grid + LaplaceNoise(0.5 * self.epsilon, self.steps).draw(grid.size, rng)
         return drawn, (drawn >= 0) & (drawn <= self.steps)
-
-    @property
-    def _decay(self) -> float:
-        return self.epsilon / (2.0 * self.steps)
-
-    def _powers(self, start: np.ndarray | float, count: np.ndarray) -> np.ndarray:
-        """Returns (1 - q) (q^start + q^(start + 1) + ... of count terms), q = e^-decay."""
-        return -np.exp(-self._decay * start) * np.expm1(-self._decay * count)
-
-    def _normalizer(self, grid: np.ndarray) -> np.ndarray:
-        """Returns (1 - q) times the sum of q^|index - grid| over index = 0..N."""
-        return self._powers(0.0, grid + 1.0) + self._powers(1.0, self.steps - grid)
 
     def _cumulative(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
         index = np.clip(index, 0.0, self.steps)
@@ -431,18 +399,13 @@ class ExponentialMechanism(BoundedMechanism):
         return (below + above) / self._normalizer(grid)
 
     def _likelihood(self, index: np.ndarray, grid: np.ndarray) -> np.ndarray:
-        mass = -math.expm1(-self._decay) * np.exp(-self._decay * np.abs(index - grid))
-        return mass / self._normalizer(grid) / self.step
+        return self._powers(np.abs(index - grid), 1.0) / self._normalizer(grid) / self.step
 
+    def _normalizer(self, grid: np.ndarray) -> np.ndarray:
+        """Returns (1 - q) times the sum of q^|index - grid| over index = 0..N."""
+        return self._powers(0.0, grid + 1.0) + self._powers(1.0, self.steps - grid)
 
-def _whole_range(name: str, low: float, high: float) -> tuple[int, int]:
-    """Returns the ends as integers, or raises."""
-    for end, value in (("low", low), ("high", high)):
-        if value != int(value) or abs(value) > _MAX_WHOLE:
-            raise ValueError(
-                f"{end} must be a whole number of at most 2^53 for {name}, got {value:g}. Use the "
-                "continuous mechanism for other ranges."
-            )
-    if high - low > _integer_noise.MAX_STEPS:
-        raise ValueError(f"high - low must be at most 2^32 for {name}, got {high - low:g}.")
-    return int(low), int(high)
+    def _powers(self, start: np.ndarray | float, count: np.ndarray | float) -> np.ndarray:
+        """Returns (1 - q) (q^start + q^(start + 1) + ... of count terms), q = e^-decay."""
+        decay = self.epsilon / (2.0 * self.steps)
+        return -np.exp(-decay * start) * np.expm1(-decay * count)

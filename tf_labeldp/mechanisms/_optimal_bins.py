@@ -14,7 +14,7 @@ from tf_labeldp.mechanisms._bins import RROnBins
 from tf_labeldp.mechanisms._losses import Loss, SegmentCosts, segment_costs
 
 SegmentCost = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Costs of the segments [start, end), for arrays of starts and ends, as ``float64``."""
+"""The costs of segments [start, end), as ``float64``."""
 _MOST_ROUNDS = 100
 """Dinkelbach's method needs three to six; each round strictly lowers the loss, or is the last."""
 _LEAF = 48
@@ -27,28 +27,28 @@ def optimal_bins(
     """Returns the RR-on-Bins with the least expected loss under a prior of the labels.
 
     For losses that meet Assumption 4 of ``ghazi2023`` no epsilon-DP mechanism on these values has a
-    smaller expected loss (Theorem 5), but for rounding, and for a callable the width of a grid.
+    smaller expected loss (Theorem 5), except for rounding, and for a callable the width of a grid.
 
     Guarantee:
         The mechanism is epsilon-DP whatever the prior is; a wrong prior costs accuracy only. The
         prior must be public, or released privately and charged (``LabelRandomizer`` does so; the
         receipts of ``Priors`` stay with the mechanism).
 
-    Source: ``ghazi2023``, Algorithm 2, which fills a table A[i][j] of cheapest partitions of the
-    first i values into j bins, in O(k^3), and minimises ``A[k][d] / (d - 1 + e^epsilon)`` over d.
-    Here, in O(k log^2 k) evaluations of a bin's cost and O(k) memory, Dinkelbach's method (1967)
-    finds the minimum of the ratio: each round is one cheapest partition with any number of bins,
-    for a cost less ``lambda`` a bin. These are found without trying all last bins
-    (``cheapest_cuts``), as the costs are Monge once each bin's output is kept between the value
-    before the bin and the value after it. That loses nothing: in an optimal mechanism labels and
-    outputs are in the same order, and by Assumption 4 a label cannot lie beyond the output of the
-    next bin. Monge: for ``a <= b <= c <= d`` let x be the best output of [a, d) and z that of
-    [b, c). If ``x <= z``, x may serve [a, c) and z [b, d), and the totals change by
-    ``W_[c,d)(z) - W_[c,d)(x) <= 0``, as every label from c on is at least z. If ``x > z``, z serves
-    [a, c) and x [b, d), and they change by ``W_[a,b)(z) - W_[a,b)(x) <= 0``.
+    Source: ``ghazi2023``, Algorithm 2, which fills an O(k^3) table of cheapest partitions of the
+    first i values into j bins. Here, in O(k log^2 k) evaluations of a bin's cost and O(k) memory,
+    Dinkelbach's method (1967) minimises the ratio of cost and ``d - 1 + e^epsilon``: each round is
+    one cheapest partition with any number of bins, for a cost less ``lambda`` per bin
+    (``cheapest_cuts``). This needs Monge costs, which they are once each bin's output is kept
+    between the value before the bin and the value after it. That loses nothing: in an optimal
+    mechanism labels and outputs are in the same order, and by Assumption 4 a label cannot lie
+    beyond the output of the next bin. Monge: for ``a <= b <= c <= d`` let x be the best output of
+    [a, d) and z that of [b, c). If ``x <= z``, x may serve [a, c) and z [b, d), and the totals
+    change by ``W_[c,d)(z) - W_[c,d)(x) <= 0``, as every label from c on is at least z. If
+    ``x > z``, z serves [a, c) and x [b, d), and they change by
+    ``W_[a,b)(z) - W_[a,b)(x) <= 0``.
 
     Args:
-        values: the labels that are told apart, (k,), finite; in any order, equal ones are merged.
+        values: the possible labels, (k,), finite; in any order, equal ones are merged.
         probabilities: of the values, (k,), with sum one (tolerance 1e-4); zeros are allowed.
         epsilon: finite and above zero.
         loss: ``"squared_error"`` ``(y_hat - y)^2``, ``"absolute_error"`` ``|y_hat - y|``,
@@ -60,8 +60,7 @@ def optimal_bins(
         The mechanism; its inputs are the distinct values.
 
     Raises:
-        ValueError: shapes differ, values or probabilities are out of range, the loss is unknown or
-            does not meet Assumption 4, or there are too many values for a callable.
+        ValueError: values, probabilities or loss out of range, or too many values for a callable.
 
     Example:
         >>> mechanism = optimal_bins([0, 1, 2, 3, 100], [0.3, 0.3, 0.2, 0.1, 0.1], epsilon=3.0)
@@ -78,7 +77,7 @@ def optimal_bins(
     costs = segment_costs(loss, points, prior[support], epsilon)
     outputs, bins = _distinct(costs, _best_cuts(costs))
     all_bins = _all_bins(values, points, outputs, bins, loss)
-    # Its noisy labels are made of the releases of the prior too.
+    # The noisy labels depend on the releases of the prior too.
     return RROnBins(epsilon, tuple(values), tuple(outputs), all_bins, receipts=public.receipts)
 
 
@@ -115,10 +114,7 @@ def _distinct(costs: SegmentCosts, cuts: np.ndarray) -> tuple[np.ndarray, np.nda
 def _all_bins(
     values: np.ndarray, points: np.ndarray, outputs: np.ndarray, bins: np.ndarray, loss: Loss
 ) -> tuple[int, ...]:
-    """Returns the bin of every value, those of probability zero included.
-
-    One between two bins goes to the nearer by loss, one between two values of a bin to that bin.
-    """
+    """Returns the bin of every value; one of probability zero goes to the nearer bin by loss."""
     after = np.minimum(np.searchsorted(points, values), points.size - 1)
     before = np.maximum(np.searchsorted(points, values, side="right") - 1, 0)
     low, high = bins[before], bins[after]
@@ -133,16 +129,9 @@ def _all_bins(
 def _checked_prior(values: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns distinct sorted values and their probabilities, which sum to one."""
     array = _validate.real_vector("values", values)
-    if not array.size:
-        raise ValueError("values is empty; give the possible labels, at least one.")
-    if not np.all(np.isfinite(array)):
-        raise ValueError("values must be finite, but some are infinite.")
-    if np.ndim(probabilities) != 1:
-        raise ValueError(
-            f"probabilities must have shape ({array.size},), got {np.shape(probabilities)}."
-        )
-    prior = _validate.prior_rows("probabilities", probabilities, None, array.size)[0]
     distinct, place = np.unique(array, return_inverse=True)
+    distinct = _validate.increasing_numbers("values", distinct)
+    prior = _validate.prior_rows("probabilities", probabilities, 1, array.size)[0]
     merged = np.bincount(place, prior)
     return distinct, merged / merged.sum()
 
@@ -167,32 +156,24 @@ def cheapest_cuts(length: int, cost: SegmentCost) -> np.ndarray:
 
 def _solve(first: int, last: int, best: np.ndarray, cut: np.ndarray, cost: SegmentCost) -> None:
     """Completes ``best`` and ``cut`` on [first, last), given all cuts before ``first``."""
-    if last - first <= _LEAF:
-        _solve_leaf(first, last, best, cut, cost)
+    if last - first > _LEAF:
+        middle = (first + last) // 2
+        _solve(first, middle, best, cut, cost)
+        totals, argmins = _row_minima(first, middle, last, best, cost)
+        later = slice(middle, last)
+        better = totals < best[later]
+        best[later] = np.where(better, totals, best[later])
+        cut[later] = np.where(better, argmins, cut[later])
+        _solve(middle, last, best, cut, cost)
         return
-    middle = (first + last) // 2
-    _solve(first, middle, best, cut, cost)
-    totals, argmins = _row_minima(first, middle, last, best, cost)
-    ends = slice(middle, last)
-    better = totals < best[ends]
-    best[ends] = np.where(better, totals, best[ends])
-    cut[ends] = np.where(better, argmins, cut[ends])
-    _solve(middle, last, best, cut, cost)
-
-
-def _solve_leaf(
-    first: int, last: int, best: np.ndarray, cut: np.ndarray, cost: SegmentCost
-) -> None:
-    size = last - first
-    starts, ends = np.triu_indices(size, k=1)
-    costs = np.full((size, size), np.inf)
+    starts, ends = np.triu_indices(last - first, k=1)
+    costs = np.full((last - first, last - first), np.inf)
     costs[ends, starts] = cost(starts + first, ends + first)
-    for row in range(1, size):
+    for row in range(1, last - first):
         totals = best[first : first + row] + costs[row, :row]
         i = int(np.argmin(totals))
         if totals[i] < best[first + row]:
-            best[first + row] = totals[i]
-            cut[first + row] = first + i
+            best[first + row], cut[first + row] = totals[i], first + i
 
 
 def _row_minima(
@@ -200,8 +181,8 @@ def _row_minima(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the best total for each end in [middle, last) with its last cut in [first, middle).
 
-    The argmins do not decrease from row to row, so the rows in the middle of two that are known
-    only search between their argmins; all rows of one level are evaluated together.
+    The argmins do not decrease from row to row, so a row between two finished ones only searches
+    between their argmins; all rows of one level are evaluated together.
     """
     rows = last - middle
     totals = np.empty(rows + 2)

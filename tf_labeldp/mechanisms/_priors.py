@@ -1,4 +1,4 @@
-"""Priors: what is believed of labels before they are drawn, and what it was made of."""
+"""Priors: beliefs about labels before they are drawn, with the receipts of their sources."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Priors:
 
     Attributes:
         probabilities: (K,) for all labels; (n, K), a row for each; or, with ``groups``, (C, K).
-        groups: which row is that of each label, integers (n,) in 0..C-1; None without groups.
-        values: for labels that are numbers, those that the probabilities are of, (K,); else None.
+        groups: the row of each label, integers (n,) in 0..C-1; None without groups.
+        values: for labels that are numbers, the values (K,) of the probabilities; else None.
         receipts: of the releases; empty for public knowledge.
 
     Example:
@@ -47,9 +47,9 @@ class Priors:
         object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
 
     @classmethod
-    def of(cls, given: Public[Any]) -> Priors:
-        """Returns priors that a caller gave: as they are, or of an array of public knowledge."""
-        public = public_input(given)
+    def of(cls, priors: Public[Any]) -> Priors:
+        """Returns priors as they are, or those of an array, with the receipts that it carries."""
+        public = public_input(priors)
         if isinstance(public.value, cls):
             if not public.receipts:
                 return public.value
@@ -67,7 +67,7 @@ class Priors:
         return compose_receipts(self.receipts, delta)
 
     def digest(self) -> str:
-        """Returns what a vault knows these priors by."""
+        """Returns the digest of the probabilities and groups, by which a vault compares priors."""
         arrays = [self.probabilities] if self.groups is None else [self.probabilities, self.groups]
         found = hashlib.sha256()
         for array, dtype in zip(arrays, ("<f8", "<i8"), strict=False):
@@ -96,25 +96,25 @@ class Priors:
 
 @dataclasses.dataclass(frozen=True)
 class PriorRows:
-    """Checked priors of labels, never expanded: some rows, and which of them is that of a label."""
+    """Checked priors of labels, never expanded.
+
+    ``rows`` are ``float64`` (m, K), ``groups`` the row of each label, ``int64`` (n,); None where
+    each label has a row of its own.
+    """
 
     rows: np.ndarray
-    """``float64`` (m, K)."""
     groups: np.ndarray | None
-    """``int64`` (n,) in 0..m-1; None where each label has a row of its own."""
 
     @classmethod
     def of(cls, priors: Any, size: int | None, num_classes: int) -> PriorRows:
         """Returns the priors of n labels, of as many as there are for None; raises for others."""
         if isinstance(priors, Priors) and priors.groups is not None:
             groups = priors.checked_groups(np.size(priors.groups) if size is None else size)
-            return cls(
-                _validate.prior_rows("priors", priors.probabilities, None, num_classes), groups
-            )
+            rows = _validate.prior_rows("priors", priors.probabilities, None, num_classes)
+            return cls(rows, groups)
         rows = _validate.prior_rows("priors", priors, size, num_classes)
-        if size is None or rows.shape[0] > 1:
-            return cls(rows, None)
-        return cls(rows, np.broadcast_to(np.int64(0), (size,)))
+        shared = size is not None and rows.shape[0] == 1
+        return cls(rows, np.broadcast_to(np.int64(0), (size or 0,)) if shared else None)
 
     def of_labels(self, some: slice) -> np.ndarray:
         """Returns the rows of some labels, (1, K) if they are all the same."""
@@ -123,5 +123,5 @@ class PriorRows:
         return self.rows if self.rows.shape[0] == 1 else self.rows[self.groups[some]]
 
     def by_label(self, of_rows: np.ndarray) -> np.ndarray:
-        """Returns for each label what was found for its row."""
+        """Returns the value of each label's row."""
         return of_rows if self.groups is None else of_rows[self.groups]

@@ -1,0 +1,273 @@
+"""The contract that every mechanism keeps: its channel, price, configuration and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numeric_cases import MECHANISMS
+
+from tf_labeldp import ClusterRandomizedResponse, PrivacyBudget, PrivateLabels, mechanisms
+from tf_labeldp.accounting import BudgetExceededError
+from tf_labeldp.mechanisms import (
+    ALIBI,
+    ChannelMechanism,
+    ExponentialMechanism,
+    HistogramMechanism,
+    InformativeRR,
+    LabelMomentMechanism,
+    MetricMechanism,
+    PeerToPeerRandomizedResponse,
+    RandomizedResponse,
+    RROnBins,
+    RRTopK,
+    RRWithPrior,
+    SelectionMechanism,
+)
+
+# --- The channel: rows sum to one, the worst log-ratio is epsilon, and not a little less ----------
+
+EPSILONS = [1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 50.0]
+RNG = np.random.default_rng(1)
+PRIORS = [RNG.dirichlet(np.full(k, c)) for k in range(2, 13) for c in (0.2, 1.0, 1.0, 20.0)]
+PRIORS += [np.full(k, 1.0 / k) for k in range(2, 13)]
+RANGES = ((0, 1), (-3, 4), (100, 150))
+
+
+def by_prior(make):
+    return lambda epsilon: [make(epsilon, p.size).transition_matrix(p) for p in PRIORS]
+
+
+def every_set_size(epsilon):
+    return [
+        RRTopK(epsilon, p.size, k).transition_matrix(p)
+        for p in PRIORS
+        for k in range(2, p.size + 1)
+    ]
+
+
+def bins(epsilon):
+    return RROnBins(epsilon, (0.0, 10.0, 20.0, 50.0, 100.0), (5.0, 20.0, 70.0), (0, 0, 1, 2, 2))
+
+
+CHANNELS = {
+    "RandomizedResponse": lambda e: [
+        RandomizedResponse(e, k).transition_matrix() for k in range(2, 13)
+    ],
+    "RRTopK": every_set_size,
+    "RRWithPrior": by_prior(RRWithPrior),
+    "InformativeRR": by_prior(InformativeRR),
+    "RROnBins": lambda e: [bins(e).transition_matrix()],
+}
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.holds(
+    "mechanisms.ClassificationMechanism",
+    "mechanisms.InformativeRR",
+    "mechanisms.PriorMechanism",
+    "mechanisms.RROnBins",
+    "mechanisms.RRTopK",
+    "mechanisms.RRWithPrior",
+    "mechanisms.RandomizedResponse",
+)
+def test_the_worst_log_ratio_of_a_channel_is_epsilon(name, epsilon, worst_log_ratio):
+    """Over every pair of labels and every output, for all priors here and all set sizes."""
+    varying = 0
+    for matrix in CHANNELS[name](epsilon):
+        np.testing.assert_allclose(matrix.sum(axis=1), 1.0, rtol=0, atol=4e-16)
+        assert matrix.min() >= 0.0
+        worst = worst_log_ratio(matrix)
+        if name == "RRWithPrior" and worst == 0.0:  # k* = 1: the answer is constant
+            continue
+        varying += 1
+        assert abs(worst - epsilon) <= 1e-12
+        assert worst > epsilon * (1 - 1e-8)  # not private for an epsilon just below
+    assert varying
+
+
+def likelihoods(mechanism):
+    """Over all labels, or 51, and all outputs, or 401 of them, with those outside: transposed."""
+    low, high = mechanism.label_range()
+    width = high - low
+    labels = np.arange(low, high + 1) if mechanism.whole else np.linspace(low, high, 51)
+    outputs = labels if mechanism.whole else np.linspace(low, high, 401)
+    if not mechanism.clip:
+        more = np.arange(1, 2 * width + 1) if mechanism.whole else np.linspace(0, 2 * width, 101)
+        outputs = np.concatenate([low - more[1:], outputs, high + more[1:]])
+    return mechanism.likelihood(outputs, labels).T
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.holds(
+    "mechanisms.DiscreteLaplaceMechanism",
+    "mechanisms.DiscreteStaircaseMechanism",
+    "mechanisms.ExponentialMechanism",
+    "mechanisms.LaplaceMechanism",
+    "mechanisms.StaircaseMechanism",
+)
+def test_the_worst_log_ratio_of_likelihoods_is_epsilon(name, clip, worst_log_ratio):
+    """Half of epsilon for the exponential mechanism, whose grid moves it by 2^-32 at most."""
+    half = MECHANISMS[name] is ExponentialMechanism
+    if half and not clip:
+        pytest.skip("it has no outputs outside the range")
+    for epsilon in (0.1, 1.0, 4.0, 12.0):
+        for low, high in RANGES:
+            mechanism = MECHANISMS[name](epsilon, low, high, clip)
+            assert mechanism.delta == 0.0
+            expected = 0.5 * epsilon if half else epsilon
+            worst = worst_log_ratio(likelihoods(mechanism))
+            assert worst <= expected * (1 + 1e-12)
+            assert worst >= expected * (1 - 1e-9)
+
+
+# --- Every mechanism: one use, its price, its configuration, and refusals -------------------------
+
+LABELS = np.arange(60) % 4
+PRIOR = np.array([0.4, 0.3, 0.2, 0.1])
+RANGE = {"low": 0.0, "high": 8.0}
+FEATURES = np.random.default_rng(2).uniform(-0.5, 0.5, (60, 3))
+VOTES = np.stack([LABELS, (LABELS + 1) % 4])
+
+
+class Member(NamedTuple):
+    """A mechanism as a function of epsilon, and the vault and public input to use it with."""
+
+    make: Any
+    public: Any = None
+    kind: Mapping[str, float] = MappingProxyType({"num_classes": 4})
+    delta: float = 0.0
+
+    def vault(self, epsilon, store=None):
+        kind = self.kind
+        labels = LABELS if "num_classes" in kind else LABELS * 2.0
+        labels = labels % 2 if kind.get("num_classes") == 2 else labels
+        budget = PrivacyBudget(epsilon, self.delta)
+        return PrivateLabels(labels, budget=budget, store=store, **kind)
+
+    def use(self, vault, key):
+        mechanism = self.make(1.0)
+        if isinstance(mechanism, mechanisms.AggregateMechanism):
+            return vault.release(mechanism, public_input=self.public, key=key)
+        public = {} if self.public is None else {mechanism.public_input: self.public}
+        return vault.randomize(mechanism, key=key, **public)
+
+
+def resampling(epsilon):
+    return ClusterRandomizedResponse(4, 0.05, 4.0, draw_epsilon=epsilon).draw
+
+
+MEMBERS = {
+    "RandomizedResponse": Member(lambda e: RandomizedResponse(e, 4)),
+    "RRTopK": Member(lambda e: RRTopK(e, 4, 2), PRIOR),
+    "RRWithPrior": Member(lambda e: RRWithPrior(e, 4), PRIOR),
+    "InformativeRR": Member(lambda e: InformativeRR(e, 4), PRIOR),
+    "PriorResampling": Member(resampling, PRIOR),
+    "ALIBI": Member(lambda e: ALIBI(e, 4)),
+    "ALIBI, gaussian": Member(lambda e: ALIBI(e, 4, 1e-5, "gaussian"), delta=1e-5),
+    "PeerToPeerRandomizedResponse": Member(
+        lambda e: PeerToPeerRandomizedResponse(e, 0.4, 0.5, 10),
+        np.arange(60) % 5,
+        {"num_classes": 2},
+    ),
+    "RROnBins": Member(lambda e: RROnBins(e, (0, 4, 8), (2, 6), (0, 0, 1)), None, RANGE),
+    "ChannelMechanism": Member(
+        lambda e: ChannelMechanism(e, (0, 8), (0, 8), ((0.6, 0.4), (0.4, 0.6))), None, RANGE
+    ),
+    **{
+        name: Member(lambda e, kind=kind: kind(e, 0, 8), None, RANGE)
+        for name, kind in MECHANISMS.items()
+    },
+    "HistogramMechanism": Member(lambda e: HistogramMechanism(e, 4)),
+    "HistogramMechanism of groups": Member(lambda e: HistogramMechanism(e, 4), LABELS),
+    "LabelMomentMechanism": Member(
+        lambda e: LabelMomentMechanism(e, 1e-5, num_classes=4), FEATURES, delta=1e-5
+    ),
+    "MetricMechanism": Member(lambda e: MetricMechanism(e, "accuracy", 4), LABELS),
+    "MetricMechanism of numbers": Member(
+        lambda e: MetricMechanism(e, "mae", **RANGE), LABELS * 1.0, RANGE
+    ),
+    "SelectionMechanism": Member(lambda e: SelectionMechanism(e, "accuracy", 4), VOTES),
+}
+
+
+@pytest.fixture(params=MEMBERS)
+def member(request):
+    return MEMBERS[request.param]
+
+
+def test_every_mechanism_is_in_the_table():
+    kinds = (mechanisms.ClassificationMechanism, mechanisms.RegressionMechanism)
+    kinds = (*kinds, mechanisms.AggregateMechanism, ALIBI, PeerToPeerRandomizedResponse)
+    found = [getattr(mechanisms, name) for name in mechanisms.__all__]
+    public = {one for one in found if isinstance(one, type) and issubclass(one, kinds)}
+    here = {type(each.make(1.0)) for each in MEMBERS.values()}
+    assert {one for one in public if not one.__abstractmethods__} <= here
+
+
+def test_a_use_costs_what_the_mechanism_states(member, tmp_path):
+    """One receipt; the budget of one use does not pay for two, and a store reads both back."""
+    vault = member.vault(1.0, tmp_path / "store")
+    released = member.use(vault, "first")
+    (receipt,) = vault.receipts
+    assert [one.charge for one in released.receipts] == [receipt.charge]
+    assert (receipt.charge.epsilon, receipt.charge.delta) == (1.0, member.delta)
+    assert released.guarantee().epsilon == vault.guarantee().epsilon == 1.0
+    with pytest.raises(BudgetExceededError):
+        member.use(vault, "second")
+    assert vault.receipts == (receipt,)
+    again = member.vault(1.0, tmp_path / "store")
+    assert again.mechanism("first") == member.make(1.0)
+    assert again.guarantee() == vault.guarantee()
+
+
+def test_round_trip(member):
+    mechanism = member.make(1.0)
+    config = mechanism.get_config()
+    fields = [field.name for field in dataclasses.fields(mechanism)]
+    assert list(config) == [name for name in fields if name != "receipts"]
+    again = type(mechanism).from_config(json.loads(json.dumps(config)))
+    assert again == mechanism and hash(again) == hash(mechanism)
+    assert again.get_config() == config
+    assert member.make(2.0) != mechanism
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.epsilon = 100.0
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", [name for name in MEMBERS if name != "PriorResampling"])
+def test_epsilon_out_of_range(name, epsilon):
+    with pytest.raises(ValueError, match=r"epsilon must be finite and above zero.*plain labels"):
+        MEMBERS[name].make(epsilon)
+
+
+@pytest.mark.parametrize("epsilon", ["1", None, True, 1j])
+@pytest.mark.parametrize("name", [name for name in MEMBERS if name != "PriorResampling"])
+def test_epsilon_of_a_wrong_type(name, epsilon):
+    with pytest.raises(TypeError, match="epsilon must be a number above zero, got"):
+        MEMBERS[name].make(epsilon)
+
+
+def test_rng_of_a_wrong_type(member):
+    mechanism, vault = member.make(1.0), member.vault(1.0)
+    labels = vault.kind.any_labels(60)
+    call = getattr(mechanism, "randomize", None) or mechanism.release
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator or None, got int"):
+        call(labels, member.public, rng=7)
+
+
+def test_labels_of_another_kind_are_refused_and_not_shown(member):
+    mechanism = member.make(1.0)
+    call = getattr(mechanism, "randomize", None) or mechanism.release
+    labels = member.vault(1.0).kind.any_labels(60) * 1.0
+    labels[7] = 987654.25
+    with pytest.raises((TypeError, ValueError), match="labels must") as caught:
+        call(labels if "num_classes" not in member.kind else labels.astype(int), member.public)
+    assert "987654" not in str(caught.value)
