@@ -102,7 +102,7 @@ def evaluate_by_noisy_labels(noisy: Any, predictions: Any, metric: str, model: A
     """Returns an unbiased metric of predictions on noisy labels; post-processing, no charge."""
     public = public_input(predictions, model)
     predictions = public.value[0]
-    if {one.id for one in public.receipts} & {one.id for one in noisy.receipts}:
+    if {receipt.id for receipt in public.receipts} & {receipt.id for receipt in noisy.receipts}:
         raise ValueError(
             "the model has learnt from these noisy labels, by its receipts, and would look better "
             "than it is. Draw noisy labels for held-out examples: labels.split(0.2)."
@@ -199,26 +199,21 @@ def _checked_predictions(predictions: Any, mechanism: MetricMechanism | Selectio
     return None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Counts:
-    """Noisy numbers of labels by public group and class, (G, K), from one release."""
-
-    values: np.ndarray
-    noise: float  # standard deviation
-    group_sizes: np.ndarray  # (G,), public
-    receipts: Receipts
-
-
 def _release_counts(
     labels: Any, public: PublicInput[Any], groups: Any, size: int, epsilon: float, key: str | None
-) -> _Counts:
-    mechanism = HistogramMechanism(epsilon, labels.kind.num_classes)
+) -> tuple[np.ndarray, np.ndarray, float, Receipts]:
+    """Returns noisy numbers of labels by public group and class (G, K), by one release.
+
+    Then the sizes of the groups (G,), the standard deviation of the noise, and the receipts.
+    """
+    number = labels.kind.num_classes
+    mechanism = HistogramMechanism(epsilon, number)
     released = labels.release(mechanism, public_input=public.with_value(groups), key=key)
-    values = np.zeros((size, labels.kind.num_classes))
-    values[: len(released.values)] = released.values
-    group_sizes = np.bincount(groups, minlength=size)
-    values[group_sizes == 0] = 0.0  # known without a label
-    return _Counts(values, mechanism.noise_stddev, group_sizes, released.receipts)
+    counts = np.zeros((size, number))
+    counts[: len(released.values)] = released.values
+    sizes = np.bincount(groups, minlength=size)
+    counts[sizes == 0] = 0.0  # known without a label
+    return counts, sizes, mechanism.noise_stddev, released.receipts
 
 
 def _confusion_matrix(
@@ -226,10 +221,11 @@ def _confusion_matrix(
 ) -> Evaluation:
     number = labels.kind.num_classes
     predicted = class_predictions("accuracy", public.value, number)
-    counts = _release_counts(labels, public, predicted, number, epsilon, key)
-    errors = np.where(counts.group_sizes > 0, counts.noise, 0.0)
-    errors = np.broadcast_to(errors, (number, number))
-    return Evaluation("confusion_matrix", counts.values.T, errors, len(labels), counts.receipts)
+    counts, sizes, noise, receipts = _release_counts(
+        labels, public, predicted, number, epsilon, key
+    )
+    errors = np.broadcast_to(np.where(sizes > 0, noise, 0.0), counts.shape)
+    return Evaluation("confusion_matrix", counts.T, errors, len(labels), receipts)
 
 
 def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None) -> Evaluation:
@@ -243,11 +239,12 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
     # Bins of about as many examples each, by the public scores.
     edges = np.unique(np.quantile(scores, np.linspace(0.0, 1.0, _AUC_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, scores, side="right")
-    counts = _release_counts(labels, public, bins, edges.size + 1, epsilon, key)
-    totals = counts.group_sizes
+    counts, sizes, noise, receipts = _release_counts(
+        labels, public, bins, edges.size + 1, epsilon, key
+    )
     # The sizes of the groups are public: the difference of two counts has half the variance.
-    positives = 0.5 * (totals + counts.values[:, 1] - counts.values[:, 0])
-    negatives = totals - positives
+    positives = 0.5 * (sizes + counts[:, 1] - counts[:, 0])
+    negatives = sizes - positives
     p, n = positives.sum(), negatives.sum()
     value, error = math.nan, math.inf
     if p > 0.0 and n > 0.0:
@@ -255,9 +252,8 @@ def _auc(labels: Any, public: PublicInput[Any], epsilon: float, key: str | None)
         above = p - np.cumsum(positives) + 0.5 * positives
         value = float(positives @ below / (p * n))
         slopes = (below - above) / (p * n) - value * (n - p) / (p * n)
-        noise = counts.noise / math.sqrt(2.0)
-        error = float(noise * np.sqrt(np.square(slopes[totals > 0]).sum()))
-    return Evaluation("auc", value, error, len(labels), counts.receipts)
+        error = float(noise * np.sqrt(0.5 * np.square(slopes[sizes > 0]).sum()))
+    return Evaluation("auc", value, error, len(labels), receipts)
 
 
 def _calibration(
@@ -269,17 +265,17 @@ def _calibration(
     confidence = rows[np.arange(size), predicted]
     bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), _CALIBRATION_BINS - 1)
     shape = (_CALIBRATION_BINS, number)
-    groups = bins * number + predicted
-    counts = _release_counts(labels, public, groups, _CALIBRATION_BINS * number, epsilon, key)
-    classes = np.arange(number)
-    right = counts.values.reshape(*shape, number)[:, classes, classes].sum(axis=1)
-    filled = (counts.group_sizes > 0).reshape(shape).sum(axis=1)
-    totals = counts.group_sizes.reshape(shape).sum(axis=1)
+    counts, sizes, noise, receipts = _release_counts(
+        labels, public, bins * number + predicted, math.prod(shape), epsilon, key
+    )
+    right = np.diagonal(counts.reshape(*shape, number), axis1=1, axis2=2).sum(axis=1)
+    filled = (sizes > 0).reshape(shape).sum(axis=1)
+    totals = sizes.reshape(shape).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share, error = right / totals, counts.noise * np.sqrt(filled) / totals
+        share, error = right / totals, noise * np.sqrt(filled) / totals
         mean = np.bincount(bins, weights=confidence, minlength=_CALIBRATION_BINS) / totals
     details = {"predicted": mean, "examples": totals}
-    return Evaluation("calibration", share, error, size, counts.receipts, details)
+    return Evaluation("calibration", share, error, size, receipts, details)
 
 
 _HISTOGRAM_METRICS = {

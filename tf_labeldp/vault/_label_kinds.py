@@ -73,9 +73,15 @@ class LabelKind(abc.ABC):
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         """Raises if the mechanism is not for these labels."""
 
-    @abc.abstractmethod
-    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
+    def check_release(self, mechanism: Setting[Any]) -> None:
         """Raises if a mechanism of many labels is not for these."""
+        for name in ("num_classes", "num_labels"):
+            found, own = getattr(mechanism, name, None), getattr(self, name)
+            if found != own:
+                raise ValueError(
+                    f"the mechanism has {name}={found}, the labels have {own}. Make the mechanism "
+                    f"for {self.describe()}."
+                )
 
     def header(self) -> dict[str, Any]:
         """Returns what a store records of the kind of its labels."""
@@ -214,12 +220,8 @@ class Numbers(LabelKind):
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
 
-    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
-        if mechanism.num_classes is not None or mechanism.num_labels is not None:
-            raise ValueError(
-                "the mechanism is for classes or rows of labels, the labels are "
-                f"{self.describe()}. Give it the values to count at, values=..., instead."
-            )
+    def check_release(self, mechanism: Setting[Any]) -> None:
+        super().check_release(mechanism)
         self._check_range(mechanism.label_range())
 
     def _check_range(self, found: tuple[float, float] | None) -> None:
@@ -306,15 +308,6 @@ class Classes(LabelKind):
             checked_mechanism(mechanism, ClassificationMechanism)
         self.check_release(mechanism)
 
-    def check_release(self, mechanism: Setting[Any]) -> None:
-        found = getattr(mechanism, "num_classes", None)
-        if found != self.num_classes:
-            raise ValueError(
-                f"the mechanism has num_classes={'numbers' if found is None else found}, the "
-                f"labels have {self.num_classes}. Make the mechanism with the labels' number of "
-                "classes."
-            )
-
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros(size, dtype=np.int64)
 
@@ -389,13 +382,6 @@ class Rows(LabelKind):
                 f"{mechanism!r} can't draw rows of labels: each label of a row is drawn by itself, "
                 "between 0 and 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
                 f"{self.num_labels} times."
-            )
-
-    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
-        if mechanism.num_labels != self.num_labels:
-            raise ValueError(
-                f"the mechanism has num_labels={mechanism.num_labels}, the rows have "
-                f"{self.num_labels} labels. Make the mechanism for rows of that many labels."
             )
 
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:

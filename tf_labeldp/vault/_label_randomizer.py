@@ -215,7 +215,7 @@ class LabelRandomizer(Randomizer):
         if stored is not None:
             # Machines round differently and may choose other bins among equally good ones.
             losses = [
-                one.expected_loss(prior.probabilities, self.loss) for one in (stored, mechanism)
+                bins.expected_loss(prior.probabilities, self.loss) for bins in (stored, mechanism)
             ]
             if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
                 why = f"the stored one is not optimal for loss={self.loss!r}"

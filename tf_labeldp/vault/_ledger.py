@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -44,23 +45,13 @@ _CAME_ALONG = (
 
 
 class Use(NamedTuple):
-    """One line of ``PrivateLabels.history()``.
+    """One line of ``PrivateLabels.history()``: a use, or a change of the budget."""
 
-    Attributes:
-        time: in UTC; empty for uses of version 0.1.
-        what: the use, or the change of the budget, in words.
-        examples: number of examples touched.
-        epsilon: of this use alone.
-        epsilon_so_far: of all uses up to it, at the delta of the budget.
-        actor: the person or login.
-        key: the name of the use.
-    """
-
-    time: str
+    time: str  # in UTC
     what: str
-    examples: int
-    epsilon: float
-    epsilon_so_far: float
+    examples: int  # their number
+    epsilon: float  # of this use alone
+    epsilon_so_far: float  # at the delta of the budget
     actor: str
     key: str
 
@@ -151,7 +142,9 @@ class Ledger:
                 )
             for digests, receipts in ledger.weights():
                 note_digests(digests, receipts)
-        LEDGERS[ledger.label_set.name] = _Weights(ledger, store.path)
+        LEDGERS[ledger.label_set.name] = functools.partial(
+            _keep_weights, weakref.ref(ledger), ledger.label_set.name, store.path
+        )
         return ledger
 
     @classmethod
@@ -197,9 +190,11 @@ class Ledger:
             other = self._others[path]
             with other.turn():
                 new = other.records[other._taken :]
-            for receipt in self._not_counted([one.receipt for one in new if one.receipt], own):
+            for receipt in self._not_counted(
+                [record.receipt for record in new if record.receipt], own
+            ):
                 self.keep(receipt=receipt)
-            raised = [one for one in new if one.budget is not None]
+            raised = [record for record in new if record.budget is not None]
             if raised and other.budget != self.budget and _covers(other.budget, self.budget):
                 last = raised[-1]
                 self.keep(budget=last.budget, reason=last.reason, time=last.time, actor=last.actor)
@@ -265,16 +260,16 @@ class Ledger:
     def weights(self) -> list[tuple[list[bytes], Receipts]]:
         """Returns digests of weights of models, and the receipts that they were made of."""
         return [
-            ([bytes.fromhex(digest) for digest in one.weights], one.made_of)
-            for one in self.records
-            if one.weights
+            ([bytes.fromhex(digest) for digest in record.weights], record.made_of)
+            for record in self.records
+            if record.weights
         ]
 
     def _not_counted(self, receipts: Iterable[Receipt], labels: LabelSet) -> list[Receipt]:
         return [
-            one
-            for one in merge_receipts(receipts)
-            if one.id not in self._counted and may_count(labels, one)
+            receipt
+            for receipt in merge_receipts(receipts)
+            if receipt.id not in self._counted and may_count(labels, receipt)
         ]
 
     def raise_budget(self, budget: PrivacyBudget, reason: str) -> None:
@@ -322,10 +317,10 @@ class Ledger:
                 break
         else:
             return
-        several = [f"{one.what}, which came along," for one in came_along]
+        several = [f"{receipt.what}, which came along," for receipt in came_along]
         what = " and ".join(dict.fromkeys([*several, *(words for words, _ in planned)]))
         deltas = [charge.delta for _, charge in planned]
-        most = max([*deltas, *(one.charge.delta for one in came_along)], default=0.0)
+        most = max([*deltas, *(receipt.charge.delta for receipt in came_along)], default=0.0)
         budget = self.budget
         if budget.delta == 0.0 and most > 0.0:
             raise BudgetExceededError(
@@ -335,7 +330,7 @@ class Ledger:
                 "noise, which needs none."
             )
         before = self._composition.histories(self.label_set, rows)
-        spent = max(self._composed(one).epsilon for one in before)
+        spent = max(self._composed(history).epsilon for history in before)
         raise BudgetExceededError(
             f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
             f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget {budget}. "
@@ -352,7 +347,7 @@ class Ledger:
             use = Charge(epsilon, 0.0, pure_dp_event(epsilon))
             return all(budget.allows(self._composed(history, [use])) for history in histories)
 
-        spent = max((self._composed(one).epsilon for one in histories), default=0.0)
+        spent = max((self._composed(history).epsilon for history in histories), default=0.0)
         low = max(0.0, budget.epsilon - spent)  # basic composition
         if budget.delta == 0.0 or not histories:
             return low if low > 1e-9 * budget.epsilon else 0.0
@@ -369,33 +364,33 @@ class Ledger:
             spread = list(self._composition.spread(self.label_set))
         found: Counter[float] = Counter()
         for histories, count in spread:
-            found[max(self._composed(one).epsilon for one in histories)] += count
+            found[max(self._composed(history).epsilon for history in histories)] += count
         return sorted(found.items())
 
     def history(self) -> History:
         """Returns the uses in order; like uses that follow each other are one line."""
         with self.turn():
-            records = [one for one in self.records if one.receipt or one.budget]
+            records = [record for record in self.records if record.receipt or record.budget]
         uses: list[Use] = []
         so_far = Composition()
         delta = self.budget.delta
         for _, like in itertools.groupby(records, _line_of):
             first, *more = like
-            receipts = [one.receipt for one in (first, *more) if one.receipt is not None]
+            receipts = [record.receipt for record in (first, *more) if record.receipt is not None]
             for receipt in receipts:
                 so_far.add(receipt)
             spent = so_far.guarantee(delta).epsilon
-            one = first.receipt
-            if one is None:
+            use = first.receipt
+            if use is None:
                 what = f"budget raised to {first.budget}: {first.reason}"
                 uses.append(Use(first.time, what, 0, 0.0, spent, first.actor, ""))
                 continue
             alone = Composition(receipts).guarantee(delta).epsilon
-            what = one.what + (", which failed" if one.kind == "failed" else "")
+            what = use.what + (", which failed" if use.kind == "failed" else "")
             what += f", {len(receipts)} times" if more else ""
-            what += ", which came along" if one.labels != self.label_set else ""
-            key = "" if more or one.key.startswith(UNNAMED) else one.key
-            uses.append(Use(one.time, what, one.num_examples, alone, spent, one.actor, key))
+            what += ", which came along" if use.labels != self.label_set else ""
+            key = "" if more or use.key.startswith(UNNAMED) else use.key
+            uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
         return History(uses)
 
     def _composed(self, history: CountedCharges, more: Sequence[Charge] = ()) -> PrivacyGuarantee:
@@ -407,10 +402,9 @@ class Ledger:
 def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:
     """Erases what a store holds of its labels, and keeps the account of what was spent.
 
-    The salted digest of the labels, the key of keyed draws, all draws and all digests of files are
-    removed; the receipts stay, for ``report``, and in a project they still count. No label can be
-    drawn any more. Published outputs stay published; backups, and blocks that a disk has not yet
-    overwritten, are beyond a program.
+    The salted digest of the labels, the key of keyed draws and all draws are removed, so that no
+    label can be drawn any more; the receipts stay, and in a project they still count. Published
+    outputs, backups, and blocks that a disk has not yet overwritten, are beyond a program.
 
     Args:
         path: of the store.
@@ -436,22 +430,23 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
     Ledger.of_store(path)  # raises for a folder that is no store, or not whole
     store = LabelStore(path)
     with store.locked():
-        releases = [one.release for one in Ledger.of_store(path).records if one.release]
+        releases = [record.release for record in Ledger.of_store(path).records if record.release]
         sums = [release["sums"] for release in releases if "sums" in release]
         return store.forget(sums, timestamp(), actor or actor_name())
 
 
-class _Weights:
-    """Keeps weights in the store of a vault, also when the vault is gone: an export comes later."""
-
-    def __init__(self, ledger: Ledger, path: pathlib.Path) -> None:
-        self._ledger, self._path, self._name = weakref.ref(ledger), path, ledger.label_set.name
-
-    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
-        ledger = self._ledger() or Ledger.of_store(self._path, read_only=False)
-        if ledger.label_set.name == self._name:
-            with ledger.turn():
-                ledger.keep(weights=tuple(one.hex() for one in digests), made_of=tuple(receipts))
+def _keep_weights(
+    vaults: weakref.ref[Ledger],
+    label_set: str,
+    path: pathlib.Path,
+    digests: Sequence[bytes],
+    receipts: Receipts,
+) -> None:
+    """Keeps weights in a store, also when the vault is gone: an export may come later."""
+    ledger = vaults() or Ledger.of_store(path, read_only=False)
+    if ledger.label_set.name == label_set:
+        with ledger.turn():
+            ledger.keep(weights=tuple(digest.hex() for digest in digests), made_of=tuple(receipts))
 
 
 def _first_budget(
@@ -467,7 +462,7 @@ def _first_budget(
                 "budget=PrivacyBudget(epsilon=1.0), or check the path."
             )
         return budget
-    kept = max(budgets, key=lambda one: (one.epsilon, one.delta))
+    kept = max(budgets, key=lambda budget: (budget.epsilon, budget.delta))
     if budget not in (None, kept):
         raise DrawSettingsError(
             f"the stores of this project share the budget {kept}, and {budget} was given. Leave "
@@ -497,7 +492,7 @@ def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
 
 def _line_of(record: Record) -> Any:
     """Returns what records of one line of a history have in common: like steps."""
-    one = record.receipt
-    if one is None or one.kind != "steps":
+    use = record.receipt
+    if use is None or use.kind != "steps":
         return record.number
-    return one.what, one.charge, one.labels, one.actor, one.num_examples
+    return use.what, use.charge, use.labels, use.actor, use.num_examples

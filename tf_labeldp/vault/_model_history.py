@@ -16,7 +16,7 @@ import pathlib
 import sys
 import weakref
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_labeldp.accounting import (
@@ -53,8 +53,8 @@ from tf_labeldp.vault._records import PUBLIC_INPUT, LabelStoreError
 
 _KERAS_CLASSES = ("keras_layers", "training", "self_supervised", "semi_supervised")
 """The parts that register the classes which files of models name."""
-LEDGERS: dict[str, Any] = {}
-"""Of the stores of vaults, by the name of their label set; ``keep_weights`` writes to them."""
+LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
+"""Functions that keep weights in the stores of vaults, by the name of the label set."""
 
 
 def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
@@ -63,10 +63,10 @@ def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None
     Layers, and not the model alone: an encoder is usually a new model over layers of a trained one.
     """
     added = tuple(receipts)
-    trainable = [one for one in layers_of(model) if one.trainable_weights]
+    trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
     merged: dict[int, Receipts] = {}  # layers of one model mostly share a tuple
-    for layer in {id(one): one for one in (model, *chosen)}.values():
+    for layer in {id(part): part for part in (model, *chosen)}.values():
         known = history_of(layer)
         if known is None:
             known = History((), frozenset(weight_digests(own_weights(layer))))
@@ -81,8 +81,10 @@ def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | Non
     The weights may be read later than the receipts.
     """
     layers = layers_of(model)
-    chosen = layers if places is None else [layers[one] for one in places if one < len(layers)]
-    for layer in {id(one): one for one in (model, *chosen)}.values():
+    chosen = (
+        layers if places is None else [layers[place] for place in places if place < len(layers)]
+    )
+    for layer in {id(part): part for part in (model, *chosen)}.values():
         known = (history_of(layer) or History()).receipts
         _set_history(layer, History(merge_receipts(known, receipts)))
 
@@ -166,9 +168,9 @@ def cover_steps(optimizer: Any, steps: float | None = None) -> None:
 def note_weights(digests: Sequence[bytes], receipts: Receipts) -> None:
     """Notes the receipts of weights, here and in the stores of vaults that paid for some."""
     note_digests(digests, receipts)
-    for name in {one.labels.name for one in receipts if digests} & set(LEDGERS):
+    for name in {receipt.labels.name for receipt in receipts if digests} & set(LEDGERS):
         with contextlib.suppress(OSError, LabelStoreError):  # gone, or not to be written to
-            LEDGERS[name].keep_weights(digests, receipts)
+            LEDGERS[name](digests, receipts)
 
 
 def _digests_by_layer(layers: Iterable[Any]) -> dict[Any, list[bytes]]:
@@ -244,7 +246,7 @@ def declare(
             f"artefact must be a Keras model or layer, got {type(artefact).__name__}. Noisy labels "
             "and heads carry their receipts themselves."
         )
-    unknown = [one for one in public.receipts if one.kind == "unknown"]
+    unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
     claim = declared_receipt(unknown, because.strip(), epsilon, delta)
     parts = made_of if isinstance(made_of, PublicInput) else tuple(made_of)
     attach(artefact, merge_receipts(public.receipts, [claim], public_input(parts).receipts))
@@ -319,7 +321,9 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     histories = _histories_in(path)
     _match_by_name(model, histories)
     # A file that was written within a training has the receipts of the weights as they are there.
-    under_way = [one for one in layers_of(model) if (h := history_of(one)) and h.digests is None]
+    under_way = [
+        layer for layer in layers_of(model) if (h := history_of(layer)) and h.digests is None
+    ]
     _cover_weights(_digests_by_layer(under_way))
     of_model = histories.get(model.name)
     if of_model is not None and of_model.steps is not None:

@@ -193,8 +193,8 @@ class NoisyLabels:
                 uniform ones.
 
         Raises:
-            TypeError: a mechanism whose posterior is not known.
-            ValueError: numbers without priors, or priors of a wrong shape.
+            TypeError, ValueError: a mechanism whose posterior is not known; numbers without priors,
+                or priors of a wrong shape.
         """
         priors = self.priors if priors is None else bare(priors)
         if not self._is_rows_of_labels:
@@ -217,9 +217,8 @@ class NoisyLabels:
                 for that of the mechanism.
 
         Raises:
-            TypeError: a mechanism whose bias is not known.
-            ValueError: noisy labels that are independent of the true ones, or numbers without
-                priors.
+            TypeError, ValueError: a mechanism whose bias is not known; noisy labels that are
+                independent of the true ones, or numbers without priors.
         """
         if self._is_rows_of_labels:
             both = debiased(self.mechanism, self.values.reshape(-1))
@@ -242,7 +241,7 @@ class NoisyLabels:
         Raises:
             TypeError: a mechanism whose bias is not known.
             ValueError: the model has learnt from these noisy labels, by its receipts; another
-                metric, or predictions of a wrong shape.
+                metric, or unsuitable predictions.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -255,11 +254,7 @@ class NoisyLabels:
         return evaluate_by_noisy_labels(self, predictions, metric, model)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of these noisy labels and of their priors.
-
-        Args:
-            delta: of the statement; None for that of the vault's budget.
-        """
+        """Returns the statement of these noisy labels and their priors, at the budget's delta."""
         if not self.receipts and len(self):
             return PrivacyGuarantee(float("inf"), assumptions=(_NO_RECEIPT,))
         stated = compose_receipts(self.receipts, delta).with_remarks(self.remarks)
@@ -321,13 +316,7 @@ class NoisyLabels:
         """Writes the noisy labels, their mechanism, priors, receipts and statement into a folder.
 
         It may be published; the receipts record when and by whom they were drawn
-        (``PrivateLabels(actor=)``).
-
-        Args:
-            folder: new, or without noisy labels in it.
-
-        Raises:
-            FileExistsError: the folder has noisy labels already.
+        (``PrivateLabels(actor=)``). Raises a ``FileExistsError`` if the folder has noisy labels.
         """
         path = pathlib.Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
@@ -340,7 +329,7 @@ class NoisyLabels:
             if (content := getattr(self.priors, part, None)) is not None:
                 arrays[name] = np.asarray(content)
         classes = self.classes
-        if not all(isinstance(one, (str, int, float, bool)) for one in classes or ()):
+        if not all(isinstance(name, (str, int, float, bool)) for name in classes or ()):
             classes = tuple(map(str, classes or ()))
         publish(path / _ARRAYS, npz(arrays))
         publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
@@ -356,9 +345,11 @@ class NoisyLabels:
             "mechanism": serialize(self.mechanism),
             "bias_correction": self.bias_correction,
             "remarks": list(self.remarks),
-            "assumptions": [Assumption.of(one).to_json() for one in self.assumptions],
-            "receipts": [one.to_json() for one in self.receipts],
-            "prior_receipts": [one.id for one in (self.priors.receipts if self.priors else ())],
+            "assumptions": [Assumption.of(note).to_json() for note in self.assumptions],
+            "receipts": [receipt.to_json() for receipt in self.receipts],
+            "prior_receipts": [
+                receipt.id for receipt in (self.priors.receipts if self.priors else ())
+            ],
         }
 
     @classmethod
@@ -416,10 +407,10 @@ class NoisyLabels:
 
     @classmethod
     def _of(cls, fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> NoisyLabels:
-        receipts = tuple(Receipt.from_json(one) for one in fields["receipts"])
+        receipts = tuple(Receipt.from_json(receipt) for receipt in fields["receipts"])
         priors = None
         if "probabilities" in arrays:
-            paid = tuple(one for one in receipts if one.id in fields["prior_receipts"])
+            paid = tuple(receipt for receipt in receipts if receipt.id in fields["prior_receipts"])
             parts: dict[str, Any] = {p: arrays.get(name) for name, p in _PRIOR_ARRAYS.items()}
             priors = Priors(**parts, receipts=paid)
         classes = fields["classes"]

@@ -58,10 +58,8 @@ class Randomizer(abc.ABC):
     ) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        Args:
-            labels: the vault.
-            key: the name of the draws; None for a name that is always the same.
-            public: the value that ``public_input`` names, with the receipts of the randomizer.
+        ``key`` names the draws; None for a name that is always the same. ``public`` is the value
+        that ``public_input`` names, with the receipts of the randomizer.
         """
 
     @abc.abstractmethod
@@ -73,7 +71,9 @@ class Randomizer(abc.ABC):
         labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
     ) -> None:
         """Raises unless those of these draws that are missing all fit the budget, together."""
-        missing = {name: one for name, one in draws.items() if not labels.has_draw(name)}
+        missing = {
+            name: mechanism for name, mechanism in draws.items() if not labels.has_draw(name)
+        }
         if missing:
             labels.check_budget(list(missing.values()), receipts=receipts)
         if next(iter(draws)) in missing:
@@ -95,50 +95,44 @@ class PrivateLabels:
         before anything is drawn.
 
     The process and its store folder are trusted; outputs may be published with the features. No
-    label is shown elsewhere, not in ``repr`` nor in an error; pickling and copying are refused. A
-    store has a salted digest of the labels, ``PRIVATE-fingerprint``, which is not differentially
-    private: keep the store with the labels. Processes share a vault through its store; without one,
-    a process that was forked from the vault's is refused.
+    label is shown elsewhere, not in ``repr`` nor in an error. A store has a salted digest of the
+    labels, which is not differentially private: keep it with the labels. Processes share a vault
+    through its store; without one, a forked process is refused.
 
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
             or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
             ``num_labels``. An array, list, tensor or column of a data frame; copied.
         num_classes: K, at least 2; may be left out where ``classes`` is given.
-        budget: the most that may be spent on one label. A store keeps it: later it may be left out,
-            and can only be changed by ``raise_budget``.
+        budget: the most that may be spent on one label. A store keeps it: leave it out later.
         classes: the class values, in the order of their codes 0..K-1. Public knowledge: inferring
             them from the labels would reveal rare ones.
         low: the smallest label of a regression task; public knowledge, like ``high``.
         high: the largest label of a regression task.
-        clip: for regression, whether labels outside the range are set to its nearer end; without,
-            they are refused.
+        clip: for regression, whether labels outside the range are set to its nearer end.
         num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
         people: the name of the population of the labels. Costs of several vaults add up, since they
             may hold labels of the same people, unless these names differ.
         store: folder that keeps every use. Opened again with the same labels it returns the same
             draws and charges nothing for them. Without one, a second run spends again.
         project: whether the folder around the store is a project, whose stores share the budget of
-            the first one, as one person may be in several label sets: each use counts in all of
-            them, unless ``people`` differ. None for the choice that the store keeps, and for a new
-            store whether there is a project in the folder.
+            the first one: each use counts in all of them, unless ``people`` differ. None for the
+            choice that the store keeps; for a new store, whether there is a project in the folder.
         draws: the source of the random bits of noisy labels. ``"stored"``: the operating system,
-            once; ``"keyed"``: a secret key and the row, by ``scale.randomize_batch``, so that
-            engines can repeat the draw elsewhere. The key is ``labels.key`` in the store, a
-            ``scale.ReleaseKey``, whose releases count here. Takes the mechanisms of
-            ``randomize_batch``; statistics are stored as ever.
+            once; ``"keyed"``: a secret key and the row, so that ``scale`` can repeat the draw on
+            engines. The key is ``labels.key`` in the store, a ``scale.ReleaseKey``, whose releases
+            count here. Takes the mechanisms of ``scale.randomize_batch``.
         ids: for keyed draws, the name of each row (n,): whole numbers or texts, each once. None for
             the row numbers.
-        actor: the person who runs this, for the receipts, which are published; None for the
-            environment variable ``LABELDP_ACTOR``, or the name of the login.
+        actor: the person who runs this, named in published receipts; None for the environment
+            variable ``LABELDP_ACTOR``, or the name of the login.
         insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
 
     Raises:
         TypeError: the labels are not integers and neither classes nor a range are given.
         ValueError: labels outside the classes or the range, wrong shape, no budget, or
             contradictory arguments.
-        LabelStoreError: the store is of other labels, settings or budget, or damaged; or the folder
-            is no store.
+        LabelStoreError: a store of other labels, settings or budget, a damaged one, or none.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
@@ -369,9 +363,6 @@ class PrivateLabels:
                 nothing, for any priors. Without a name the draws of a run are numbered, and a store
                 answers them in that order.
 
-        Returns:
-            ``NoisyLabels``; ``numpy.asarray`` gives the values.
-
         Warns:
             UserWarning: the budget's delta is not below 1/n; of ``release`` and ``charge`` too.
 
@@ -380,9 +371,8 @@ class PrivateLabels:
             LabelStoreError: the stored draw of this name has other settings.
             RuntimeError: this process was forked, and the vault has no store; or a mechanism of
                 another library failed on the labels, and was charged.
-            TypeError: ``mechanism`` is not a mechanism for labels of this kind.
-            ValueError: other number of classes or range, bad indices, public input or key, or a
-                mechanism of another library that breaks its claims; nothing was charged.
+            TypeError, ValueError: a mechanism for other labels, or one that breaks its claims; bad
+                indices, public input or key. Nothing was charged.
         """
         several = {"priors": priors, "clusters": clusters, "features": features}
         given = {name: value for name, value in several.items() if value is not None}
@@ -433,16 +423,8 @@ class PrivateLabels:
                 returned only for its own public input.
             key: a name for this release, as for ``randomize``.
 
-        Returns:
-            ``NoisyStatistic``; ``numpy.asarray`` gives its values.
-
         Raises:
-            BudgetExceededError: an example would pass the budget; nothing was released.
-            LabelStoreError: the stored release of this name has other settings.
-            RuntimeError: as for ``randomize``.
-            TypeError: ``mechanism`` is not a mechanism of many labels.
-            ValueError: a mechanism for other labels, bad indices, public input or key; nothing was
-                charged.
+            As ``randomize``.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget
@@ -487,8 +469,7 @@ class PrivateLabels:
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was released.
             TypeError: rows of labels.
-            ValueError: another metric, or predictions of a wrong shape, not finite or no
-                probabilities; nothing was charged.
+            ValueError: another metric, or unsuitable predictions; nothing was charged.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget
@@ -515,7 +496,8 @@ class PrivateLabels:
     ) -> Receipt:
         """Charges a use of the labels whose output does not pass through the vault: noisy steps.
 
-        Call it before the use, once for each. ``LabelDPModel.fit`` does so before every epoch.
+        Call it before the use, once for each, as ``LabelDPModel.fit`` does before every epoch. The
+        receipt belongs to every output of the use, next to those of ``made_of``.
 
         Args:
             charge: of the use: ``accounting.dp_sgd_charge(...)``, or an ``accounting.Charge`` of
@@ -531,13 +513,8 @@ class PrivateLabels:
             metrics_reported: whether loss or metrics on true labels are shown.
             sample_weights: whether examples are weighted.
 
-        Returns:
-            The receipt, which belongs to every output of this use, next to those of ``made_of``.
-
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was charged.
-            RuntimeError: this process was forked, and the vault has no store.
-            TypeError: ``charge`` is not a charge.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget, dp_sgd_charge
@@ -564,8 +541,8 @@ class PrivateLabels:
         }
         came_along = public_input(made_of, indices, self._chosen_by).receipts
         with self._ledger.turn():
-            for one in self._ledger.check(rows, [(what, charge)], came_along):
-                self._ledger.keep(receipt=one)
+            for other in self._ledger.check(rows, [(what, charge)], came_along):
+                self._ledger.keep(receipt=other)
             receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
             self._ledger.keep(receipt=receipt)
         return receipt
@@ -573,20 +550,15 @@ class PrivateLabels:
     def adopt(self, receipts: Iterable[Receipt]) -> None:
         """Counts receipts that came with a model or priors, if they may be of these labels.
 
-        They are taken for those of the same labels, unless both have stores or ``people`` declares
-        that they are of different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads
-        call it.
-
-        Args:
-            receipts: of a model; those that were counted here already count once.
+        They may, unless both label sets have stores, or ``people`` declares that they are of
+        different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads call it.
 
         Raises:
-            BudgetExceededError: together with what was spent here they pass the budget; nothing was
-                counted.
+            BudgetExceededError: together they pass the budget; nothing was counted.
         """
         with self._ledger.turn():
-            for one in self._ledger.check(self._rows(None), [], receipts):
-                self._ledger.keep(receipt=one)
+            for receipt in self._ledger.check(self._rows(None), [], receipts):
+                self._ledger.keep(receipt=receipt)
 
     def check_budget(
         self,
@@ -596,15 +568,12 @@ class PrivateLabels:
         indices: Public[Any] = None,
         receipts: Iterable[Receipt] = (),
     ) -> None:
-        """Raises if a use, or several one after another, would pass the budget; draws nothing.
+        """Raises a ``BudgetExceededError`` if these uses would pass the budget; draws nothing.
 
         Args:
             mechanism: one, or several, for ``randomize``, ``release`` or ``charge``.
             indices: as for ``randomize``.
             receipts: of the public inputs of the use.
-
-        Raises:
-            BudgetExceededError: as ``randomize`` would.
         """
         public = public_input(mechanism, indices)
         planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
@@ -632,8 +601,7 @@ class PrivateLabels:
     def guarantee(self, *, after: Public[Any] = (), delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all uses so far, for the most charged example.
 
-        It covers every output, whether or not it was kept. ``model.guarantee()`` and
-        ``noisy.guarantee()`` are the statements of one output.
+        ``model.guarantee()`` and ``noisy.guarantee()`` are the statements of one output.
 
         Args:
             after: mechanisms to count one use of as well, on all examples; nothing is charged.
@@ -652,16 +620,15 @@ class PrivateLabels:
     def history(self) -> History:
         """Returns the uses so far in order; like uses that follow each other are one line.
 
-        Returns:
-            A tuple that prints as a table. Each use has ``time`` (UTC), ``what``, ``examples``
-            (their number), ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
+        It prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (their number),
+        ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
 
         Example:
-            >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
-            >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
-            >>> noisy = labels.randomize(RandomizedResponse(0.5, 2), key="first")
-            >>> labels.history()[0].what, labels.history()[0].epsilon_so_far
-            ('RandomizedResponse(epsilon=0.5, num_classes=2)', 0.5)
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+            >>> labels.raise_budget(PrivacyBudget(2.0), reason="a second study was approved")
+            >>> labels.history()[0].what
+            'budget raised to epsilon=2, delta=0: a second study was approved'
         """
         return self._ledger.history()
 
@@ -679,13 +646,6 @@ class PrivateLabels:
         Raises:
             TypeError: not a budget, or no reason.
             ValueError: a smaller budget.
-
-        Example:
-            >>> from tf_labeldp import PrivacyBudget
-            >>> labels = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
-            >>> labels.raise_budget(PrivacyBudget(2.0), reason="a second study was approved")
-            >>> print(labels.history()[0].what)
-            budget raised to epsilon=2, delta=0: a second study was approved
         """
         if not isinstance(budget, PrivacyBudget):
             raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
@@ -696,14 +656,14 @@ class PrivateLabels:
     def _planned(self, several: Any) -> list[tuple[str, Charge]]:
         """Returns planned uses in words, with their charges."""
         planned = []
-        for one in several if isinstance(several, Sequence) else [several]:
-            if isinstance(one, Charge):
-                planned.append(("the use", one))
-            elif isinstance(one, Randomizer):
-                planned += self._planned(one.parts(self))
+        for use in several if isinstance(several, Sequence) else [several]:
+            if isinstance(use, Charge):
+                planned.append(("the use", use))
+            elif isinstance(use, Randomizer):
+                planned += self._planned(use.parts(self))
             else:
-                charge = self._draws.charge_of(checked_mechanism(one, Mechanism))
-                planned.append((in_words(one, charge), charge))
+                charge = self._draws.charge_of(checked_mechanism(use, Mechanism))
+                planned.append((in_words(use, charge), charge))
         return planned
 
     def __repr__(self) -> str:

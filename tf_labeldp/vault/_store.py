@@ -324,8 +324,12 @@ class LabelStore:
     def _unread_of_0_2(self, records: list[Record]) -> list[Record]:
         """Returns all records at first, and later those of new charges alone."""
         read = self._ids_of_0_2
-        self._ids_of_0_2 = read | {one.receipt.id for one in records if one.receipt}
-        return [one for one in records if not read or (one.receipt and one.receipt.id not in read)]
+        self._ids_of_0_2 = read | {record.receipt.id for record in records if record.receipt}
+        return [
+            record
+            for record in records
+            if not read or (record.receipt and record.receipt.id not in read)
+        ]
 
     def _read_on(self, forgotten: bool) -> list[Record]:
         """Returns the records that follow those that were read, until there is none."""
@@ -353,7 +357,9 @@ class LabelStore:
             "weights": list(record.weights),
             "arrays": [hashlib.sha256(content).hexdigest(), *arrays] if arrays else [],
         }
-        text = json.dumps({name: one for name, one in fields.items() if one not in (None, [])})
+        text = json.dumps(
+            {name: value for name, value in fields.items() if value not in (None, [])}
+        )
         digest = _chained(self._digests[-1], text.encode())
         try:
             path = self.path / _RECORDS / f"{record.number:06d}"
@@ -411,10 +417,10 @@ class LabelStore:
     def _shortened(self, receipts: Sequence[Receipt]) -> list[Any]:
         """Returns receipts as JSON can hold them; those of records by ranges of their numbers."""
         found: list[Any] = []
-        for one in receipts:
-            number = self._numbers.get(one.id)
+        for receipt in receipts:
+            number = self._numbers.get(receipt.id)
             if number is None:
-                found.append(one.to_json())
+                found.append(receipt.to_json())
             elif found and isinstance(found[-1], list) and found[-1][1] == number:
                 found[-1][1] += 1
             else:
@@ -423,10 +429,9 @@ class LabelStore:
 
     def _lengthened(self, shortened: list[Any]) -> tuple[Receipt, ...]:
         receipts: list[Receipt | None] = []
-        for one in shortened:
-            receipts += (
-                self._receipts[slice(*one)] if isinstance(one, list) else [Receipt.from_json(one)]
-            )
+        for part in shortened:
+            is_range = isinstance(part, list)
+            receipts += self._receipts[slice(*part)] if is_range else [Receipt.from_json(part)]
         if None in receipts:
             raise ValueError("receipts of a record that has none")
         return tuple(receipts)  # type: ignore[arg-type]
@@ -475,7 +480,7 @@ class LabelStore:
         # An interrupted creation leaves these and temporary files: the header comes last.
         leftovers = {_RECORDS, _LAST, _FINGERPRINT, _LOCK, "draws", "charges"}
         names = {name for name in names if not _TEMPORARY.fullmatch(name)}
-        has_records = any(any(self.path.glob(f"{one}/[0-9]*")) for one in (_RECORDS, "draws"))
+        has_records = any(any(self.path.glob(f"{folder}/[0-9]*")) for folder in (_RECORDS, "draws"))
         if has_records or not names <= leftovers:
             raise LabelStoreError(
                 f"{self.path} exists and is not a label store (no header.json). Give the path of a "
@@ -517,7 +522,7 @@ class Project:
         header = _header_in(store)
         if not header and not self._path.exists():
             others = map(_header_in, store.parent.glob("*"))
-            if not any(one.get("project") for one in others):
+            if not any(header.get("project") for header in others):
                 self._write({"name": secrets.token_hex(16), "stores": {}})
         if not self._path.exists():
             raise LabelStoreError(

@@ -68,7 +68,9 @@ def import_key(store: Any, path: pathlib.Path) -> None:
     releases = _releases(path, content, store.header()["label_set"])
     store.bind_key(read_key(path))
     writer = type(store)(store.path)
-    known = {one.receipt.id for one in writer.new_records() if one.release and one.receipt}
+    known = {
+        record.receipt.id for record in writer.new_records() if record.release and record.receipt
+    }
     for record in releases:
         if record.release is None or record.receipt is None or record.receipt.id not in known:
             writer.append_next(record)
@@ -106,7 +108,7 @@ def records_of_0_2(path: pathlib.Path) -> list[Record]:
         releases = _releases(path / KEY_FILE, content, header["label_set"])
     records = _records(path, header)
     several = enumerate([*records, *_weights(path, records), *releases])
-    return [dataclasses.replace(one, number=number) for number, one in several]
+    return [dataclasses.replace(record, number=number) for number, record in several]
 
 
 def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
@@ -126,7 +128,9 @@ def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
             "draw is a charge forgotten, so it is refused. Restore the folder from a backup."
         )
     found = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
-    notes = [note for one in found if one.receipt for note in one.receipt.charge.assumptions]
+    notes = [
+        note for record in found if record.receipt for note in record.receipt.charge.assumptions
+    ]
     if any(note.startswith(_KEYED) for note in notes) and not (path / KEY_FILE).exists():
         raise LabelStoreError(
             f"{path / KEY_FILE} is missing: it lists the draws of engines, so what was spent is "
@@ -167,7 +171,7 @@ def _record(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
         arrays.get("indices") if "values" in arrays else None,
         receipt=None if receipt is None else Receipt.from_json(receipt),
         budget=None if budget is None else PrivacyBudget(*budget),
-        made_of=tuple(Receipt.from_json(one) for one in fields["made_of"]),
+        made_of=tuple(Receipt.from_json(receipt) for receipt in fields["made_of"]),
         **{name: fields[name] for name in names},
     )
 
@@ -176,7 +180,7 @@ def _weights(path: pathlib.Path, records: list[Record]) -> Iterator[Record]:
     """Yields the lines of the file ``weights``, which name receipts of records by their ids."""
     if not (path / "weights").exists():
         return
-    known = {one.receipt.id: one.receipt for one in records if one.receipt}
+    known = {record.receipt.id: record.receipt for record in records if record.receipt}
     for line in (path / "weights").read_bytes().split(b"\n"):
         try:
             content = json.loads(line)
@@ -184,8 +188,8 @@ def _weights(path: pathlib.Path, records: list[Record]) -> Iterator[Record]:
             continue
         try:
             receipts = tuple(
-                known[one] if isinstance(one, str) else Receipt.from_json(one)
-                for one in content["receipts"]
+                known[name] if isinstance(name, str) else Receipt.from_json(name)
+                for name in content["receipts"]
             )
             yield Record(0, made_of=receipts, weights=tuple(content["weights"]))
         except (KeyError, TypeError, ValueError) as error:
