@@ -8,7 +8,7 @@ Layout of a store::
     last-record            the number of records, and the digest of the last one
     labels.key             the secret of keyed draws, and nothing else
     private-sums/          exact sums that wait for their noise
-    networks/, stages/     what learners keep for a run that resumes
+    networks/, stages/     of learners, for a run that resumes
 
 A record is published by one atomic link, before its output leaves: a process that is killed leaves
 all of it, charged, or nothing. The digest of a record covers that of the record before it, and
@@ -106,7 +106,6 @@ class LabelStore:
         self._label_set: str | None = None
 
     def exists(self) -> bool:
-        """Returns whether there is a store."""
         return (self.path / "header.json").exists()
 
     def check(self, labels: np.ndarray, kind: dict[str, Any], people: str | None) -> None:
@@ -118,17 +117,16 @@ class LabelStore:
         names = sorted({*wanted, *(set(header) - others)})
         differing = [name for name in names if header.get(name) != wanted.get(name)]
         if differing:
+            there, now = ({name: of.get(name) for name in differing} for of in (header, wanted))
             raise LabelStoreError(
                 f"The store {self.path} was made with other settings: {', '.join(differing)} "
-                f"differ ({ {k: header.get(k) for k in differing} } there, "
-                f"{ {k: wanted.get(k) for k in differing} } now). Open it with the settings it was "
-                "made with, or give a new path."
+                f"differ ({there} there, {now} now). Open it with its settings, or give a new path."
             )
         path = self.path / _FINGERPRINT
         if not path.exists():
             raise LabelStoreError(
-                f"{path} is missing, so it cannot be checked that these are the labels of the "
-                "store. Restore it from the folder's backup, or start a new store."
+                f"{path} is missing, so the labels can't be compared with those of the store. "
+                "Restore it from a backup, or start a new store."
             )
         stored = read_json(path)
         salt, digest = str(stored.get("salt")), str(stored.get("digest"))
@@ -136,9 +134,8 @@ class LabelStore:
             raise damaged(path)
         if digest != fingerprint_of(labels, salt):
             raise LabelStoreError(
-                f"The store {self.path} was made for other labels (same number, different values "
-                "or order). Its draws would be charged to the wrong examples. Give the labels it "
-                "was made for, in the same order, or a new path."
+                f"The store {self.path} was made for other labels, or in another order. Give the "
+                "labels it was made for, or a new path."
             )
 
     def create_for(
@@ -165,8 +162,7 @@ class LabelStore:
             publish(self.path / "header.json", sealed_json(header))
         except FileExistsError:
             raise LabelStoreError(
-                f"Another process is making the store {self.path} at this moment. Open it again, "
-                "from one process at a time."
+                f"Another process is making the store {self.path} at this moment. Open it again."
             ) from None
 
     def begin(self, label_set: str) -> None:
@@ -179,8 +175,8 @@ class LabelStore:
         """Returns the label set and the first budget."""
         if not self.exists():
             raise LabelStoreError(
-                f"There is no label store in {self.path} (no header.json). Give the folder that "
-                "PrivateLabels(..., store=) or --store named."
+                f"There is no label store in {self.path} (no header.json). Give the folder of "
+                "PrivateLabels(..., store=) or --store."
             )
         header = self.header()
         if "budget" not in header:
@@ -207,16 +203,15 @@ class LabelStore:
         if self._asked_in_project not in (None, found):
             raise LabelStoreError(
                 f"The store {self.path} was made {'in' if found else 'outside'} a project. Leave "
-                "project= out to open it, or give a new path."
+                "project= out, or give a new path."
             )
         return found
 
     def forget(self, elsewhere: Sequence[str], time: str, actor: str) -> list[str]:
-        """Erases everything except the account; called within ``locked``.
+        """Erases everything except the account, and ``elsewhere``; called within ``locked``.
 
         A process that is killed in between leaves the store whole, or forgotten: a second call ends
-        what the first one began. ``elsewhere`` are paths outside of the folder to erase as well.
-        Returns the names of the other files in the folder, and of what could not be erased.
+        what the first one began. Returns the other files, and places that could not be erased.
         """
         if "forgotten" not in self.header():
             self._replace_header(forgotten={"time": time, "actor": actor})
@@ -367,8 +362,7 @@ class LabelStore:
         except FileExistsError:
             raise LabelStoreError(
                 f"Another process has written record {record.number} to the store {self.path} "
-                "since this one read it. Nothing was returned here. Open the store again, from "
-                "one process at a time."
+                "since this one read it. Nothing was returned here. Open the store again."
             ) from None
         self._write_last(record.number + 1, digest)
 
