@@ -277,21 +277,18 @@ class ClusterRandomizedResponse(Randomizer):
         The key is ``"cluster-rr"`` by default; ``priors`` of the noisy labels has the released
         distributions (C, K) and the clusters.
         """
-        if labels.num_classes != self.num_classes:
-            raise ValueError(
-                f"the mechanism has num_classes={self.num_classes}, the labels have "
-                f"{labels.num_classes}. Make the mechanism with the labels' number of classes."
-            )
+        labels.kind.check_release(self)
         key = "cluster-rr" if key is None else key
         clusters = _checked_clusters(public.value, len(labels), self.num_classes)
-        named = ((f"{key}/distributions", self.histogram), (key, self.draw))
-        draws: dict[str, Mechanism] = {name: part for name, part in named if part is not None}
+        first = f"{key}/distributions"
+        parts = {first: self.histogram, key: self.draw}
+        draws = {name: part for name, part in parts.items() if part is not None}
         self._reserve(labels, draws, public.receipts)
         sizes, receipts = np.bincount(clusters), public.receipts
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
         if self.histogram is not None:
             grouped = public.with_value(clusters)
-            counts = labels.release(self.histogram, public_input=grouped, key=named[0][0])
+            counts = labels.release(self.histogram, public_input=grouped, key=first)
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
             receipts = merge_receipts(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
@@ -340,7 +337,6 @@ class ClusterRandomizedResponse(Randomizer):
 
 
 def _checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
-    """Returns public cluster numbers as ``int64`` (n,), or raises."""
     if size == 0:
         raise ValueError("there are no labels to randomize.")
     found = _validate.group_vector("clusters", getattr(clusters, "assignments", clusters), size)

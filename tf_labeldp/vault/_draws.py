@@ -116,7 +116,6 @@ class Draws:
         return record
 
     def charge_of(self, mechanism: Mechanism, public_input: Any = None) -> Charge:
-        """Returns the charge of a use, with all its assumptions."""
         charge = self._kind.charge(mechanism)
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
@@ -138,7 +137,6 @@ class Draws:
         return self._keyed if isinstance(mechanism, LabelMechanism) else None
 
     def _check_foreign(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
-        """Checks a mechanism of another library against its claims, on made-up labels."""
         state = {  # NumPy shortens the repr of arrays
             name: array_digest(value) if isinstance(value, np.ndarray) else value
             for name, value in vars(mechanism).items()
@@ -212,7 +210,6 @@ class Draws:
         public_input: Any,
         rng: np.random.Generator | None,
     ) -> np.ndarray:
-        """Returns the checked output of a mechanism on labels."""
         if isinstance(public_input, Priors) and not is_of_this_library(mechanism):
             public_input = np.asarray(public_input)
         if isinstance(mechanism, LabelMechanism):
@@ -249,7 +246,6 @@ def noisy_labels(
 def noisy_statistic(
     record: Record, mechanism: AggregateMechanism, public_input: Any
 ) -> NoisyStatistic:
-    """Returns the noisy statistic of a record."""
     groups = None
     if isinstance(mechanism, HistogramMechanism) and public_input is not None:
         groups = np.asarray(public_input)
@@ -257,12 +253,10 @@ def noisy_statistic(
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:
-    """Returns a planned use in words."""
     return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
 
 
 def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
-    """Raises if a stored draw has other settings."""
     stored, indices = deserialize(record.mechanism or {}), record.indices
     agrees = {
         # Read back first: a stored draw may lack arguments that were added since.
@@ -300,7 +294,6 @@ def _is_read_once(public_input: Any) -> bool:
 
 
 def _is_same_input(record: Record, public_input: Any, digest: str | None) -> bool:
-    """Returns whether a stored draw was made with this public input."""
     known = record.public_digest
     if _is_read_once(public_input):
         return known is not None and bool(public_input.matches(known))

@@ -170,7 +170,6 @@ def select(
 def release_choice(
     predictions: Public[Any], labels: Any, epsilon: float, metric: str | None, key: str | None
 ) -> Any:
-    """Returns the choice of ``select`` as a ``NoisyStatistic``."""
     mechanism = selection_mechanism(labels, epsilon, metric)
     public = public_input(predictions)
     models = [bare(of_model) for of_model in public.value]
@@ -183,7 +182,6 @@ def release_choice(
 
 
 def selection_mechanism(labels: Any, epsilon: float, metric: str | None) -> SelectionMechanism:
-    """Returns the mechanism of ``select`` for the labels of a vault."""
     metrics = labels.kind.metrics
     metric = _validate.one_of("metric", metrics[0] if metric is None else metric, metrics)
     return SelectionMechanism(epsilon, metric, **labels.kind.mechanism_arguments())

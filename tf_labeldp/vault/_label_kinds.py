@@ -436,7 +436,6 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
 
 
 def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
-    """Returns labels that are class values as codes 0..K-1."""
     array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")

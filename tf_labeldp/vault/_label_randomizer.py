@@ -247,7 +247,6 @@ class LabelRandomizer(Randomizer):
 
 
 def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
-    """Returns the range of a vault of numbers, or raises."""
     if not len(labels):
         raise ValueError("the vault has no labels; there is nothing to randomize.")
     if labels.label_range is None:

@@ -228,7 +228,6 @@ class Ledger:
     def receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
     ) -> Receipt:
-        """Returns a new receipt for a use of these examples."""
         n = self.label_set.size
         if flags.get("unit") != "user":  # there are fewer users than labels
             warn_of_delta(self.budget.delta, max(1, n))
@@ -245,7 +244,6 @@ class Ledger:
         )
 
     def receipts(self) -> Receipts:
-        """Returns the receipts of all records."""
         with self.turn():
             return tuple(self._counted.values())
 
@@ -273,7 +271,6 @@ class Ledger:
         ]
 
     def raise_budget(self, budget: PrivacyBudget, reason: str) -> None:
-        """Records a larger budget."""
         with self.turn():
             old = self.budget
             if not _covers(budget, old) or budget == old:
@@ -476,7 +473,6 @@ def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:
 
 
 def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
-    """Returns what to do about a budget that does not suffice."""
     if not planned:
         return _CAME_ALONG
     if any(hasattr(charge.event, "count") for _, charge in planned):

@@ -335,7 +335,6 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
 
 
 def _histories_in(path: pathlib.Path) -> dict[str, History]:
-    """Returns the histories in a file of a model, by the names of their layers."""
     from tf_labeldp.keras_layers._history_in_files import ASSET
 
     histories: dict[str, History] = {}

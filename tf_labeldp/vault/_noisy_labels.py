@@ -460,7 +460,6 @@ def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
-    """Returns the values of a table of noisy labels; ``fields`` are those of its statement."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 

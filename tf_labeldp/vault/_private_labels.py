@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import os
 import pathlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -68,7 +68,7 @@ class Randomizer(abc.ABC):
 
     @staticmethod
     def _reserve(
-        labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
+        labels: PrivateLabels, draws: Mapping[str, Mechanism], receipts: Receipts = ()
     ) -> None:
         """Raises unless those of these draws that are missing all fit the budget, together."""
         missing = {
@@ -181,9 +181,6 @@ class PrivateLabels:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
             )
-        for name, text in (("people", people), ("actor", actor)):
-            if text is not None and (not isinstance(text, str) or not text):
-                raise TypeError(f"{name} must be a name, a str, got {text!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         _validate.one_of("draws", draws, ("stored", "keyed"))
@@ -191,10 +188,11 @@ class PrivateLabels:
             raise ValueError(
                 "project=True needs a store, in the project's folder: store='study/visits'."
             )
-        if draws == "keyed" and num_labels is not None:
-            raise ValueError('draws="keyed" takes one label an example, and num_labels was given.')
-        if (insecure_seed if draws == "keyed" else ids) is not None:
-            raise ValueError('ids are for draws="keyed", and insecure_seed for draws="stored".')
+        not_taken = (num_labels, insecure_seed) if draws == "keyed" else (ids,)
+        if any(argument is not None for argument in not_taken):
+            raise ValueError(
+                'draws="keyed" takes no num_labels and no insecure_seed, draws="stored" no ids.'
+            )
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
         self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store, in_project=project)
@@ -322,7 +320,6 @@ class PrivateLabels:
         return self._part(~second, chosen), self._part(second, chosen)
 
     def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
-        """Returns a vault of some examples, with the receipts of what chose them."""
         part = object.__new__(PrivateLabels)
         for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
             setattr(part, name, getattr(self, name))
@@ -330,7 +327,6 @@ class PrivateLabels:
         return part
 
     def _rows(self, indices: Any) -> np.ndarray:
-        """Returns examples of the whole vault for indices of this one, or raises."""
         indices = bare(indices)
         rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
         return rows if self._among is None else self._among[rows]
@@ -398,9 +394,11 @@ class PrivateLabels:
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
             return mechanism.draw_from(self, key, public)
-        if public.value is not None:
-            checked = Priors.of if wanted == "priors" else _group_numbers
-            public = public.with_value(checked(public.value))
+        if wanted == "priors" and public.value is not None:
+            public = public.with_value(Priors.of(public.value))
+        elif wanted == "clusters" and public.value is not None:
+            found = getattr(public.value, "assignments", public.value)
+            public = public.with_value(np.asarray(found))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
         return noisy_labels(record, mechanism, self._kind.names, self._among)
 
@@ -654,7 +652,6 @@ class PrivateLabels:
         self._ledger.raise_budget(budget, reason.strip())
 
     def _planned(self, several: Any) -> list[tuple[str, Charge]]:
-        """Returns planned uses in words, with their charges."""
         planned = []
         for use in several if isinstance(several, Sequence) else [several]:
             if isinstance(use, Charge):
@@ -685,12 +682,7 @@ class PrivateLabels:
 
 
 def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
-    """Returns a public input with the receipts of others too."""
     return PublicInput(bare(value), public_input(value, *others).receipts)
-
-
-def _group_numbers(clusters: Any) -> np.ndarray:
-    return np.asarray(getattr(clusters, "assignments", clusters))
 
 
 def _checked_rows(indices: Any, n: int) -> np.ndarray:

@@ -128,7 +128,6 @@ def is_charged(receipt: Receipt) -> bool:
 
 
 def may_count(labels: LabelSet, receipt: Receipt) -> bool:
-    """Returns whether a receipt may be of these labels, and has a known cost."""
     return is_charged(receipt) and labels.may_be(receipt.labels)
 
 
@@ -140,7 +139,6 @@ def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
-    """Returns arrays as the content of an ``.npz`` file."""
     buffer = io.BytesIO()
     save = np.savez_compressed if compressed else np.savez
     save(buffer, **arrays)  # type: ignore[arg-type]
@@ -148,7 +146,6 @@ def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
 
 
 def from_npz(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the arrays of ``npz``."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return dict(arrays)
 
@@ -161,7 +158,6 @@ def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None
 
 
 def read_key(path: pathlib.Path) -> bytes:
-    """Returns the secret of a key file, also one of version 0.2."""
     try:
         content = path.read_bytes()
         fields = json.loads(content)
@@ -188,7 +184,6 @@ def _key_content(secret: bytes) -> bytes:
 
 
 def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
-    """Returns the error of a file that can't be read, or was changed."""
     return LabelStoreError(
         f"{path} is damaged. A draw that cannot be read is still a charge, so the store is refused "
         "rather than drawn again. Restore the folder from a backup."
@@ -196,7 +191,6 @@ def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of a JSON file, or raises that it is damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -207,7 +201,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def sealed_json(content: dict[str, Any]) -> bytes:
-    """Returns fields as the content of a JSON file, with a digest of them."""
     return json.dumps({**content, "digest": json_digest(content)}, indent=2).encode()
 
 

@@ -141,7 +141,6 @@ class LabelStore:
     def create_for(
         self, labels: np.ndarray, people: str | None, budget: PrivacyBudget, **settings: Any
     ) -> None:
-        """Makes an empty store of these labels."""
         salt = secrets.token_hex(32)
         fingerprint = {"salt": salt, "digest": fingerprint_of(labels, salt)}
         publish(self.path / _FINGERPRINT, json.dumps(fingerprint, indent=2).encode(), replace=True)
@@ -172,7 +171,6 @@ class LabelStore:
         self._digests = [label_set]
 
     def look(self) -> tuple[LabelSet, PrivacyBudget]:
-        """Returns the label set and the first budget."""
         if not self.exists():
             raise LabelStoreError(
                 f"There is no label store in {self.path} (no header.json). Give the folder of "
@@ -245,7 +243,6 @@ class LabelStore:
             )
 
     def has_key(self) -> bool:
-        """Returns whether there is a key, or was one."""
         return self.header().get("key") is not None
 
     @contextlib.contextmanager
@@ -350,12 +347,12 @@ class LabelStore:
             "budget": None if budget is None else [budget.epsilon, budget.delta],
             "made_of": self._shortened(record.made_of),
             "weights": list(record.weights),
-            "arrays": [hashlib.sha256(content).hexdigest(), *arrays] if arrays else [],
+            "arrays": [_digest(content), *arrays] if arrays else [],
         }
         text = json.dumps(
             {name: value for name, value in fields.items() if value not in (None, [])}
         )
-        digest = _chained(self._digests[-1], text.encode())
+        digest = _digest(f"{self._digests[-1]}{text}".encode())
         try:
             path = self.path / _RECORDS / f"{record.number:06d}"
             publish(path, f"{digest} {text}\n".encode() + content)
@@ -386,10 +383,10 @@ class LabelStore:
                 raise _unknown_format(path, fields["format"], writer)
             if not line.endswith(b"\n") or fields["number"] != number:
                 raise ValueError("a record of another place")
-            if digest.decode() != _chained(self._digests[-1], text):
+            if digest.decode() != _digest(self._digests[-1].encode() + text):
                 raise ValueError("the digest is of other content")
             expected, *names = fields.get("arrays") or [""]
-            if not (forgotten and not content) and not _has_digest(content, expected):
+            if not (forgotten and not content) and _digest(content) != expected:
                 raise ValueError("the arrays are other ones")
             receipt, budget = fields.get("receipt"), fields.get("budget")
             self._digests.append(digest.decode())
@@ -482,7 +479,6 @@ class LabelStore:
             )
 
     def header(self) -> dict[str, Any]:
-        """Returns the header, checked."""
         path = self.path / "header.json"
         header = read_json(path)
         found = header.get("format")
@@ -547,7 +543,6 @@ class Project:
         return found
 
     def join(self, label_set: str) -> None:
-        """Lists the store, once."""
         content = self._read()
         if content["stores"].get(self._store.name) != label_set:
             content["stores"][self._store.name] = label_set
@@ -579,17 +574,13 @@ def _read_arrays(path: str, expected: str) -> dict[str, np.ndarray]:
         content = _read_parts(path)[1]
     except OSError as error:
         raise damaged(path) from error
-    if content and not _has_digest(content, expected):
+    if content and _digest(content) != expected:
         raise damaged(path)
     return from_npz(content) if content else {}
 
 
-def _has_digest(content: bytes, expected: str) -> bool:
-    return expected == (hashlib.sha256(content).hexdigest() if content else "")
-
-
-def _chained(before: str, text: bytes) -> str:
-    return hashlib.sha256(before.encode() + text).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest() if content else ""
 
 
 def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:

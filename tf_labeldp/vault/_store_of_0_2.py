@@ -87,7 +87,6 @@ def key_of_0_2(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def output_of_0_2(release: str, place: str) -> dict[str, np.ndarray]:
-    """Returns the output of a statistic, of the file in which version 0.2 kept it."""
     try:
         with np.load(place, allow_pickle=False) as kept:
             return dict(kept)
