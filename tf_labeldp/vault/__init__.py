@@ -1,4 +1,4 @@
-"""The vault of the true labels, and what leaves it; loads no TensorFlow."""
+"""The vault of the true labels, and its outputs; loads no TensorFlow."""
 
 from tf_labeldp._renamed import keep_old_names
 from tf_labeldp.vault._cluster_randomized_response import ClusterRandomizedResponse

@@ -294,10 +294,10 @@ def _is_read_once(public_input: Any) -> bool:
 
 
 def _is_same_input(record: Record, public_input: Any, digest: str | None) -> bool:
-    known = record.public_digest
+    stored = record.public_digest
     if _is_read_once(public_input):
-        return known is not None and bool(public_input.matches(known))
-    return known == digest
+        return stored is not None and bool(public_input.matches(stored))
+    return stored == digest
 
 
 def _receipts_of(record: Record) -> Receipts:

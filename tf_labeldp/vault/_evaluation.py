@@ -42,7 +42,7 @@ class Evaluation:
         standard_error: of each value. For a release it covers the noise alone; for noisy labels
             the sample of examples as well.
         num_examples: the number of labels.
-        receipts: of what it cost.
+        receipts: of its cost.
         details: for ``"calibration"`` the mean predicted probability of each bin, ``"predicted"``,
             and the number of examples in it, ``"examples"``.
 

@@ -84,7 +84,7 @@ class LabelKind(abc.ABC):
                 )
 
     def header(self) -> dict[str, Any]:
-        """Returns what a store records of the kind of its labels."""
+        """Returns the fields of the kind in the header of a store."""
         names = None if self.names is None else array_digest(np.array(repr(self.names)))
         return {"num_classes": self.num_classes, "classes": names}
 
@@ -122,8 +122,8 @@ def label_kind(
 ) -> LabelKind:
     """Returns the kind of labels that the arguments of a vault or a head describe."""
     arguments = {
-        "num_classes or classes": (num_classes, classes) != (None, None),
-        "low and high": (low, high) != (None, None),
+        "num_classes or classes": num_classes is not None or classes is not None,
+        "low and high": low is not None or high is not None,
         "num_labels": num_labels is not None,
     }
     found = [name for name, is_there in arguments.items() if is_there]

@@ -180,7 +180,7 @@ class Ledger:
             yield
 
     def _read_new_records(self) -> None:
-        """Counts the new records of the store, and what the rest of the project has spent."""
+        """Counts the new records of the store, and the spending of the rest of the project."""
         for record in () if self._store is None else self._store.new_records():
             self._remember(record)
         own = dataclasses.replace(self.label_set, stored=False)  # may be of the same people
@@ -286,7 +286,7 @@ class Ledger:
         planned: Sequence[tuple[str, Charge]],
         made_of: Iterable[Receipt] = (),
     ) -> list[Receipt]:
-        """Raises if the budget does not allow what is planned for these examples.
+        """Raises if the budget does not allow these planned uses of these examples.
 
         Returns the receipts among ``made_of`` that count too: those that may be of these labels,
         and are not counted yet. They may be of any example.
@@ -397,7 +397,7 @@ class Ledger:
 
 
 def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:
-    """Erases what a store holds of its labels, and keeps the account of what was spent.
+    """Erases all traces of the labels in a store, and keeps the account of its spending.
 
     The salted digest of the labels, the key of keyed draws and all draws are removed, so that no
     label can be drawn any more; the receipts stay, and in a project they still count. Published
@@ -405,7 +405,7 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
 
     Args:
         path: of the store.
-        actor: the person who asks for it; None for ``LABELDP_ACTOR``, or the name of the login.
+        actor: named in the header of the store; None for ``LABELDP_ACTOR``, or the name of the login.
 
     Returns:
         The names of other files in the folder, which are left untouched.
@@ -487,7 +487,7 @@ def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
 
 
 def _line_of(record: Record) -> Any:
-    """Returns what records of one line of a history have in common: like steps."""
+    """Returns the common fields of the records in one line of a history: like steps."""
     use = record.receipt
     if use is None or use.kind != "steps":
         return record.number

@@ -60,19 +60,19 @@ LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
 def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
     """Adds receipts to a model, and to these layers or all trainable ones.
 
-    Layers, and not the model alone: an encoder is usually a new model over layers of a trained one.
+    An encoder is usually a new model over layers of a trained one, so the layers count.
     """
     added = tuple(receipts)
     trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
     merged: dict[int, Receipts] = {}  # layers of one model mostly share a tuple
     for layer in {id(part): part for part in (model, *chosen)}.values():
-        known = history_of(layer)
-        if known is None:
-            known = History((), frozenset(weight_digests(own_weights(layer))))
-        if id(known.receipts) not in merged:
-            merged[id(known.receipts)] = merge_receipts(known.receipts, added)
-        _set_history(layer, dataclasses.replace(known, receipts=merged[id(known.receipts)]))
+        history = history_of(layer)
+        if history is None:
+            history = History((), frozenset(weight_digests(own_weights(layer))))
+        if id(history.receipts) not in merged:
+            merged[id(history.receipts)] = merge_receipts(history.receipts, added)
+        _set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
 
 
 def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
@@ -85,8 +85,8 @@ def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | Non
         layers if places is None else [layers[place] for place in places if place < len(layers)]
     )
     for layer in {id(part): part for part in (model, *chosen)}.values():
-        known = (history_of(layer) or History()).receipts
-        _set_history(layer, History(merge_receipts(known, receipts)))
+        earlier = (history_of(layer) or History()).receipts
+        _set_history(layer, History(merge_receipts(earlier, receipts)))
 
 
 def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
@@ -95,8 +95,8 @@ def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
     Returns:
         Digests of the weights before the training, for ``end_training``.
     """
-    known = public_input(model).receipts  # evidence of training without receipts stays known
-    attach(model, merge_receipts(known, receipts))
+    earlier = public_input(model).receipts  # with the evidence of training without receipts
+    attach(model, merge_receipts(earlier, receipts))
     for layer in layers_of(model):
         if (history := history_of(layer)) is not None:
             _set_history(layer, dataclasses.replace(history, digests=None, trained=True))
@@ -371,7 +371,7 @@ def _match_by_name(model: Any, histories: Mapping[str, History]) -> None:
     for name, history in histories.items():
         # Of a layer that has another name now: all may be made of it.
         for layer in by_name.get(name, layers_of(model)):
-            known = (history_of(layer) or History()).receipts
+            earlier = (history_of(layer) or History()).receipts
             digests = history.digests if name in by_name else None
-            receipts = merge_receipts(known, history.receipts)
+            receipts = merge_receipts(earlier, history.receipts)
             _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))

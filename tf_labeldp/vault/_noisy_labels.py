@@ -1,4 +1,4 @@
-"""Noisy labels and noisy statistics of a vault, with the receipts of what they cost."""
+"""Noisy labels and noisy statistics of a vault, with the receipts of their cost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class NoisyStatistic:
         values: the statistic, in the form of its mechanism.
         mechanism: of the release.
         groups: for a histogram by groups, the group of each label, integers (n,).
-        receipts: of what it cost.
+        receipts: of its cost.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
@@ -120,7 +120,7 @@ class NoisyLabels:
         mechanism: of the draw.
         priors: of the draw, a row for each of ``indices`` or one for all; for numbers, the prior
             that the mechanism was made for; or None.
-        receipts: of what the labels and their priors cost.
+        receipts: of the cost of the labels and their priors.
         bias_correction: beta of ``debiased``, for labels that were resampled within clusters.
         remarks: on this very draw, beyond the promise.
         assumptions: of the statement, in addition to those of its receipts.

@@ -124,7 +124,7 @@ class PrivateLabels:
             count here. Takes the mechanisms of ``scale.randomize_batch``.
         ids: for keyed draws, the name of each row (n,): whole numbers or texts, each once. None for
             the row numbers.
-        actor: the person who runs this, named in published receipts; None for the environment
+        actor: named in receipts, which are published; None for the environment
             variable ``LABELDP_ACTOR``, or the name of the login.
         insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
 
@@ -260,7 +260,7 @@ class PrivateLabels:
 
     @property
     def receipts(self) -> Receipts:
-        """The receipts of all uses, and of what came with models to the vault."""
+        """The receipts of all uses, and those that came with models to the vault."""
         return self._ledger.receipts()
 
     @property

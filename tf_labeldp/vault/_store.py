@@ -134,7 +134,7 @@ class LabelStore:
             raise damaged(path)
         if digest != fingerprint_of(labels, salt):
             raise LabelStoreError(
-                f"The store {self.path} was made for other labels, or in another order. Give the "
+                f"The store {self.path} was made for other labels (or in another order). Give the "
                 "labels it was made for, or a new path."
             )
 
@@ -279,8 +279,8 @@ class LabelStore:
             self._lock.release()
 
     def _take_up(self) -> None:
-        """Ends what a killed process began, and brings a store of version 0.2 to this format."""
-        if self._lock.is_locked:  # nobody is writing these now: what is there was left by a kill
+        """Ends the writes of a killed process, and brings a store of version 0.2 to this format."""
+        if self._lock.is_locked:  # no process is writing these: a killed one left them
             for name in ("header.json", _FINGERPRINT, KEY_FILE, f"{_RECORDS}/"):
                 folder, _, begins = name.rpartition("/")
                 for path in (self.path / folder).glob(f".{begins}*.tmp"):
@@ -516,8 +516,8 @@ class Project:
                 self._write({"name": secrets.token_hex(16), "stores": {}})
         if not self._path.exists():
             raise LabelStoreError(
-                f"The store {store} belongs to a project, and {self._path} is missing, so what "
-                "its other stores have spent can't be counted. Put the store back into its "
+                f"The store {store} belongs to a project, and {self._path} is missing, so the "
+                "spending of its other stores is not known. Put the store back into its "
                 "project's folder, or restore the file from a backup."
             )
         self.name: str = self._read()["name"]
@@ -534,8 +534,8 @@ class Project:
             path = self._store.parent / folder
             if _header_in(path).get("label_set") != label_set:
                 raise LabelStoreError(
-                    f"The project {self._path.parent} lacks its store {folder!r}: what it has "
-                    "spent would be forgotten. Restore the folder from a backup. (To erase its "
+                    f"The project {self._path.parent} lacks its store {folder!r}: its spending "
+                    "would be forgotten. Restore the folder from a backup. (To erase its "
                     "labels and keep its account: tf-labeldp forget.)"
                 )
             if path != self._store:
@@ -588,7 +588,7 @@ def _check_not_forgotten(path: pathlib.Path, header: dict[str, Any]) -> None:
         raise LabelStoreError(
             f"The store {path} was forgotten on {forgotten['time']} by {forgotten['actor']}: its "
             "draws and keys are erased, so nothing can be drawn of these labels any more. "
-            "tf-labeldp report says what was spent."
+            "tf-labeldp report shows their spending."
         )
 
 

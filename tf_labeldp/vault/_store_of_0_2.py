@@ -2,7 +2,7 @@
 
 A store of format 2 had ``draws/000000.npz`` with a digest in ``charges/000000`` for each record, a
 file ``weights``, and a key file with the releases of engines. The records are written in the new
-format first, then the header is replaced, and what is left of the old format is removed: a process
+format first, then the header is replaced, and the rest of the old format is removed: a process
 that is killed in between leaves a store of one format or the other.
 """
 
@@ -132,8 +132,8 @@ def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
     ]
     if any(note.startswith(_KEYED) for note in notes) and not (path / KEY_FILE).exists():
         raise LabelStoreError(
-            f"{path / KEY_FILE} is missing: it lists the draws of engines, so what was spent is "
-            "not known. Restore the file from a backup."
+            f"{path / KEY_FILE} is missing: it lists the draws of engines, so the spending "
+            "is not known. Restore the file from a backup."
         )
     return found
 
