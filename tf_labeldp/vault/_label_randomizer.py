@@ -106,11 +106,8 @@ class LabelRandomizer(Randomizer):
 
         Args:
             num_labels: n.
-            low: the smallest possible label.
+            low: the smallest possible label; the values must reach from it to ``high``.
             high: the largest possible label.
-
-        Raises:
-            ValueError: the values do not reach from ``low`` to ``high``.
         """
         num_labels = _validate.integer_at_least("num_labels", num_labels, 1)
         if self.values is None:

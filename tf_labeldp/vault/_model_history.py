@@ -117,7 +117,8 @@ def end_training(model: Any, before: Iterable[bytes]) -> None:
     digests = [digest for own in by_layer.values() for digest in own]
     attach(model, merge_receipts(*map(known_of, digests)))  # of weights that a callback has set
     _cover_weights(by_layer)
-    note_weights(*_changed(model, digests, before))
+    changed = sorted(set(digests).difference(before))
+    note_weights(changed, (history_of(model) or History()).receipts)
 
 
 def known_of_weights(model: Any) -> Receipts:
@@ -127,15 +128,8 @@ def known_of_weights(model: Any) -> Receipts:
 
 def note_epoch(model: Any, before: Iterable[bytes]) -> None:
     """Notes the weights at the end of an epoch in this process: they may be read from a file."""
-    note_digests(*_changed(model, weight_digests(model.weights), before))
-
-
-def _changed(
-    model: Any, digests: Iterable[bytes], before: Iterable[bytes]
-) -> tuple[list[bytes], Receipts]:
-    unchanged = set(before)
-    receipts = (history_of(model) or History()).receipts
-    return [digest for digest in digests if digest not in unchanged], receipts
+    changed = set(weight_digests(model.weights)).difference(before)
+    note_digests(changed, (history_of(model) or History()).receipts)
 
 
 @contextlib.contextmanager
@@ -214,7 +208,7 @@ def declare(
     training without receipts that follows.
 
     Args:
-        artefact: a Keras model or layer.
+        artefact: a Keras model or layer; else a ``TypeError``.
         because: the reason, in a sentence: ``"trained on public labels of ImageNet"``.
         epsilon: the cost of its training to the private labels; 0 if it used none of them.
         delta: likewise.
@@ -223,14 +217,9 @@ def declare(
     Returns:
         The statement of the artefact, with the claim.
 
-    Raises:
-        TypeError: ``artefact`` is not a Keras model or layer, or ``because`` is no text.
-
     Example:
-        >>> import keras, numpy as np
+        >>> import keras
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(np.zeros((4, 2)), np.arange(4.0), verbose=0)
         >>> declare(model, because="these labels are public").epsilon
         0.0
     """
@@ -262,9 +251,8 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """Returns the statement of anything that was made of private labels.
 
     Guarantee:
-        The composition of the receipts of the artefact (``accounting.compose_receipts``). A Keras
-        model with evidence of training that no receipt covers gets no promise; one of which nothing
-        is known, an assumption.
+        The composition of its receipts (``accounting.compose_receipts``). A Keras model with
+        evidence of training that no receipt covers gets no promise; an unknown one, an assumption.
 
     Args:
         artefact: noisy labels, a head, a Keras model or layer; or the path of a ``.keras`` file
@@ -293,11 +281,7 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
 def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     """Returns the Keras model of a ``.keras`` file, with the receipts in the file.
 
-    Keras's own ``load_model`` reads the same file without them.
-
-    Args:
-        path: of a file that ``model.save`` wrote.
-        settings: all other arguments of ``keras.models.load_model``.
+    Keras's own ``load_model`` reads the same file without them, and takes the same arguments.
 
     Raises:
         FileNotFoundError, ValueError: as of ``keras.models.load_model``.

@@ -86,10 +86,7 @@ class NoisyStatistic:
         """Returns the shares of the classes, or of the values, as priors that carry the receipt.
 
         With groups each label has the prior of its group: the priors by cluster of ``ghazi2021``,
-        Algorithm 4.
-
-        Raises:
-            TypeError: the statistic is no histogram.
+        Algorithm 4. A statistic that is no histogram raises a ``TypeError``.
         """
         if not isinstance(self.mechanism, HistogramMechanism):
             raise TypeError(
@@ -263,8 +260,7 @@ class NoisyLabels:
     def decode(self) -> np.ndarray:
         """Returns the class values of the noisy labels, (m,); the values themselves without any.
 
-        Raises:
-            TypeError: noisy one-hot rows of ``ALIBI``, which are no classes.
+        Noisy one-hot rows of ``ALIBI`` are no classes: a ``TypeError``.
         """
         if self.classes is None:
             return self.values
@@ -284,9 +280,6 @@ class NoisyLabels:
             features: one array with a row for each example of the vault, or a dict or tuple of
                 such arrays.
             targets: ``"values"``, ``"posterior"`` or ``"debiased"``.
-
-        Raises:
-            ValueError: too few rows, or other targets.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -329,7 +322,7 @@ class NoisyLabels:
             if (content := getattr(self.priors, part, None)) is not None:
                 arrays[name] = np.asarray(content)
         classes = self.classes
-        if not all(isinstance(name, (str, int, float, bool)) for name in classes or ()):
+        if not all(isinstance(name, (str, int, float)) for name in classes or ()):
             classes = tuple(map(str, classes or ()))
         publish(path / _ARRAYS, npz(arrays))
         publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
@@ -362,8 +355,7 @@ class NoisyLabels:
                 of tables, whose rows are joined in the order of the statement.
 
         Raises:
-            FileNotFoundError: there are none.
-            ValueError: damaged, edited, or written by a newer version.
+            FileNotFoundError, ValueError: missing, damaged, edited, or of a newer version.
         """
         path = pathlib.Path(path).expanduser()
         if not path.is_dir():
