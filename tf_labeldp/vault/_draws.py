@@ -14,11 +14,10 @@ import numpy as np
 
 from tf_labeldp.accounting import Assumption, Charge, PublicInput
 from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
-    HistogramMechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
@@ -37,7 +36,7 @@ from tf_labeldp.mechanisms._base import (
 from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
-from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._records import PUBLIC_INPUT, DrawSettingsError, Record
 
 _CHECKED: dict[tuple[type, str], str] = {}
@@ -240,16 +239,7 @@ def noisy_labels(
     if record.priors is not None:
         groups = record.arrays.get("groups")
         priors = Priors(record.priors, groups, receipts=record.made_of)
-    return NoisyLabels(values, indices, mechanism, priors, _receipts_of(record), classes=names)
-
-
-def noisy_statistic(
-    record: Record, mechanism: AggregateMechanism, public_input: Any
-) -> NoisyStatistic:
-    groups = None
-    if isinstance(mechanism, HistogramMechanism) and public_input is not None:
-        groups = np.asarray(public_input)
-    return NoisyStatistic(np.array(record.values), mechanism, groups, _receipts_of(record))
+    return NoisyLabels(values, indices, mechanism, priors, record.receipts, classes=names)
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:
@@ -298,7 +288,3 @@ def _is_same_input(record: Record, public_input: Any, digest: str | None) -> boo
     if _is_read_once(public_input):
         return stored is not None and bool(public_input.matches(stored))
     return stored == digest
-
-
-def _receipts_of(record: Record) -> Receipts:
-    return merge_receipts(record.made_of, () if record.receipt is None else (record.receipt,))

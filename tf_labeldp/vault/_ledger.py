@@ -134,12 +134,7 @@ class Ledger:
             if project is not None:
                 project.join(ledger.label_set.name)
             ledger._read_new_records()
-            if budget not in (None, ledger.budget):
-                raise DrawSettingsError(
-                    f"the store keeps the budget {ledger.budget}, and {budget} was given. Leave "
-                    "budget out to open it, and raise it with labels.raise_budget(budget, "
-                    "reason=...) if need be."
-                )
+            _check_agrees(budget, ledger.budget, "the store keeps")
             for digests, receipts in ledger.weights():
                 note_digests(digests, receipts)
         LEDGERS[ledger.label_set.name] = functools.partial(
@@ -459,12 +454,16 @@ def _first_budget(
             )
         return budget
     kept = max(budgets, key=lambda budget: (budget.epsilon, budget.delta))
+    _check_agrees(budget, kept, "the stores of this project share")
+    return kept
+
+
+def _check_agrees(budget: PrivacyBudget | None, kept: PrivacyBudget, owner: str) -> None:
     if budget not in (None, kept):
         raise DrawSettingsError(
-            f"the stores of this project share the budget {kept}, and {budget} was given. Leave "
-            "budget out, and raise it with labels.raise_budget(budget, reason=...) if need be."
+            f"{owner} the budget {kept}, and {budget} was given. Leave budget out, and raise it "
+            "with labels.raise_budget(budget, reason=...) if need be."
         )
-    return kept
 
 
 def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:

@@ -27,9 +27,9 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import UNITS, LabelSet, Receipts, merge_receipts
-from tf_labeldp.mechanisms import AggregateMechanism, Priors
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism, deserialize
-from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
 from tf_labeldp.vault._evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault._keyed_draws import KeyedDraws
 from tf_labeldp.vault._label_kinds import Classes, LabelKind, label_kind
@@ -436,7 +436,10 @@ class PrivateLabels:
         self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
         public = public.with_value(getattr(public.value, "assignments", public.value))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
-        return noisy_statistic(record, mechanism, public.value)
+        groups = None
+        if isinstance(mechanism, HistogramMechanism) and public.value is not None:
+            groups = np.asarray(public.value)
+        return NoisyStatistic(np.array(record.values), mechanism, groups, record.receipts)
 
     def evaluate(
         self, predictions: Public[Any], metric: str, epsilon: float, *, key: str | None = None

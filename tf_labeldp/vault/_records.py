@@ -19,7 +19,7 @@ import numpy as np
 
 from tf_labeldp.accounting import Assumption, PrivacyBudget
 from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.accounting._receipts import LabelSet, Receipt
+from tf_labeldp.accounting._receipts import LabelSet, Receipt, Receipts, merge_receipts
 
 FORMAT = 3
 KEY_FILE = "labels.key"
@@ -95,6 +95,11 @@ class Record:
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays, read at their first use."""
         return self.load()
+
+    @property
+    def receipts(self) -> Receipts:
+        """The receipts of the output: the charge, and those of what it was made of."""
+        return merge_receipts(self.made_of, () if self.receipt is None else (self.receipt,))
 
     @property
     def key(self) -> str | None:
