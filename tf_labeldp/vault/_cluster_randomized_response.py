@@ -33,8 +33,6 @@ larger one resampled labels are best spread over all classes (``tests/benchmarks
 """
 _MOST_FOR_COUNTS = 0.25
 """Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
-_MOST_CELLS = 1 << 31
-"""Of the table of counts: 16 GiB; cluster numbers beyond are hashes or ids, not numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +277,13 @@ class ClusterRandomizedResponse(Randomizer):
         """
         labels.kind.check_release(self)
         key = "cluster-rr" if key is None else key
-        clusters = _checked_clusters(public.value, len(labels), self.num_classes)
+        if not len(labels):
+            raise ValueError("there are no labels to randomize.")
+        clusters = getattr(public.value, "assignments", public.value)
+        clusters = _validate.group_vector("clusters", clusters, len(labels))
+        table = int(clusters.max()) + 1, self.num_classes
+        renumber = "Number clusters 0..C-1: np.unique(clusters, return_inverse=True)[1]."
+        _validate.check_size("a table of clusters and classes", table, renumber)
         first = f"{key}/distributions"
         parts = {first: self.histogram, key: self.draw}
         draws = {name: part for name, part in parts.items() if part is not None}
@@ -334,15 +338,3 @@ class ClusterRandomizedResponse(Randomizer):
     def _sampler(self) -> PriorResampling:
         """Draws from a distribution whatever the label is, and so costs nothing at any epsilon."""
         return PriorResampling(1.0, self.num_classes, 1.0, self.threshold)
-
-
-def _checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
-    if size == 0:
-        raise ValueError("there are no labels to randomize.")
-    found = _validate.group_vector("clusters", getattr(clusters, "assignments", clusters), size)
-    if int(found.max()) >= _MOST_CELLS // num_classes:
-        raise ValueError(
-            f"clusters must be numbered 0..C-1, got {int(found.max())}: a table of so many rows "
-            "would not fit. Number them with np.unique(clusters, return_inverse=True)[1]."
-        )
-    return found

@@ -231,8 +231,6 @@ def noisy_labels(
     values, indices = np.asarray(record.values), record.indices
     if among is not None:
         indices = np.searchsorted(among, indices)
-    if values.dtype.kind in "iu":
-        values = values.astype(np.int64)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
         values, indices = values[values >= 0], indices[values >= 0]
     priors = None

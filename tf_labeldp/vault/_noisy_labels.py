@@ -146,6 +146,8 @@ class NoisyLabels:
         public = public_input(self.values, self.indices, self.mechanism, self.priors)
         values, indices, mechanism, priors = public.value
         values, indices = np.array(values), np.array(indices)
+        if values.dtype.kind in "iu":
+            values = values.astype(np.int64, copy=False)
         if indices.shape != values.shape[:1]:
             raise ValueError(
                 f"values and indices must have the same length, got shapes {values.shape} and "
