@@ -585,7 +585,7 @@ BAD_CLUSTERS = {
     "floats": (np.zeros(N), TypeError, "clusters must be integers 0..C-1, got dtype float64"),
     "booleans": (np.zeros(N, bool), TypeError, "got dtype bool"),
     "negative": (np.full(N, -1), ValueError, "clusters must be in 0..C-1, got -1"),
-    "ids": (np.full(N, 1 << 40), ValueError, "numbered 0..C-1, got 1099511627776: .*return_inv"),
+    "ids": (np.full(N, 1 << 40), ValueError, r"got 1,099,511,627,777 x .*0\.\.C-1: .*return_inv"),
     "none": (None, ValueError, "needs clusters=, .* takes nothing else; got nothing"),
 }
 

@@ -432,7 +432,7 @@ def test_a_failure_on_the_true_labels_is_charged_and_its_text_kept_back(
     monkeypatch.setattr(NearbyResponse, "randomize", on_true_labels(failing))
     where = {"store": tmp_path / "store"} if stored else {}
     held = vault(1.5, **where)
-    with pytest.raises(RuntimeError, match=r"NearbyResponse failed .* kept back.*was charged") as e:
+    with pytest.raises(RuntimeError, match=r"NearbyResponse failed .* withheld.*was charged") as e:
         held.randomize(NearbyResponse(1.0, K), key="a")
     shown = "".join(map(str, [e.value, e.value.__cause__, e.value.__suppress_context__]))
     assert "987654" not in shown and e.value.__cause__ is None and e.value.__suppress_context__

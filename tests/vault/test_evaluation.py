@@ -280,7 +280,7 @@ class TestSelect:
     @pytest.mark.parametrize(
         ("predictions", "metric", "message"),
         [
-            ([], None, "no models"),
+            ([], None, "at least one model"),
             ([ROWS, ROWS[:5]], None, "5 predictions"),
             ([ROWS], "mse", "metric must be"),
             ([LABELS], "brier", "shape"),

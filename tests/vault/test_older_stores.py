@@ -102,6 +102,25 @@ def test_reading_it_without_labels_writes_nothing(old):
     assert contents(old) == before
 
 
+def test_with_other_labels_it_is_refused_and_left_as_it_was(old):
+    before = contents(old)
+    for labels, message in ((LABELS[::-1], "made for other labels"), (LABELS[1:], "num_labels")):
+        with pytest.raises(LabelStoreError, match=message):
+            PrivateLabels(labels, 3, store=old / "store")
+    with pytest.raises(LabelStoreError, match="num_classes differ"):
+        PrivateLabels(LABELS, 4, store=old / "store")
+    assert contents(old) == before
+
+
+def test_a_ledger_that_read_it_goes_on_when_it_is_upgraded(old):
+    ledger = Ledger.of_store(old / "store")
+    vault = opened(old)
+    assert str(ledger.history()) == EXPECTED["history"]
+    vault.randomize(RandomizedResponse(0.25, 3), key="later")
+    assert [one.id for one in ledger.receipts()] == [one.id for one in vault.receipts]
+    assert str(ledger.history()) == str(vault.history())
+
+
 def test_it_knows_the_weights_of_0_2(old, monkeypatch):
     monkeypatch.setattr(_public_input, "_OF_WEIGHTS", {})
     opened(old)

@@ -419,6 +419,6 @@ def test_statistics_of_classes_and_of_rows_are_not_for_numbers():
         HistogramMechanism(0.5, 3),
         LabelMomentMechanism(0.5, 1e-6, num_labels=2),
     ):
-        with pytest.raises(ValueError, match="is for classes or rows of labels"):
+        with pytest.raises(ValueError, match="Make the mechanism for numbers"):
             vault.release(wrong, public_input=np.ones((2, 1)))
     assert vault.guarantee().epsilon == 0.0

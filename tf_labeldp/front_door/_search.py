@@ -17,7 +17,7 @@ from tf_labeldp.accounting._receipts import merge_receipts
 from tf_labeldp.front_door._estimators import predictions_for_metrics, rows_of
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.vault import PrivateLabels
-from tf_labeldp.vault._selection import release_choice, selection_mechanism
+from tf_labeldp.vault._evaluation import release_choice, selection_mechanism
 
 _FREE = frozenset(["penalty"])
 """Arguments that come after the release: fits that differ in them alone share one."""

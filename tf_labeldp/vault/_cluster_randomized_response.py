@@ -28,32 +28,29 @@ _DRAW_EPSILONS = (1.0, 1.75, 3.75)
 _THRESHOLDS = (0.1, 0.4, 0.9)
 """Of 1/K, by default, at these epsilons of the draw; interpolated, and constant beyond.
 
-With little epsilon nearly all labels are resampled, and should come from sharp distributions; with
-more of it resampled labels are best spread over all classes (``benchmarks``).
+At a small epsilon nearly all labels are resampled, and should come from sharp distributions; at a
+larger one resampled labels are best spread over all classes (``benchmarks``).
 """
 _MOST_FOR_COUNTS = 0.25
 """Epsilon for the counts by default: a standard error of 11 in clusters of some hundred labels."""
-_MOST_CELLS = 1 << 31
-"""Of the table of counts: 16 GiB; cluster numbers beyond are hashes or ids, not numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterRandomizedResponse(Randomizer):
     """Randomized response that replaces a label by one from its cluster's own distribution.
 
-    Two mechanisms, each charged on its own: noisy counts of the labels of each cluster, which give
-    its distribution, and a draw that resamples labels from it. Call ``labels.randomize(mechanism,
-    clusters=...)``; train on ``posterior()`` of the noisy labels, or on their ``debiased()``
-    weights, which is the paper's loss.
+    Noisy counts of the labels of each cluster give its distribution, and a draw resamples labels
+    from it; each is charged. Call ``labels.randomize(mechanism, clusters=...)``; train on
+    ``posterior()`` of the noisy labels, or on their ``debiased()`` weights, the paper's loss.
 
     Guarantee:
         (epsilon, 0)-label-DP for the replacement of one label, counts and draw together, if the
         clusters do not depend on the labels; cluster sizes are public. The draw costs
         ``draw_epsilon``, or ``log(1 + (1 - lambda) / (lambda tau))``, charged before the
-        distributions are known. What it lost for the distributions that came out may be less (a
-        privacy odometer, Rogers et al. 2016); the statement says so in a remark. The counts cost
-        2 / sigma, not the 1 / sigma of Theorem 1: a changed label moves two frequencies of its
-        cluster, each with noise Laplace(sigma / n_c) of its own.
+        distributions are known; a remark of the statement has the smaller loss for those that
+        were released (a privacy odometer, Rogers et al. 2016). The counts cost 2 / sigma, not the
+        1 / sigma of Theorem 1: a changed label moves two frequencies of its cluster, each with its
+        own noise Laplace(sigma / n_c).
 
     Source: ``esfandiari2022``, Algorithm 1.
 
@@ -64,8 +61,8 @@ class ClusterRandomizedResponse(Randomizer):
             uniform, which needs ``threshold=1/K``, and cost nothing.
         resampling_probability: lambda, in (0, 1], for every cluster. With 1 the noisy labels are
             drawn from the released distributions alone, and cost nothing more.
-        draw_epsilon: instead of lambda, what the draw costs: each cluster takes the smallest lambda
-            that its released distribution allows. Exactly one of the two is given.
+        draw_epsilon: in place of lambda, the cost of the draw: each cluster takes the smallest
+            lambda that its released distribution allows. Give exactly one of the two.
         bias_correction: beta, in [0, 1), for the corrected loss; None is lambda, which makes it
             unbiased. Smaller ones trade bias for variance; 0 takes noisy labels as they are.
 
@@ -95,12 +92,15 @@ class ClusterRandomizedResponse(Randomizer):
     bias_correction: float | None = None
 
     def __post_init__(self) -> None:
-        """Checks the ranges, and that the draw has a finite price."""
         classes = _validate.integer_at_least("num_classes", self.num_classes, 2)
         tau = checked_threshold(self.threshold, classes)
         if tau <= 0.0:
             raise ValueError("threshold must be above zero: at 0 a class may show its label.")
-        sigma = _checked_noise_scale(self.noise_scale)
+        sigma = _validate.real_number("noise_scale", self.noise_scale, "a number above zero")
+        if not sigma > 0.0 or math.isinf(2.0 / sigma):
+            raise ValueError(
+                f"noise_scale must be above zero, got {sigma:g}. The counts cost epsilon 2 / sigma."
+            )
         if math.isinf(sigma) and tau < 1.0 / classes:
             raise ValueError(
                 f"noise_scale=inf makes the distributions uniform, so threshold must be 1/K = "
@@ -112,17 +112,17 @@ class ClusterRandomizedResponse(Randomizer):
                 "give exactly one of resampling_probability and draw_epsilon, got "
                 f"resampling_probability={resampled}, draw_epsilon={draw}."
             )
-        checked: dict[str, Any] = {"num_classes": classes, "threshold": tau, "noise_scale": sigma}
-        if resampled is not None:
-            checked["resampling_probability"] = checked_resampling_probability(resampled)
-            if beta is None:
-                checked_bias_correction(checked["resampling_probability"])
+        if resampled is None:
+            draw = _validate.positive_finite("draw_epsilon", draw)
         else:
-            checked["draw_epsilon"] = _validate.positive_finite("draw_epsilon", draw)
+            resampled = checked_resampling_probability(resampled)
+            if beta is None:
+                checked_bias_correction(resampled)
         if beta is not None:
-            checked["bias_correction"] = checked_bias_correction(beta)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+            beta = checked_bias_correction(beta)
+        checked = (classes, tau, sigma, resampled, draw, beta)
+        for field, value in zip(dataclasses.fields(self), checked, strict=True):
+            object.__setattr__(self, field.name, value)
         if self.draw is None and self.histogram is None:
             raise ValueError(
                 "with noise_scale=inf and resampling_probability=1 no label is used at all. Lower "
@@ -149,7 +149,7 @@ class ClusterRandomizedResponse(Randomizer):
     def from_heterogeneity(
         cls, epsilon: float, num_classes: int, heterogeneity: float
     ) -> ClusterRandomizedResponse:
-        """Returns the setting that suits clusters of a known heterogeneity phi.
+        """Returns the setting for clusters of a known heterogeneity phi.
 
         It has tau = phi, beta = 0, ``lambda = 1 / (1 + (e^epsilon - 1) phi)`` and sigma =
         1 / epsilon, and costs *three times* ``epsilon``: twice for the counts, once for the draw.
@@ -187,9 +187,9 @@ class ClusterRandomizedResponse(Randomizer):
         Args:
             epsilon: the whole, finite and above zero.
             num_classes: K.
-            threshold: tau, in (0, 1/K]. A small one lets distributions come near to those of pure
-                clusters, a large one lets more labels be kept. None for a tenth of 1/K where the
-                draw has an epsilon of at most 1, rising to nine tenths where it has 3.75.
+            threshold: tau, in (0, 1/K]. A small one allows sharp distributions of pure clusters, a
+                large one keeps more labels. None for a tenth of 1/K where the draw has an epsilon
+                of at most 1, rising to nine tenths where it has 3.75.
             distribution_share: the part of epsilon for the counts, in (0, 1); the draw gets the
                 rest. None for half of epsilon, at most 0.25.
             bias_correction: as for the class; by default 0, since undoing the small bias of good
@@ -202,21 +202,15 @@ class ClusterRandomizedResponse(Randomizer):
         """
         epsilon = _validate.positive_finite("epsilon", epsilon)
         classes = _validate.integer_at_least("num_classes", num_classes, 2)
-        if distribution_share is None:
-            counts = min(0.5 * epsilon, _MOST_FOR_COUNTS)
-        else:
-            counts = epsilon * _validate.number_in(
-                "distribution_share", distribution_share, "(0, 1)"
-            )
+        counts = min(0.5 * epsilon, _MOST_FOR_COUNTS)
+        if distribution_share is not None:
+            share = _validate.number_in("distribution_share", distribution_share, "(0, 1)")
+            counts = epsilon * share
+        draw = epsilon - counts
         if threshold is None:
-            threshold = float(np.interp(epsilon - counts, _DRAW_EPSILONS, _THRESHOLDS)) / classes
-        return cls(
-            classes,
-            threshold,
-            2.0 / counts,
-            draw_epsilon=epsilon - counts,
-            bias_correction=bias_correction,
-        )
+            threshold = float(np.interp(draw, _DRAW_EPSILONS, _THRESHOLDS)) / classes
+        beta = bias_correction
+        return cls(classes, threshold, 2.0 / counts, draw_epsilon=draw, bias_correction=beta)
 
     @property
     def histogram(self) -> HistogramMechanism | None:
@@ -244,7 +238,7 @@ class ClusterRandomizedResponse(Randomizer):
 
     @property
     def distribution_epsilon(self) -> float:
-        """What the counts cost: 2 / sigma."""
+        """The cost of the counts: 2 / sigma."""
         return 2.0 / self.noise_scale
 
     @property
@@ -281,26 +275,29 @@ class ClusterRandomizedResponse(Randomizer):
         The key is ``"cluster-rr"`` by default; ``priors`` of the noisy labels has the released
         distributions (C, K) and the clusters.
         """
-        if labels.num_classes != self.num_classes:
-            raise ValueError(
-                f"the mechanism has num_classes={self.num_classes}, the labels have "
-                f"{labels.num_classes}. Make the mechanism with the labels' number of classes."
-            )
+        labels.kind.check_release(self)
         key = "cluster-rr" if key is None else key
-        clusters = _checked_clusters(public.value, len(labels), self.num_classes)
-        named = ((f"{key}/distributions", self.histogram), (key, self.draw))
-        draws: dict[str, Mechanism] = {name: one for name, one in named if one is not None}
+        if not len(labels):
+            raise ValueError("there are no labels to randomize.")
+        clusters = getattr(public.value, "assignments", public.value)
+        clusters = _validate.group_vector("clusters", clusters, len(labels))
+        table = int(clusters.max()) + 1, self.num_classes
+        renumber = "Number clusters 0..C-1: np.unique(clusters, return_inverse=True)[1]."
+        _validate.check_size("a table of clusters and classes", table, renumber)
+        first = f"{key}/distributions"
+        parts = {first: self.histogram, key: self.draw}
+        draws = {name: part for name, part in parts.items() if part is not None}
         self._reserve(labels, draws, public.receipts)
         sizes, receipts = np.bincount(clusters), public.receipts
         distributions = np.full((sizes.size, self.num_classes), 1.0 / self.num_classes)
         if self.histogram is not None:
             grouped = public.with_value(clusters)
-            counts = labels.release(self.histogram, public_input=grouped, key=named[0][0])
+            counts = labels.release(self.histogram, public_input=grouped, key=first)
             distributions = cluster_distributions(counts.values, sizes, self.threshold)
             receipts = merge_receipts(receipts, counts.receipts)
         priors = Priors(distributions, clusters, receipts=receipts)
         if self.draw is None:
-            # A generator that depends on what was released alone, so that runs repeat.
+            # A generator that depends on the released distributions alone, so that runs repeat.
             content = key.encode() + distributions.tobytes()
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest(), "big"))
             values = self._sampler.randomize(np.zeros_like(clusters), priors, rng=rng)
@@ -317,7 +314,7 @@ class ClusterRandomizedResponse(Randomizer):
 
     @staticmethod
     def _stored_or(draw: PriorResampling, labels: PrivateLabels, key: str) -> PriorResampling:
-        """Returns the stored mechanism if it is this one, of a price that was rounded otherwise."""
+        """Returns the stored mechanism if it differs by the rounding of its price alone."""
         stored = labels.mechanism(key) if labels.has_draw(key) else None
         if isinstance(stored, PriorResampling):
             same = dataclasses.replace(stored, epsilon=draw.epsilon) == draw
@@ -326,41 +323,18 @@ class ClusterRandomizedResponse(Randomizer):
         return draw
 
     def _remarks(self, least: float) -> tuple[str, ...]:
-        """Returns what this very draw lost, where that is less than was promised."""
+        """Returns the loss of this very draw, where it is smaller than the promise."""
         if self.resampling_probability is None or least <= self.threshold:
             return ()
         odds = (1.0 - self.resampling_probability) / self.resampling_probability
         lost = self.distribution_epsilon + math.log1p(odds / least)
         return (
-            f"the promise is epsilon={self.epsilon:.6g}, made before the draw; for the "
-            f"distributions that came out, this very draw lost {lost:.6g} at most (a privacy "
-            "odometer, Rogers et al. 2016)",
+            f"the promise is epsilon={self.epsilon:.6g}, made before the draw; for the released "
+            f"distributions this very draw lost {lost:.6g} at most (a privacy odometer, Rogers et "
+            "al. 2016)",
         )
 
     @property
     def _sampler(self) -> PriorResampling:
         """Draws from a distribution whatever the label is, and so costs nothing at any epsilon."""
         return PriorResampling(1.0, self.num_classes, 1.0, self.threshold)
-
-
-def _checked_clusters(clusters: Any, size: int, num_classes: int) -> np.ndarray:
-    """Returns public cluster numbers as ``int64`` (n,), or raises."""
-    if size == 0:
-        raise ValueError("there are no labels to randomize.")
-    found = _validate.group_vector("clusters", getattr(clusters, "assignments", clusters), size)
-    if int(found.max()) >= _MOST_CELLS // num_classes:
-        raise ValueError(
-            f"clusters must be numbered 0..C-1, got {int(found.max())}: a table of so many rows "
-            "would not fit. Number them with np.unique(clusters, return_inverse=True)[1]."
-        )
-    return found
-
-
-def _checked_noise_scale(value: Any) -> float:
-    """Returns sigma as a float, or raises if it is not above zero; it may be infinite."""
-    sigma = _validate.real_number("noise_scale", value, "a number above zero")
-    if not sigma > 0.0 or math.isinf(2.0 / sigma):
-        raise ValueError(
-            f"noise_scale must be above zero, got {sigma:g}. The counts cost epsilon 2 / sigma."
-        )
-    return sigma

@@ -1,7 +1,7 @@
 """The one place where mechanisms meet the true labels: each draw is charged, recorded and kept.
 
-A mechanism of another library is held against what it says before it sees a true label, and what it
-raises afterwards is kept back: an error that depends on the labels is an output too.
+A mechanism of another library is checked on made-up labels before it reads a true one, and its
+errors on true labels are withheld: an error that depends on the labels is an output too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import numpy as np
 
 from tf_labeldp.accounting import Assumption, Charge, PublicInput
 from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.accounting._receipts import Receipts, merge_receipts
+from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.mechanisms import (
     AggregateMechanism,
     ClassificationMechanism,
-    HistogramMechanism,
     PeerToPeerRandomizedResponse,
     Priors,
     check_mechanism,
@@ -37,7 +36,7 @@ from tf_labeldp.mechanisms._base import (
 from tf_labeldp.vault._keyed_draws import KEYED_ASSUMPTIONS, KeyedDraws, check_keyed
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._ledger import UNNAMED, Ledger
-from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
+from tf_labeldp.vault._noisy_labels import NoisyLabels
 from tf_labeldp.vault._records import PUBLIC_INPUT, DrawSettingsError, Record
 
 _CHECKED: dict[tuple[type, str], str] = {}
@@ -88,39 +87,34 @@ class Draws:
         return f"{UNNAMED}{self._unnamed}"
 
     def record(
-        self,
-        mechanism: Mechanism,
-        rows: np.ndarray,
-        public: PublicInput[Any],
-        key: str | None,
+        self, mechanism: Mechanism, rows: np.ndarray, public: PublicInput[Any], key: str | None
     ) -> Record:
         """Returns the record of a draw or a release, a new one or the stored one of this name."""
-        public_input, made_of = public.value, public.receipts
-        digest = None if _is_read_once(public_input) else public.digest
         if key is not None and str(key).startswith(UNNAMED):
             raise ValueError(
                 f"key must not start with {UNNAMED!r}, which names draws without a key, got "
                 f"{key!r}."
             )
+        public_input = public.value
+        digest = None if _is_read_once(public_input) else public.digest
         if self._keyed_for(mechanism) is not None:
             check_keyed(mechanism)
         if not is_of_this_library(mechanism):
-            self._admit(mechanism, rows, public_input)
+            self._check_foreign(mechanism, rows, public_input)
         with self._ledger.turn():
             name = self.next_name() if key is None else str(key)
             record = self._ledger.draws.get(name)
             if record is None:
+                made_of = public.receipts
                 record = self._new_record(name, mechanism, rows, public_input, digest, made_of)
             else:
-                strictly = key is None or isinstance(mechanism, AggregateMechanism)
-                same = not strictly or _same_input(record.public_digest, public_input, digest)
+                is_compared = key is None or isinstance(mechanism, AggregateMechanism)
+                same = not is_compared or _is_same_input(record, public_input, digest)
                 _check_same(record, mechanism, rows, same)
-            if key is None:
-                self._unnamed += 1
+            self._unnamed += key is None
         return record
 
     def charge_of(self, mechanism: Mechanism, public_input: Any = None) -> Charge:
-        """Returns what a use costs, with what it rests on beyond the mechanism."""
         charge = self._kind.charge(mechanism)
         notes = list(charge.assumptions)
         if self._keyed_for(mechanism) is not None:
@@ -132,27 +126,26 @@ class Draws:
                 f"states{event}: its author's claim, not this library's."
             )
             notes.append(Assumption("claimed-mechanism", "authors", text))
-        known = isinstance(public_input, Priors) and public_input.receipts
-        if public_input is not None and not known:
+        has_receipts = isinstance(public_input, Priors) and public_input.receipts
+        if public_input is not None and not has_receipts:
             notes.append(PUBLIC_INPUT)
         return dataclasses.replace(charge, assumptions=tuple(notes))
 
     def _keyed_for(self, mechanism: Mechanism) -> KeyedDraws | None:
-        """Returns what draws noisy labels by a key, if that is wanted; statistics never are."""
+        """Returns the keyed draws of a vault that has them; statistics are never keyed."""
         return self._keyed if isinstance(mechanism, LabelMechanism) else None
 
-    def _admit(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
-        """Holds a mechanism of another library against what it says, on made-up labels."""
-        state = {  # NumPy shortens what it shows of arrays
+    def _check_foreign(self, mechanism: Mechanism, rows: np.ndarray, public_input: Any) -> None:
+        state = {  # NumPy shortens the repr of arrays
             name: array_digest(value) if isinstance(value, np.ndarray) else value
             for name, value in vars(mechanism).items()
         }
         this = type(mechanism), repr((settings(mechanism), state))
         if this not in _CHECKED or _CHECKED[this] != _channel_digest(mechanism):
-            statistic = isinstance(mechanism, AggregateMechanism)
-            check_mechanism(mechanism, public_input=public_input if statistic else None)
+            is_statistic = isinstance(mechanism, AggregateMechanism)
+            check_mechanism(mechanism, public_input=public_input if is_statistic else None)
             _CHECKED[this] = _channel_digest(mechanism)
-        # What is wrong with the public input shows before a true label is looked at.
+        # A wrong public input shows before a true label is read.
         self._apply(mechanism, self._kind.any_labels(rows.size), public_input, None)
 
     def _new_record(
@@ -164,48 +157,44 @@ class Draws:
         digest: str | None,
         made_of: Receipts,
     ) -> Record:
-        """Checks the budget, applies the mechanism to the true labels and keeps what came out."""
+        """Checks the budget, applies the mechanism to the true labels and keeps the output."""
         ledger, charge = self._ledger, self.charge_of(mechanism, public_input)
-        came_along = ledger.not_adopted(made_of)
-        if came_along:
-            ledger.check(np.arange(len(self._sealed)), [], came_along)
-        ledger.check(rows, [(in_words(mechanism, charge), charge)], came_along)
+        came_along = ledger.check(rows, [(in_words(mechanism, charge), charge)], made_of)
         rng = None
         if self._seed is not None:
-            # One stream a draw: a run that reads stored draws does not shift the later ones.
+            # One stream per draw: a run that reads stored draws does not shift the later ones.
             rng = np.random.default_rng([self._seed, len(ledger.records)])
         kind = "draw" if isinstance(mechanism, LabelMechanism) else "release"
-        made: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
-        result = None
+        use: dict[str, Any] = {"key": name, "rows": rows, "seeded": rng is not None}
+        output = None
         try:
             labels = self._sealed.open(rows)
             if (keyed := self._keyed_for(mechanism)) is not None:
-                result = keyed.randomize(mechanism, labels, rows, public_input, name)
+                output = keyed.randomize(mechanism, labels, rows, public_input, name)
             else:
-                result = self._apply(mechanism, labels, public_input, rng)
+                output = self._apply(mechanism, labels, public_input, rng)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not error.args:
                 raise
-        if result is None:  # not within `except`: what was raised would hang on to what is
-            if is_of_this_library(mechanism):  # raises what is wrong whatever the labels are
+        if output is None:  # outside of `except`: an error raised there would carry the caught one
+            if is_of_this_library(mechanism):  # raises errors that no label causes
                 self._apply(mechanism, self._kind.any_labels(rows.size), public_input, rng)
-            failed = ledger.receipt(charge, repr(mechanism), "failed", **made)
-            ledger.keep(receipt=failed)
+            ledger.keep(receipt=ledger.receipt(charge, repr(mechanism), "failed", **use))
             raise RuntimeError(
-                f"{type(mechanism).__name__} failed on these labels, and would not on others; what "
-                "it said is kept back, since it may tell something of them. The draw was charged. "
-                "Check the mechanism on labels of your own making."
+                f"{type(mechanism).__name__} failed on these labels, and would not on others. Its "
+                "message is withheld: it may reveal labels. The draw was charged. Check the "
+                "mechanism on labels of your own making."
             ) from None
-        for one in came_along:
-            ledger.keep(receipt=one)
-        values = compact(result) if kind == "draw" else np.asarray(result)
-        made["output_digest"] = array_digest(values)
+        for receipt in came_along:
+            ledger.keep(receipt=receipt)
+        values = compact(output) if kind == "draw" else np.asarray(output)
+        use["output_digest"] = array_digest(values)
         priors: dict[str, Any] = {}
         if isinstance(public_input, Priors):
             groups = None if public_input.groups is None else np.asarray(public_input.groups)
             priors = {"priors": np.asarray(public_input.probabilities), "groups": groups}
         return ledger.keep(
-            receipt=ledger.receipt(charge, repr(mechanism), kind, **made),
+            receipt=ledger.receipt(charge, repr(mechanism), kind, **use),
             mechanism=serialize(mechanism),
             public_digest=public_input.digest() if _is_read_once(public_input) else digest,
             made_of=made_of,
@@ -220,7 +209,6 @@ class Draws:
         public_input: Any,
         rng: np.random.Generator | None,
     ) -> np.ndarray:
-        """Returns what a mechanism makes of labels, checked."""
         if isinstance(public_input, Priors) and not is_of_this_library(mechanism):
             public_input = np.asarray(public_input)
         if isinstance(mechanism, LabelMechanism):
@@ -236,41 +224,28 @@ def noisy_labels(
     names: tuple[Hashable, ...] | None,
     among: np.ndarray | None = None,
 ) -> NoisyLabels:
-    """Returns what the record of a draw hands out; ``names`` are the values of the classes.
+    """Returns the noisy labels of a record; ``names`` are the values of the classes.
 
     ``among`` are the examples that indices count from, rising; None for all.
     """
-    values, indices = _arrays(record)
+    values, indices = np.asarray(record.values), record.indices
     if among is not None:
         indices = np.searchsorted(among, indices)
-    if values.dtype.kind in "iu":
-        values = values.astype(np.int64)
     if isinstance(mechanism, PeerToPeerRandomizedResponse):  # others report nothing
         values, indices = values[values >= 0], indices[values >= 0]
     priors = None
     if record.priors is not None:
-        priors = Priors(record.priors, record.groups, receipts=record.made_of)
-    return NoisyLabels(values, indices, mechanism, priors, _carried_by(record), classes=names)
-
-
-def noisy_statistic(
-    record: Record, mechanism: AggregateMechanism, public_input: Any
-) -> NoisyStatistic:
-    """Returns what the record of a release hands out."""
-    groups = None
-    if isinstance(mechanism, HistogramMechanism) and public_input is not None:
-        groups = np.asarray(public_input)
-    return NoisyStatistic(_arrays(record)[0].copy(), mechanism, groups, _carried_by(record))
+        groups = record.arrays.get("groups")
+        priors = Priors(record.priors, groups, receipts=record.made_of)
+    return NoisyLabels(values, indices, mechanism, priors, record.receipts, classes=names)
 
 
 def in_words(mechanism: Mechanism, charge: Charge) -> str:
-    """Returns a planned use in words."""
     return f"{type(mechanism).__name__} (epsilon={charge.epsilon:g}, delta={charge.delta:g})"
 
 
 def _check_same(record: Record, mechanism: Mechanism, rows: np.ndarray, same_input: bool) -> None:
-    """Raises if a stored draw is not the one that is asked for."""
-    stored, indices = deserialize(record.mechanism or {}), _arrays(record)[1]
+    stored, indices = deserialize(record.mechanism or {}), record.indices
     agrees = {
         # Read back first: a stored draw may lack arguments that were added since.
         "mechanism": settings(stored) == settings(mechanism),
@@ -302,21 +277,12 @@ def compact(noisy: np.ndarray) -> np.ndarray:
 
 
 def _is_read_once(public_input: Any) -> bool:
-    """Returns whether the mechanism is to read this before it is asked for its digest."""
+    """Returns whether the mechanism must read this before it is asked for its digest."""
     return hasattr(public_input, "matches")
 
 
-def _same_input(known: str | None, public_input: Any, digest: str | None) -> bool:
-    """Returns whether a stored draw was made with this public input."""
+def _is_same_input(record: Record, public_input: Any, digest: str | None) -> bool:
+    stored = record.public_digest
     if _is_read_once(public_input):
-        return known is not None and bool(public_input.matches(known))
-    return known == digest
-
-
-def _carried_by(record: Record) -> Receipts:
-    return merge_receipts(record.made_of, () if record.receipt is None else (record.receipt,))
-
-
-def _arrays(record: Record) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what came out of a draw, and the examples that it is of; every draw has both."""
-    return record.values, record.indices  # type: ignore[return-value]
+        return stored is not None and bool(public_input.matches(stored))
+    return stored == digest

@@ -24,12 +24,13 @@ class LabelKind(abc.ABC):
     ``high`` and ``num_labels``; ``labels.kind`` returns it.
 
     Attributes:
-        unit: what a statement protects, ``"label"`` or ``"row"``.
+        unit: the unit of privacy, ``"label"`` or ``"row"``.
         num_classes: K; None for labels that are no classes.
         names: the values that class codes stand for, where they are not the codes themselves.
         label_range: the smallest and the largest number; None for labels that are no numbers.
         num_labels: L, the number of labels in a row; None for single labels.
         target_dtype: of labels in batches, as Keras's losses take them.
+        metrics: of predictions; asking raises a ``TypeError`` for rows of labels.
         summaries: the metrics that ``PrivateLabels.evaluate`` releases beyond ``metrics``.
     """
 
@@ -39,12 +40,8 @@ class LabelKind(abc.ABC):
     label_range: tuple[float, float] | None = None
     num_labels: int | None = None
     target_dtype: ClassVar[type] = np.float32
+    metrics: tuple[str, ...]
     summaries: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    @abc.abstractmethod
-    def metrics(self) -> tuple[str, ...]:
-        """The metrics of predictions; raises a ``TypeError`` for labels that have none."""
 
     @property
     @abc.abstractmethod
@@ -61,35 +58,42 @@ class LabelKind(abc.ABC):
         """Returns a private copy of the labels as the mechanisms take them, (n,) or (n, L)."""
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
-        """Returns the labels that ``encode`` makes these codes of."""
+        """Returns the labels that ``encode`` turns into these codes."""
         return np.asarray(codes)
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """Returns what the labels are, in words."""
+        """Returns the kind in words."""
 
     @abc.abstractmethod
     def mechanism_arguments(self) -> dict[str, Any]:
-        """Returns the arguments by which a mechanism of many labels is made for these."""
+        """Returns the arguments that make a mechanism of many labels for these."""
 
     @abc.abstractmethod
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         """Raises if the mechanism is not for these labels."""
 
-    @abc.abstractmethod
-    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
+    def check_release(self, mechanism: Setting[Any]) -> None:
         """Raises if a mechanism of many labels is not for these."""
+        for name in ("num_classes", "num_labels"):
+            found, own = getattr(mechanism, name, None), getattr(self, name)
+            if found != own:
+                raise ValueError(
+                    f"the mechanism has {name}={found}, the labels have {own}. Make the mechanism "
+                    f"for {self.describe()}."
+                )
 
-    @abc.abstractmethod
     def header(self) -> dict[str, Any]:
-        """Returns what a store records of its labels; ``kind_of_header`` reads it."""
+        """Returns the fields of the kind in the header of a store."""
+        names = None if self.names is None else array_digest(np.array(repr(self.names)))
+        return {"num_classes": self.num_classes, "classes": names}
 
     @abc.abstractmethod
     def any_labels(self, size: int) -> np.ndarray:
-        """Returns labels that could be in a vault and reveal nothing of those that are, (size,)."""
+        """Returns (size,) possible labels, which reveal nothing of those in a vault."""
 
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:
-        """Returns what one use of a mechanism on these labels costs each unit."""
+        """Returns the cost of one use of a mechanism for each unit."""
         return Charge.of(mechanism)
 
     def randomize(
@@ -101,13 +105,6 @@ class LabelKind(abc.ABC):
     ) -> np.ndarray:
         """Returns checked noisy labels (m, ...) of encoded labels."""
         return mechanism.check_output(mechanism.randomize(labels, public, rng=rng), len(labels))
-
-    def as_classes(self) -> Classes:
-        """Returns the kind itself if it is ``Classes``, or raises a ``ValueError``."""
-        raise ValueError(
-            f"these labels are {self.describe()} and have no classes. Make PrivateLabels with "
-            "num_classes for one class per example."
-        )
 
     def __str__(self) -> str:
         arguments = self.mechanism_arguments().items()
@@ -134,23 +131,21 @@ def label_kind(
         raise ValueError(
             "expected exactly one of num_classes (or classes, their values), low and high (for "
             "numbers) and num_labels (for rows of zeros and ones), got "
-            f"{' together with '.join(found) or 'none of them'}. Give one: it is public, and never "
-            "taken from the labels, since that would reveal whether a rare class occurs."
+            f"{' together with '.join(found) or 'none of them'}. Give one: it is public, and "
+            "inferring it from the labels would reveal whether a rare class occurs."
         )
-    if low is not None or high is not None:
+    if found == ["low and high"]:
         if low is None or high is None:
             raise ValueError(
                 f"the range needs both ends, got low={low}, high={high}. They are public "
-                "knowledge and are not taken from the labels."
+                "knowledge and are not inferred from the labels."
             )
         return Numbers(low, high, clip=clip)
     if clip:
-        raise ValueError("clip=True is for regression labels; give their range low and high.")
+        raise ValueError("clip=True is for regression labels. Give their range low and high.")
     if num_labels is not None:
         return Rows(num_labels)
-    if classes is None:
-        return Classes(_validate.integer_at_least("num_classes", num_classes, 2))
-    kind = Classes(classes)
+    kind = Classes(num_classes if classes is None else classes)  # type: ignore[arg-type]
     if num_classes not in (None, kind.num_classes):
         raise ValueError(
             f"num_classes={num_classes} but classes has {kind.num_classes} entries. Give one of "
@@ -160,7 +155,7 @@ def label_kind(
 
 
 def kind_of_header(header: Mapping[str, Any]) -> LabelKind:
-    """Returns the kind that a store's header records, without the names of classes."""
+    """Returns the kind that the header of a store records, without the names of classes."""
     if "range" in header:
         return Numbers(*header["range"])
     if "labels_in_row" in header:
@@ -175,8 +170,7 @@ class Numbers(LabelKind):
     Args:
         low: the smallest label.
         high: the largest label.
-        clip: whether labels outside the range are set to its nearer end; without, ``encode``
-            refuses them.
+        clip: whether ``encode`` sets labels outside the range to its nearer end, or refuses them.
 
     Raises:
         TypeError, ValueError: ends that are not finite numbers in order.
@@ -190,17 +184,19 @@ class Numbers(LabelKind):
     low: float
     high: float
     clip: bool = dataclasses.field(default=False, kw_only=True)
-    label_range: tuple[float, float] = dataclasses.field(init=False, repr=False)
 
     metrics = NUMBER_METRICS[:2]
     summaries = ("mean", "total")
 
     def __post_init__(self) -> None:
-        """Checks the range."""
         low, high = _validate.number_range(self.low, self.high)
         _validate.boolean("clip", self.clip)
-        for name, value in (("low", low), ("high", high), ("label_range", (low, high))):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @property
+    def label_range(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.low, self.high
 
     @property
     def code_variance(self) -> float:
@@ -219,17 +215,13 @@ class Numbers(LabelKind):
         return {"low": self.low, "high": self.high}
 
     def header(self) -> dict[str, Any]:
-        return {"num_classes": None, "classes": None, "range": [self.low, self.high]}
+        return {**super().header(), "range": [self.low, self.high]}
 
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         self._check_range(checked_mechanism(mechanism, RegressionMechanism).label_range())
 
-    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
-        if mechanism.num_classes is not None or mechanism.num_labels is not None:
-            raise ValueError(
-                "the mechanism is for classes or rows of labels, the labels are "
-                f"{self.describe()}. Give it the values to count at, values=..., instead."
-            )
+    def check_release(self, mechanism: Setting[Any]) -> None:
+        super().check_release(mechanism)
         self._check_range(mechanism.label_range())
 
     def _check_range(self, found: tuple[float, float] | None) -> None:
@@ -271,14 +263,14 @@ class Classes(LabelKind):
     summaries = ("confusion_matrix", "auc", "calibration")
 
     def __init__(self, classes: int | Sequence[Hashable]) -> None:
-        names = None
+        number, names = classes, None
         if isinstance(classes, Iterable):
             # NumPy's scalars become Python's, so that a store does not depend on how NumPy prints
             # them.
             names = tuple(n.item() if isinstance(n, np.generic) else n for n in classes)
-            if len(set(names)) != len(names):
-                raise ValueError("classes names a class more than once; name each once.")
-        number = classes if names is None else len(names)
+            number = len(names)
+            if len(set(names)) != number:
+                raise ValueError("classes names a class more than once. Name each once.")
         number = _validate.integer_at_least("num_classes", number, 2)
         object.__setattr__(self, "num_classes", number)
         object.__setattr__(self, "names", names)
@@ -311,29 +303,13 @@ class Classes(LabelKind):
     def mechanism_arguments(self) -> dict[str, Any]:
         return {"num_classes": self.num_classes}
 
-    def header(self) -> dict[str, Any]:
-        names = None if self.names is None else array_digest(np.array(repr(self.names)))
-        return {"num_classes": self.num_classes, "classes": names}
-
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         if getattr(mechanism, "num_classes", None) is None:
             checked_mechanism(mechanism, ClassificationMechanism)
         self.check_release(mechanism)
 
-    def check_release(self, mechanism: Setting[Any]) -> None:
-        found = getattr(mechanism, "num_classes", None)
-        if found != self.num_classes:
-            raise ValueError(
-                f"the mechanism has num_classes={'numbers' if found is None else found}, the "
-                f"labels have {self.num_classes}. Make the mechanism with the labels' number of "
-                "classes."
-            )
-
     def any_labels(self, size: int) -> np.ndarray:
         return np.zeros(size, dtype=np.int64)
-
-    def as_classes(self) -> Classes:
-        return self
 
     def __repr__(self) -> str:
         return f"Classes({self.num_classes if self.names is None else list(self.names)})"
@@ -361,14 +337,12 @@ class Rows(LabelKind):
     unit = "row"
 
     def __post_init__(self) -> None:
-        """Checks the number."""
         _validate.integer_at_least("num_labels", self.num_labels, 1)
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
         raise TypeError(
-            "rows of several labels have no metric here; make a PrivateLabels of each column that "
-            "is to be evaluated."
+            "rows of labels have no metric here. Make a PrivateLabels of each column to evaluate."
         )
 
     @property
@@ -399,7 +373,7 @@ class Rows(LabelKind):
         return {"num_labels": self.num_labels}
 
     def header(self) -> dict[str, Any]:
-        return {"num_classes": None, "classes": None, "labels_in_row": self.num_labels}
+        return {**super().header(), "labels_in_row": self.num_labels}
 
     def check(self, mechanism: Setting[LabelMechanism]) -> None:
         found = checked_mechanism(mechanism, ClassificationMechanism)
@@ -408,13 +382,6 @@ class Rows(LabelKind):
                 f"{mechanism!r} can't draw rows of labels: each label of a row is drawn by itself, "
                 "between 0 and 1. Use RandomizedResponse(epsilon, num_classes=2), which is charged "
                 f"{self.num_labels} times."
-            )
-
-    def check_release(self, mechanism: Setting[AggregateMechanism]) -> None:
-        if mechanism.num_labels != self.num_labels:
-            raise ValueError(
-                f"the mechanism has num_labels={mechanism.num_labels}, the rows have "
-                f"{self.num_labels} labels. Make the mechanism for rows of that many labels."
             )
 
     def charge(self, mechanism: Setting[Mechanism]) -> Charge:
@@ -469,7 +436,6 @@ def class_array(classes: tuple[Hashable, ...]) -> np.ndarray:
 
 
 def _codes(labels: Any, classes: tuple[Hashable, ...]) -> np.ndarray:
-    """Returns labels that are class values as codes 0..K-1."""
     array = _object_array(labels) if isinstance(labels, (list, tuple)) else np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels must have shape (n,), got shape {array.shape}.")

@@ -1,4 +1,4 @@
-"""Algorithm 3 of ``ghazi2023``: the prior is released privately, then bins are made and drawn."""
+"""Algorithm 3 of ``ghazi2023``: a private prior is released, and bins chosen by it are drawn."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _SIMULATIONS = 100
 
 @dataclasses.dataclass(frozen=True)
 class LabelRandomizer(Randomizer):
-    """Turns private numeric labels into one message: a private prior, and noisy labels made by it.
+    """Turns private numeric labels into one message: a private prior, and noisy labels for it.
 
     Guarantee:
         (epsilon, 0)-label-DP for the replacement of one label, prior and draw together
         (``ghazi2023``, Theorem 6): the noisy histogram costs ``prior_epsilon``, the draw the rest,
         and both are charged to the vault, which refuses before either if they do not fit.
 
-    Source: ``ghazi2023``, Algorithm 3, with three changes, so that totals are right too, not only
-    single labels: ``prior_epsilon`` is four times that of Theorem 7, so ``4 sqrt(k / n)`` for k
-    values and n labels, but ``epsilon / 4`` at most; the values are closer to each other where
-    amounts are small; and negative counts do not simply become zero, which would move mass to where
-    no labels are (``benchmarks`` has what each does to the mean of the noisy labels).
+    Source: ``ghazi2023``, Algorithm 3, with three changes for the error of totals
+    (``benchmarks``): ``prior_epsilon`` is four times that of Theorem 7, ``4 sqrt(k / n)`` for
+    k values and n labels, at most ``epsilon / 4``; the values are closer to each other where
+    amounts are small; and negative counts do not simply become zero, which would move mass into
+    the empty tail.
 
     Attributes:
         epsilon: the whole, finite and above zero.
-        loss: what the bins are optimal for, as for ``optimal_bins``. Take the loss of training.
+        loss: that the bins are optimal for, as for ``optimal_bins``. Take the loss of training.
         prior_epsilon: the part for the prior, below epsilon; None for the rule above.
-        max_values: the largest number of values that are told apart. More of them round less and
-            spend more on the prior.
+        max_values: the largest number of different values. More of them round less and spend more
+            on the prior.
         whole_numbers: whether the labels are counts or other whole numbers.
         values: the values themselves, from the low end of the labels' range to the high one; None
             for a grid.
@@ -76,13 +76,8 @@ class LabelRandomizer(Randomizer):
     receipts: Receipts = dataclasses.field(default=(), repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         public = public_input(self.values, self.prior)
-        receipts = merge_receipts(self.receipts, public.receipts)
-        for name, value in zip(
-            ("values", "prior", "receipts"), (*public.value, receipts), strict=True
-        ):
-            object.__setattr__(self, name, value)
+        values, prior = public.value
         _validate.positive_finite("epsilon", self.epsilon)
         checked_loss(self.loss)
         HistogramMechanism(self.epsilon, num_classes=2, noise=self.noise)  # checks the noise
@@ -94,38 +89,36 @@ class LabelRandomizer(Randomizer):
                     f"prior_epsilon={spent:g} leaves nothing of epsilon={self.epsilon:g} for the "
                     "draw. Give it less, or leave it out."
                 )
-        if self.values is not None:
-            values = _validate.increasing_numbers("values", self.values)
-            object.__setattr__(self, "values", tuple(values.tolist()))
-        if self.prior is not None:
-            if self.values is None or self.prior_epsilon is not None:
+        if values is not None:
+            values = tuple(_validate.increasing_numbers("values", values).tolist())
+        if prior is not None:
+            if values is None or self.prior_epsilon is not None:
                 raise ValueError(
                     "a public prior needs the values that it belongs to, without prior_epsilon."
                 )
-            prior = _validate.prior_rows("prior", self.prior, None, len(self.values))[0]
-            object.__setattr__(self, "prior", tuple(prior.tolist()))
+            prior = tuple(_validate.prior_rows("prior", prior, None, len(values))[0].tolist())
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "prior", prior)
+        object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
 
     def split(self, num_labels: int, low: float, high: float) -> tuple[np.ndarray, float]:
-        """Returns the values (k,) that are told apart, and what their prior costs (may be zero).
+        """Returns the different values (k,), and the epsilon of their prior (may be zero).
 
         Args:
             num_labels: n.
-            low: the smallest possible label.
+            low: the smallest possible label; the values must reach from it to ``high``.
             high: the largest possible label.
-
-        Raises:
-            ValueError: the values do not reach from ``low`` to ``high``.
         """
         num_labels = _validate.integer_at_least("num_labels", num_labels, 1)
-        if self.values is not None:
+        if self.values is None:
+            values = rounding_grid(low, high, self.max_values, whole_numbers=self.whole_numbers)
+        else:
             values = np.asarray(self.values)
             if values[0] > low or values[-1] < high:
                 raise ValueError(
                     f"values reach from {values[0]:g} to {values[-1]:g}, the labels from {low:g} "
                     f"to {high:g}. Give values that cover the range."
                 )
-        else:
-            values = rounding_grid(low, high, self.max_values, whole_numbers=self.whole_numbers)
         if self.prior is not None:
             return values, 0.0
         if self.prior_epsilon is not None:
@@ -136,9 +129,8 @@ class LabelRandomizer(Randomizer):
     def total(self, noisy: Public[NoisyLabels], seed: int = 0) -> tuple[float, float]:
         """Returns an estimate of the sum of the true labels, and its standard error.
 
-        The estimate is the sum of ``noisy.debiased()``. The error is that of the whole, from the
-        noise of the prior to the draw on the bins as they are, by simulations of labels that have
-        the prior's distribution.
+        The estimate is the sum of ``noisy.debiased()``. The error covers prior and draw, on the
+        bins as they are, by simulation of labels that have the prior's distribution.
 
         Guarantee:
             Post-processing of the noisy labels and their prior: no charge.
@@ -178,18 +170,18 @@ class LabelRandomizer(Randomizer):
         errors = []
         for _ in range(_SIMULATIONS):
             counts = rng.multinomial(len(noisy), shares)
-            made = shares
+            estimate = shares
             if histogram is not None:
                 released = histogram.add_noise(counts, rng=rng)
-                made = ordered_prior(released, len(noisy), histogram.noise_stddev)
+                estimate = ordered_prior(released, len(noisy), histogram.noise_stddev)
             in_bins = np.bincount(mechanism.bin_of_input, counts)[used]
             outputs = rng.multinomial(in_bins.astype(np.int64), channel).sum(axis=0)
-            worth = debiased(mechanism, mechanism.outputs, Priors(made, values=values))
+            worth = debiased(mechanism, mechanism.outputs, Priors(estimate, values=values))
             errors.append(outputs @ worth - counts @ values)
         return float(noisy.debiased().sum()), float(np.sqrt(np.mean(np.square(errors))))
 
     def parts(self, labels: Private[PrivateLabels]) -> list[Mechanism]:
-        """Returns the mechanism of the prior, and one of the price of the draw."""
+        """Returns the mechanism of the prior, and one at the price of the draw."""
         values, prior_epsilon = self.split(len(labels), *_checked_range(labels))
         ends = (values[0], values[-1])
         draw = RROnBins(self.epsilon - prior_epsilon, ends, ends, (0, 1))  # its bins cost nothing
@@ -207,9 +199,9 @@ class LabelRandomizer(Randomizer):
         check_domain(self.loss, label_range[0])
         values, prior_epsilon = self.split(len(labels), *label_range)
         rest = self.epsilon - prior_epsilon
-        if callable(self.loss):  # one that is refused is so for any prior, before any is paid for
+        if callable(self.loss):  # refused before the prior is paid for: a loss fails for any prior
             segment_costs(self.loss, values, np.full(values.size, 1.0 / values.size), rest)
-        stored = _stored_bins(labels, key, values, rest)
+        stored = self._stored_bins(labels, key, values, rest)
         names = [key] if self.prior is not None else [f"{key}/prior", key]
         self._reserve(labels, dict(zip(names, self.parts(labels), strict=True)), public.receipts)
         if self.prior is not None:
@@ -218,10 +210,11 @@ class LabelRandomizer(Randomizer):
             prior = labels.release(self._histogram(values, prior_epsilon), key=names[0]).priors()
         mechanism = optimal_bins(values, prior, rest, self.loss)
         if stored is not None:
-            # Another machine may round another way and choose other bins among equally good ones.
-            bins = (stored, mechanism)
-            kept, made = (one.expected_loss(prior.probabilities, self.loss) for one in bins)
-            if not math.isclose(kept, made, rel_tol=1e-6, abs_tol=1e-12):
+            # Machines round differently and may choose other bins among equally good ones.
+            losses = [
+                bins.expected_loss(prior.probabilities, self.loss) for bins in (stored, mechanism)
+            ]
+            if not math.isclose(*losses, rel_tol=1e-6, abs_tol=1e-12):
                 why = f"the stored one is not optimal for loss={self.loss!r}"
                 raise _other_settings(key, stored, f"{mechanism!r}, and {why}")
             mechanism = stored
@@ -233,9 +226,24 @@ class LabelRandomizer(Randomizer):
         cells = tuple(values.tolist())
         return HistogramMechanism(epsilon, values=cells, noise=self.noise, receipts=self.receipts)
 
+    @staticmethod
+    def _stored_bins(
+        labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
+    ) -> RROnBins | None:
+        """Returns the mechanism of the draw of this name, or None; raises if it is another one."""
+        if not labels.has_draw(key):
+            return None
+        stored = labels.mechanism(key)
+        if (
+            not isinstance(stored, RROnBins)
+            or not math.isclose(stored.epsilon, epsilon, rel_tol=1e-9)
+            or stored.inputs != tuple(values.tolist())
+        ):
+            raise _other_settings(key, stored, f"epsilon={epsilon:g} on {values.size} values")
+        return stored
+
 
 def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
-    """Returns the range of a vault of numbers, or raises."""
     if not len(labels):
         raise ValueError("the vault has no labels; there is nothing to randomize.")
     if labels.label_range is None:
@@ -244,22 +252,6 @@ def _checked_range(labels: PrivateLabels) -> tuple[float, float]:
             "make PrivateLabels with low and high."
         )
     return labels.label_range
-
-
-def _stored_bins(
-    labels: PrivateLabels, key: str, values: np.ndarray, epsilon: float
-) -> RROnBins | None:
-    """Returns the mechanism of the draw of this name, or None; raises if it is another one."""
-    if not labels.has_draw(key):
-        return None
-    stored = labels.mechanism(key)
-    if (
-        isinstance(stored, RROnBins)
-        and math.isclose(stored.epsilon, epsilon, rel_tol=1e-9)
-        and stored.inputs == tuple(values.tolist())
-    ):
-        return stored
-    raise _other_settings(key, stored, f"epsilon={epsilon:g} on {values.size} values")
 
 
 def _other_settings(key: str, stored: Mechanism, asked: str) -> DrawSettingsError:

@@ -1,9 +1,10 @@
-"""The ledger of a vault: what has left it, what that cost, and what its budget still allows."""
+"""The ledger of a vault: the account of its uses, and what its budget still allows."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -31,9 +32,8 @@ from tf_labeldp.accounting._receipts import (
 )
 from tf_labeldp.vault._label_kinds import LabelKind
 from tf_labeldp.vault._model_history import LEDGERS
-from tf_labeldp.vault._project import Project
 from tf_labeldp.vault._records import DrawSettingsError, Record, may_count
-from tf_labeldp.vault._store import LabelStore
+from tf_labeldp.vault._store import LabelStore, Project
 
 UNNAMED = "unnamed-"
 """Begins the names of draws without a key."""
@@ -45,22 +45,13 @@ _CAME_ALONG = (
 
 
 class Use(NamedTuple):
-    """One line of ``PrivateLabels.history()``.
+    """One line of ``PrivateLabels.history()``: a use, or a change of the budget."""
 
-    Attributes:
-        time: when, in UTC; empty for uses of version 0.1.
-        what: the use, or the change of the budget, in words.
-        examples: number of examples touched.
-        epsilon: of this use alone; ``epsilon_so_far`` of all up to it, at the delta of the budget.
-        actor: who.
-        key: the name of the use.
-    """
-
-    time: str
+    time: str  # in UTC
     what: str
-    examples: int
-    epsilon: float
-    epsilon_so_far: float
+    examples: int  # their number
+    epsilon: float  # of this use alone
+    epsilon_so_far: float  # at the delta of the budget
     actor: str
     key: str
 
@@ -77,7 +68,6 @@ class History(tuple[Use, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Returns the table."""
         when = max([4, *(len(use.time) for use in self)])
         who = max([3, *(len(use.actor) for use in self)])
         heads = f"{'examples':>8}  {'epsilon':>8}  {'so far':>8}"
@@ -94,192 +84,146 @@ class History(tuple[Use, ...]):
 class Ledger:
     """The records of one vault, in memory or in a store, and its budget.
 
-    A new store writes a salted digest of the labels; ``budget=None`` takes that of the store, or of
-    its project. ``Ledger.of_store`` reads that of a store without its labels.
+    Attributes:
+        label_set: the name of the labels in receipts.
+        budget: the most that may be spent on one label.
+        records: in order, with those of the rest of a project.
+        draws: the records of draws and releases, by their names.
     """
-
-    budget: PrivacyBudget
-    label_set: LabelSet
-    _project: Project | None
 
     def __init__(
         self,
+        label_set: LabelSet,
+        budget: PrivacyBudget,
+        store: LabelStore | None = None,
+        project: Project | None = None,
+        unit: str = "label",
+        actor: str | None = None,
+    ) -> None:
+        self.label_set, self.budget = label_set, budget
+        self.records: list[Record] = []
+        self.draws: dict[str, Record] = {}
+        self._store, self._project = store, project
+        self._unit, self._actor = unit, actor or actor_name()
+        self._composition = Composition()
+        self._counted: dict[str, Receipt] = {}  # all receipts by their ids, in order
+        self._others: dict[pathlib.Path, Ledger] = {}  # of the other stores of a project
+        self._taken = 0  # records that the ledger of another store of the project has counted
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    @classmethod
+    def of_labels(
+        cls,
         labels: np.ndarray,
         kind: LabelKind,
         people: str | None,
         budget: PrivacyBudget | None,
         store: LabelStore | None,
         actor: str | None,
-    ) -> None:
-        self._begin(store, len(labels), kind.unit, actor)
-        if store is None and budget is not None:
-            self.label_set, self.budget = LabelSet.new(len(labels), people), budget
-        elif store is not None:
-            with store.locked():
-                header = kind.header()
-                if store.in_project:
-                    self._project = Project(store.path, is_new=not store.exists())
-                    header["project"] = self._project.name
-                first = budget if store.exists() else self._first_budget(budget)
-                self.label_set, self.budget = store.open(labels, header, people, first)
-                if self._project is not None:
-                    self._project.join(self.label_set.name)
-                self._read_new_records()
-                self._take_over()
-                self._check_kept_budget(budget)
-                for digests, receipts in self.weights():
-                    note_digests(digests, receipts)
-            LEDGERS[self.label_set.name] = _Weights(self, store.path)
+    ) -> Ledger:
+        """Returns the ledger of a vault; ``budget=None`` takes that of its store or project."""
+        if store is None:
+            label_set = LabelSet.new(len(labels), people)
+            return cls(label_set, budget, unit=kind.unit, actor=actor)  # type: ignore[arg-type]
+        with store.locked(lambda: store.check(labels, kind.header(), people)):
+            project = Project(store.path) if store.in_project else None
+            if not store.exists():
+                settings = kind.header() | ({"project": project.name} if project else {})
+                store.create_for(labels, people, _first_budget(budget, store, project), **settings)
+            ledger = cls(*store.look(), store, project, kind.unit, actor)
+            if project is not None:
+                project.join(ledger.label_set.name)
+            ledger._read_new_records()
+            _check_agrees(budget, ledger.budget, "the store keeps")
+            for digests, receipts in ledger.weights():
+                note_digests(digests, receipts)
+        LEDGERS[ledger.label_set.name] = functools.partial(
+            _keep_weights, weakref.ref(ledger), ledger.label_set.name, store.path
+        )
+        return ledger
 
     @classmethod
     def of_store(
         cls, path: str | os.PathLike[str], *, alone: bool = False, read_only: bool = True
     ) -> Ledger:
-        """Returns the ledger of a store without its labels: to be read, unless it is said.
-
-        It counts the other stores of a project unless ``alone``.
+        """Returns the ledger of a store without its labels; ``alone`` leaves its project out.
 
         Raises:
-            LabelStoreError: no store, a damaged one, or one that lacks what was spent elsewhere.
+            LabelStoreError: no store, a damaged one, or one that lacks a part of its account.
         """
-        store, ledger = LabelStore(path, read_only=read_only), object.__new__(cls)
+        store = LabelStore(path, read_only=read_only)
         label_set, budget = store.look()
-        ledger._begin(store, label_set.size, "label", None)
-        ledger.label_set, ledger.budget = label_set, budget
-        if store.in_project and not alone:
-            ledger._project = Project(store.path, is_new=False)
+        project = Project(store.path) if store.in_project and not alone else None
+        ledger = cls(label_set, budget, store, project)
         with ledger.turn():
             return ledger
 
-    def _begin(self, store: LabelStore | None, size: int, unit: str, actor: str | None) -> None:
-        self.records: list[Record] = []
-        self.draws: dict[str, Record] = {}
-        self._unit, self._store, self._actor = unit, store, actor or actor_name()
-        self._composition = Composition()
-        self._counted: dict[str, Receipt] = {}  # all receipts by their ids, in order
-        self._project = None
-        self._beside: dict[pathlib.Path, Ledger] = {}  # of the other stores of a project
-        self._taken = 0  # records that the ledger of another store of the project has counted
-        self._lock, self._process = threading.RLock(), os.getpid()
-
-    def _first_budget(self, given: PrivacyBudget | None) -> PrivacyBudget:
-        """Returns the budget of a new store: that of its project, if this has one."""
-        beside = self._ledgers_beside()
-        if not beside and given is None:
-            raise ValueError(
-                f"budget is missing, and there is no store in {self._where()} that keeps one. "
-                "Write budget=PrivacyBudget(epsilon=1.0), or check the path."
-            )
-        if not beside:
-            return given  # type: ignore[return-value]
-        kept = max((one.budget for one in beside), key=lambda one: (one.epsilon, one.delta))
-        if given not in (None, kept):
-            raise DrawSettingsError(
-                f"the stores of this project share the budget {kept}, and {given} was given. Leave "
-                "budget out, and raise it with labels.raise_budget(budget, reason=...) if need be."
-            )
-        return kept
-
-    def _where(self) -> pathlib.Path | None:
-        return None if self._store is None else self._store.path
-
-    def _ledgers_beside(self) -> list[Ledger]:
-        """Returns the ledgers of the other stores of the project, as they are now."""
-        if self._project is None:
-            return []
-        for path in self._project.stores():
-            if path not in self._beside or self._beside[path]._is_of_0_2():
-                self._beside[path] = Ledger.of_store(path, alone=True)
-        return list(self._beside.values())
-
-    def _is_of_0_2(self) -> bool:
-        """Returns whether this is of a store of version 0.2, of which no new records are read."""
-        return self._store is not None and self._store.is_of_0_2
-
-    def _take_over(self) -> None:
-        """Counts what the rest of the project has spent since the last turn."""
-        own = dataclasses.replace(self.label_set, stored=False)  # may be of the same people
-        for beside in self._ledgers_beside():
-            with beside.turn():
-                new = beside.records[beside._taken :]
-            for receipt in self.not_adopted([one.receipt for one in new if one.receipt], own):
-                self.keep(receipt=receipt)
-            raised = [one for one in new if one.budget is not None]
-            if raised and beside.budget != self.budget and _covers(beside.budget, self.budget):
-                one = raised[-1]
-                self.keep(budget=one.budget, reason=one.reason, time=one.time, actor=one.actor)
-            beside._taken += len(new)
-
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Lets one thread and one process at a time look at the records and add to them."""
-        if self._store is None:
-            if os.getpid() != self._process:
+        """Lets one thread and one process at a time read the records and add to them."""
+        if os.getpid() != self._process:
+            if self._store is None:
                 raise RuntimeError(
                     "this process was forked from the one that made the PrivateLabels, and neither "
-                    "would know what the other draws. Give the vault a store, "
+                    "would count the draws of the other. Give the vault a store, "
                     "PrivateLabels(..., store=path), which they then share."
                 )
-            with self._lock:
-                yield
-            return
-        if os.getpid() != self._process:  # locks of a parent's threads are none of ours
+            # The locks of threads of the parent process mean nothing here.
             self._lock, self._process = threading.RLock(), os.getpid()
-        with self._lock, self._store.locked():
+        with self._lock, self._store.locked() if self._store else contextlib.nullcontext():
             self._read_new_records()
-            self._take_over()
             yield
+
+    def _read_new_records(self) -> None:
+        """Counts the new records of the store, and the spending of the rest of the project."""
+        for record in () if self._store is None else self._store.new_records():
+            self._remember(record)
+        own = dataclasses.replace(self.label_set, stored=False)  # may be of the same people
+        for path in () if self._project is None else self._project.other_stores():
+            if path not in self._others:
+                self._others[path] = Ledger.of_store(path, alone=True)
+            other = self._others[path]
+            with other.turn():
+                new = other.records[other._taken :]
+            for receipt in self._not_counted(
+                [record.receipt for record in new if record.receipt], own
+            ):
+                self.keep(receipt=receipt)
+            raised = [record for record in new if record.budget is not None]
+            if raised and other.budget != self.budget and _covers(other.budget, self.budget):
+                last = raised[-1]
+                self.keep(budget=last.budget, reason=last.reason, time=last.time, actor=last.actor)
+            other._taken += len(new)
 
     def keep(self, **content: Any) -> Record:
         """Makes a record (``Record.of``) of this content, writes it to the store and returns it."""
         record = Record.of(len(self.records), **content)
         if self._store is None or self._store.read_only:
-            self._remember(record)
-        else:  # and is read back: what is interrupted here is read by the next call
-            self._store.append(record)
-            self._read_new_records()
+            return self._remember(record)
+        for written in self._store.append_next(record):  # read back: an interrupt loses nothing
+            self._remember(written)
         return record
 
-    def rows(self, indices: Any, among: np.ndarray | None = None) -> np.ndarray:
-        """Returns the examples that indices or a mask name, ``int64`` (m,), or raises.
-
-        ``among`` are the examples that they count from; None for all.
-        """
-        n = self.label_set.size if among is None else among.size
-        if indices is None:
-            return np.arange(n) if among is None else among
-        rows = self.checked_rows(indices, n)
-        return rows if among is None else among[rows]
-
-    @staticmethod
-    def checked_rows(indices: Any, n: int) -> np.ndarray:
-        """Returns the places in 0..n-1 that indices or a mask name, ``int64`` (m,), or raises."""
-        rows = np.asarray(indices)
-        if rows.dtype == bool and rows.shape == (n,):
-            return np.flatnonzero(rows)
-        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
-            raise ValueError(
-                f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
-                f"dtype {rows.dtype} and shape {rows.shape}."
-            )
-        rows = rows.astype(np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= n):
-            raise ValueError(
-                f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
-            )
-        if np.unique(rows).size != rows.size:
-            raise ValueError(
-                "indices name an example more than once. A label is drawn once per draw; call "
-                "randomize again for a second draw, which is charged again."
-            )
-        return rows
+    def _remember(self, record: Record) -> Record:
+        # The charge first: a draw that is interrupted here is paid for and not returned.
+        receipt = record.receipt
+        if receipt is not None and receipt.id in self._counted:  # it came by two ways
+            record = dataclasses.replace(record, receipt=None)
+        elif receipt is not None:
+            self._counted[receipt.id] = receipt
+            self._composition.add(receipt)
+        if record.budget is not None:
+            self.budget = record.budget
+        self.records.append(record)
+        if record.key is not None:
+            self.draws[record.key] = record
+        return record
 
     def receipt(
         self, charge: Charge, what: str, kind: str, key: str, rows: np.ndarray, **flags: Any
     ) -> Receipt:
-        """Returns a new receipt for a use of these examples."""
         n = self.label_set.size
-        if flags.get("unit") != "user":  # who counts users has fewer units than labels
+        if flags.get("unit") != "user":  # there are fewer users than labels
             warn_of_delta(self.budget.delta, max(1, n))
         return Receipt(
             self.label_set,
@@ -294,7 +238,6 @@ class Ledger:
         )
 
     def receipts(self) -> Receipts:
-        """Returns the receipts of all records."""
         with self.turn():
             return tuple(self._counted.values())
 
@@ -306,39 +249,28 @@ class Ledger:
                 composition = composition.with_receipts(planned)
             return composition.guarantee(self.budget.delta if delta is None else delta)
 
-    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
-        """Writes to the store which weights were made of these receipts."""
-        if self._store is not None:
-            with self.turn():
-                self.keep(weights=tuple(one.hex() for one in digests), made_of=tuple(receipts))
-
     def weights(self) -> list[tuple[list[bytes], Receipts]]:
         """Returns digests of weights of models, and the receipts that they were made of."""
         return [
-            ([bytes.fromhex(digest) for digest in one.weights], one.made_of)
-            for one in self.records
-            if one.weights
+            ([bytes.fromhex(digest) for digest in record.weights], record.made_of)
+            for record in self.records
+            if record.weights
         ]
 
-    def not_adopted(
-        self, receipts: Iterable[Receipt], label_set: LabelSet | None = None
-    ) -> list[Receipt]:
-        """Returns the receipts that may be of these labels, and that are not counted here yet."""
-        labels = label_set or self.label_set
+    def _not_counted(self, receipts: Iterable[Receipt], labels: LabelSet) -> list[Receipt]:
         return [
-            one
-            for one in merge_receipts(receipts)
-            if one.id not in self._counted and may_count(labels, one)
+            receipt
+            for receipt in merge_receipts(receipts)
+            if receipt.id not in self._counted and may_count(labels, receipt)
         ]
 
     def raise_budget(self, budget: PrivacyBudget, reason: str) -> None:
-        """Records a larger budget."""
         with self.turn():
             old = self.budget
             if not _covers(budget, old) or budget == old:
                 raise ValueError(
                     f"the budget can only be raised: it is {old}, got {budget}. To spend less, "
-                    "stop earlier; `remaining()` says what is left."
+                    "stop earlier; remaining() shows what is left."
                 )
             self.keep(budget=budget, reason=reason, time=timestamp(), actor=self._actor)
 
@@ -346,41 +278,51 @@ class Ledger:
         self,
         rows: np.ndarray,
         planned: Sequence[tuple[str, Charge]],
-        came_along: Sequence[Receipt] = (),
-    ) -> None:
-        """Raises if the budget does not allow what is planned, and what comes along with it."""
-        charges = [charge for _, charge in planned]
-        some = None if rows.size == self.label_set.size else rows
+        made_of: Iterable[Receipt] = (),
+    ) -> list[Receipt]:
+        """Raises if the budget does not allow these planned uses of these examples.
+
+        Returns the receipts among ``made_of`` that count too: those that may be of these labels,
+        and are not counted yet. They may be of any example.
+        """
+        came_along = self._not_counted(made_of, self.label_set)
         composition = self._composition
         if came_along:
             composition = composition.with_receipts(came_along)
-        for history in composition.histories(self.label_set, some):
-            after = self._composed(history, charges)
-            if not self.budget.allows(after):
-                before = self._composition.histories(self.label_set, some)
-                spent = max(self._composed(one).epsilon for one in before)
-                raise self._exceeded(planned, came_along, spent, after)
+            self._check(composition, None, [], came_along)
+        if planned:
+            is_part = rows.size != self.label_set.size
+            self._check(composition, rows if is_part else None, planned, came_along)
+        return came_along
 
-    def _exceeded(
+    def _check(
         self,
+        composition: Composition,
+        rows: np.ndarray | None,
         planned: Sequence[tuple[str, Charge]],
         came_along: Sequence[Receipt],
-        spent: float,
-        after: PrivacyGuarantee,
-    ) -> BudgetExceededError:
-        """Returns the error of uses that examples which have ``spent`` this much can't bear."""
-        several = [f"{one.what}, which came along," for one in came_along]
+    ) -> None:
+        for history in composition.histories(self.label_set, rows):
+            after = self._composed(history, [charge for _, charge in planned])
+            if not self.budget.allows(after):
+                break
+        else:
+            return
+        several = [f"{receipt.what}, which came along," for receipt in came_along]
         what = " and ".join(dict.fromkeys([*several, *(words for words, _ in planned)]))
-        deltas = [one.delta for _, one in planned] + [one.charge.delta for one in came_along]
+        deltas = [charge.delta for _, charge in planned]
+        most = max([*deltas, *(receipt.charge.delta for receipt in came_along)], default=0.0)
         budget = self.budget
-        if budget.delta == 0.0 and max(deltas, default=0.0) > 0.0:
-            return BudgetExceededError(
-                f"{what} needs a delta above zero (its own is {max(deltas):g}), and the vault's "
-                f"budget has none. Nothing was drawn. Give PrivacyBudget({budget.epsilon:g}, "
-                f"delta=...) at least that, below 1/n = {1 / max(1, self.label_set.size):.2g}; or "
-                "use Laplace noise, which needs none."
+        if budget.delta == 0.0 and most > 0.0:
+            raise BudgetExceededError(
+                f"{what} needs a delta above zero (its own is {most:g}), and the vault's budget "
+                f"has none. Nothing was drawn. Give PrivacyBudget({budget.epsilon:g}, delta=...) "
+                f"at least that, below 1/n = {1 / max(1, self.label_set.size):.2g}; or use Laplace "
+                "noise, which needs none."
             )
-        return BudgetExceededError(
+        before = self._composition.histories(self.label_set, rows)
+        spent = max(self._composed(history).epsilon for history in before)
+        raise BudgetExceededError(
             f"{what} would be charged to examples that have spent epsilon={spent:g}: together "
             f"epsilon={after.epsilon:g} at delta={after.delta:g}, over the budget {budget}. "
             f"Nothing was drawn. {_advice(planned)}"
@@ -393,10 +335,10 @@ class Ledger:
         budget = self.budget
 
         def fits(epsilon: float) -> bool:
-            one = Charge(epsilon, 0.0, pure_dp_event(epsilon))
-            return all(budget.allows(self._composed(history, [one])) for history in histories)
+            use = Charge(epsilon, 0.0, pure_dp_event(epsilon))
+            return all(budget.allows(self._composed(history, [use])) for history in histories)
 
-        spent = max((self._composed(one).epsilon for one in histories), default=0.0)
+        spent = max((self._composed(history).epsilon for history in histories), default=0.0)
         low = max(0.0, budget.epsilon - spent)  # basic composition
         if budget.delta == 0.0 or not histories:
             return low if low > 1e-9 * budget.epsilon else 0.0
@@ -408,99 +350,59 @@ class Ledger:
         return low
 
     def spread(self) -> list[tuple[float, int]]:
-        """Returns what examples have spent, rising, and how many of them each."""
+        """Returns each epsilon that some examples have spent, rising, and their number."""
         with self.turn():
             spread = list(self._composition.spread(self.label_set))
         found: Counter[float] = Counter()
         for histories, count in spread:
-            found[max(self._composed(one).epsilon for one in histories)] += count
+            found[max(self._composed(history).epsilon for history in histories)] += count
         return sorted(found.items())
 
     def history(self) -> History:
         """Returns the uses in order; like uses that follow each other are one line."""
         with self.turn():
-            records = [one for one in self.records if one.receipt or one.budget]
+            records = [record for record in self.records if record.receipt or record.budget]
         uses: list[Use] = []
         so_far = Composition()
         delta = self.budget.delta
         for _, like in itertools.groupby(records, _line_of):
             first, *more = like
-            receipts = [one.receipt for one in (first, *more) if one.receipt is not None]
+            receipts = [record.receipt for record in (first, *more) if record.receipt is not None]
             for receipt in receipts:
                 so_far.add(receipt)
             spent = so_far.guarantee(delta).epsilon
-            one = first.receipt
-            if one is None:
+            use = first.receipt
+            if use is None:
                 what = f"budget raised to {first.budget}: {first.reason}"
                 uses.append(Use(first.time, what, 0, 0.0, spent, first.actor, ""))
                 continue
             alone = Composition(receipts).guarantee(delta).epsilon
-            what = one.what + (", which failed" if one.kind == "failed" else "")
+            what = use.what + (", which failed" if use.kind == "failed" else "")
             what += f", {len(receipts)} times" if more else ""
-            what += ", which came along" if one.labels != self.label_set else ""
-            key = "" if more or one.key.startswith(UNNAMED) else one.key
-            uses.append(Use(one.time, what, one.num_examples, alone, spent, one.actor, key))
+            what += ", which came along" if use.labels != self.label_set else ""
+            key = "" if more or use.key.startswith(UNNAMED) else use.key
+            uses.append(Use(use.time, what, use.num_examples, alone, spent, use.actor, key))
         return History(uses)
 
-    def _remember(self, record: Record) -> None:
-        # The charge first: a draw that is interrupted here is paid for and not returned.
-        receipt = record.receipt
-        if receipt is not None and receipt.id in self._counted:  # it came by two ways
-            record = dataclasses.replace(record, receipt=None)
-        elif receipt is not None:
-            self._counted[receipt.id] = receipt
-            self._composition.add(receipt)
-        if record.budget is not None:
-            self.budget = record.budget
-        self.records.append(record)
-        if record.key is not None:
-            self.draws[record.key] = record
-
-    def _read_new_records(self) -> None:
-        if self._store is not None:
-            for record in self._store.new_records():
-                self._remember(record)
-
-    def _check_kept_budget(self, given: PrivacyBudget | None) -> None:
-        """Raises if the budget that a store keeps is another, or was passed."""
-        if given is not None and given != self.budget:
-            raise DrawSettingsError(
-                f"the store keeps the budget {self.budget}, and {given} was given. Leave budget "
-                "out to open it, and raise it with labels.raise_budget(budget, reason=...) if need "
-                "be."
-            )
-        if given is None:  # what engines have released may have passed it, and is in the statement
-            return
-        for history in self._composition.histories(self.label_set):
-            spent = self._composed(history)
-            if not self.budget.allows(spent):
-                raise BudgetExceededError(
-                    f"the store has spent epsilon={spent.epsilon:g} at delta={spent.delta:g} on "
-                    f"some labels, over the budget {self.budget} given now. Open it with a larger "
-                    "budget."
-                )
-
     def _composed(self, history: CountedCharges, more: Sequence[Charge] = ()) -> PrivacyGuarantee:
-        counts = dict(history)
-        for charge in more:
-            counts[charge] = counts.get(charge, 0) + 1
+        counts = Counter(dict(history))
+        counts.update(more)
         return compose_counted(tuple(counts.items()), self.budget.delta)
 
 
 def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[str]:
-    """Erases what a store holds of its labels, and keeps the account of what was spent.
+    """Erases all traces of the labels in a store, and keeps the account of its spending.
 
-    The salted digest of the labels, the key of keyed draws, all draws, and what the store knew of
-    weights are removed; the receipts stay, for ``report``, and in a project they go on counting. No
-    label can be drawn any more. What was published stays published; backups, and blocks that a disk
-    has not yet overwritten, are beyond a program.
+    The salted digest of the labels, the key of keyed draws and all draws are removed, so that no
+    label can be drawn any more; the receipts stay, and in a project they still count. Published
+    outputs, backups, and blocks that a disk has not yet overwritten, are beyond a program.
 
     Args:
         path: of the store.
-        actor: who asks for it; None for ``LABELDP_ACTOR``, or the name of the login.
+        actor: named in the header; None for ``LABELDP_ACTOR``, or the name of the login.
 
     Returns:
-        The names of files in the folder that are none of the store's, and are still there.
+        The names of other files in the folder, which are left untouched.
 
     Raises:
         LabelStoreError: no store, or a damaged one.
@@ -516,51 +418,75 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
         >>> sorted(name for name in os.listdir(path) if name != ".lock")
         ['header.json', 'last-record', 'records']
     """
-    Ledger.of_store(path)  # raises for what is no store, or not whole
+    Ledger.of_store(path)  # raises for a folder that is no store, or not whole
     store = LabelStore(path)
     with store.locked():
-        ledger = Ledger.of_store(path)
-        releases = [one.release for one in ledger.records if one.release is not None]
-        sums = [one["sums"] for one in releases if "sums" in one]
+        releases = [record.release for record in Ledger.of_store(path).records if record.release]
+        sums = [release["sums"] for release in releases if "sums" in release]
         return store.forget(sums, timestamp(), actor or actor_name())
 
 
-class _Weights:
-    """Keeps weights in the store of a vault, also when the vault is gone: an export comes later."""
+def _keep_weights(
+    vaults: weakref.ref[Ledger],
+    label_set: str,
+    path: pathlib.Path,
+    digests: Sequence[bytes],
+    receipts: Receipts,
+) -> None:
+    """Keeps weights in a store, also when the vault is gone: an export may come later."""
+    ledger = vaults() or Ledger.of_store(path, read_only=False)
+    if ledger.label_set.name == label_set:
+        with ledger.turn():
+            ledger.keep(weights=tuple(digest.hex() for digest in digests), made_of=tuple(receipts))
 
-    def __init__(self, ledger: Ledger, path: pathlib.Path) -> None:
-        self._ledger, self._path, self._name = weakref.ref(ledger), path, ledger.label_set.name
 
-    def keep_weights(self, digests: Sequence[bytes], receipts: Receipts) -> None:
-        """Writes to the store which weights were made of these receipts."""
-        ledger = self._ledger() or Ledger.of_store(self._path, read_only=False)
-        if ledger.label_set.name == self._name:
-            ledger.keep_weights(digests, receipts)
+def _first_budget(
+    budget: PrivacyBudget | None, store: LabelStore, project: Project | None
+) -> PrivacyBudget:
+    """Returns the budget of a new store: that of its project, if this has one."""
+    paths = [] if project is None else project.other_stores()
+    budgets = [Ledger.of_store(path, alone=True).budget for path in paths]
+    if not budgets:
+        if budget is None:
+            raise ValueError(
+                f"budget is missing, and there is no store in {store.path} that keeps one. Write "
+                "budget=PrivacyBudget(epsilon=1.0), or check the path."
+            )
+        return budget
+    kept = max(budgets, key=lambda budget: (budget.epsilon, budget.delta))
+    _check_agrees(budget, kept, "the stores of this project share")
+    return kept
+
+
+def _check_agrees(budget: PrivacyBudget | None, kept: PrivacyBudget, owner: str) -> None:
+    if budget not in (None, kept):
+        raise DrawSettingsError(
+            f"{owner} the budget {kept}, and {budget} was given. Leave budget out, and raise it "
+            "with labels.raise_budget(budget, reason=...) if need be."
+        )
 
 
 def _covers(budget: PrivacyBudget, other: PrivacyBudget) -> bool:
-    """Returns whether a budget allows what another one does."""
     return budget.epsilon >= other.epsilon and budget.delta >= other.delta
 
 
 def _advice(planned: Sequence[tuple[str, Charge]]) -> str:
-    """Returns what to do about a budget that does not suffice."""
     if not planned:
         return _CAME_ALONG
     if any(hasattr(charge.event, "count") for _, charge in planned):
         return (
             "Take fewer steps, or more noise (accounting.calibrate_noise_multiplier finds it for a "
-            "target epsilon); remaining() says what is left."
+            "target epsilon); remaining() shows what is left."
         )
     return (
         "Draw for other examples, use a smaller epsilon, or give draws a key and reuse them; "
-        "remaining() says what is left."
+        "remaining() shows what is left."
     )
 
 
 def _line_of(record: Record) -> Any:
-    """Returns what is the same for records that are one line of a history: like steps."""
-    one = record.receipt
-    if one is None or one.kind != "steps":
+    """Returns the common fields of the records in one line of a history: like steps."""
+    use = record.receipt
+    if use is None or use.kind != "steps":
         return record.number
-    return one.what, one.charge, one.labels, one.actor, one.num_examples
+    return use.what, use.charge, use.labels, use.actor, use.num_examples

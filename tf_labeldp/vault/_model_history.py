@@ -16,7 +16,7 @@ import pathlib
 import sys
 import weakref
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_labeldp.accounting import (
@@ -53,49 +53,50 @@ from tf_labeldp.vault._records import PUBLIC_INPUT, LabelStoreError
 
 _KERAS_CLASSES = ("keras_layers", "training", "self_supervised", "semi_supervised")
 """The parts that register the classes which files of models name."""
-_NEVER = History(digests=frozenset())
-LEDGERS: dict[str, Any] = {}
-"""What notes weights in the stores of vaults, by the name of their label set."""
+LEDGERS: dict[str, Callable[[Sequence[bytes], Receipts], None]] = {}
+"""Functions that keep weights in the stores of vaults, by the name of the label set."""
 
 
 def attach(model: Any, receipts: Iterable[Receipt], layers: Iterable[Any] | None = None) -> None:
-    """Notes that a model, and these layers or all that can be trained, are made of receipts too.
+    """Adds receipts to a model, and to these layers or all trainable ones.
 
-    Layers, and not the model alone: an encoder is usually a new model over layers of a trained one.
+    An encoder is usually a new model over layers of a trained one, so the layers count.
     """
     added = tuple(receipts)
-    trainable = [one for one in layers_of(model) if one.trainable_weights]
+    trainable = [layer for layer in layers_of(model) if layer.trainable_weights]
     chosen = trainable if layers is None else layers
     merged: dict[int, Receipts] = {}  # layers of one model mostly share a tuple
-    for layer in {id(one): one for one in (model, *chosen)}.values():
-        known = history_of(layer)
-        if known is None:
-            known = History((), frozenset(weight_digests(own_weights(layer))))
-        if id(known.receipts) not in merged:
-            merged[id(known.receipts)] = merge_receipts(known.receipts, added)
-        _set_history(layer, dataclasses.replace(known, receipts=merged[id(known.receipts)]))
+    for layer in {id(part): part for part in (model, *chosen)}.values():
+        history = history_of(layer)
+        if history is None:
+            history = History((), frozenset(weight_digests(own_weights(layer))))
+        if id(history.receipts) not in merged:
+            merged[id(history.receipts)] = merge_receipts(history.receipts, added)
+        _set_history(layer, dataclasses.replace(history, receipts=merged[id(history.receipts)]))
 
 
 def attach_from_file(model: Any, receipts: Receipts, places: Iterable[int] | None) -> None:
-    """Notes what a file records that layers of a model were made of; None for all of them.
+    """Adds receipts of a file to layers of a model by their places; None for all of them.
 
     The weights may be read later than the receipts.
     """
     layers = layers_of(model)
-    chosen = layers if places is None else [layers[one] for one in places if one < len(layers)]
-    for layer in {id(one): one for one in (model, *chosen)}.values():
-        known = (history_of(layer) or History()).receipts
-        _set_history(layer, History(merge_receipts(known, receipts)))
+    chosen = (
+        layers if places is None else [layers[place] for place in places if place < len(layers)]
+    )
+    for layer in {id(part): part for part in (model, *chosen)}.values():
+        earlier = (history_of(layer) or History()).receipts
+        _set_history(layer, History(merge_receipts(earlier, receipts)))
 
 
 def begin_training(model: Any, receipts: Iterable[Receipt] = ()) -> list[bytes]:
-    """Notes what a model was made of, and that a training on these receipts is under way.
+    """Adds receipts to a model, and notes that a training on them is under way.
 
     Returns:
         Digests of the weights before the training, for ``end_training``.
     """
-    known = public_input(model).receipts  # what shows training without receipts stays known
-    attach(model, merge_receipts(known, receipts))
+    earlier = public_input(model).receipts  # with the evidence of training without receipts
+    attach(model, merge_receipts(earlier, receipts))
     for layer in layers_of(model):
         if (history := history_of(layer)) is not None:
             _set_history(layer, dataclasses.replace(history, digests=None, trained=True))
@@ -112,31 +113,28 @@ def end_training(model: Any, before: Iterable[bytes]) -> None:
         # Keras leaves weights and their averages (`use_ema`) one buffer, which `predict` frees.
         model.set_weights(model.get_weights())
     cover_steps(model.optimizer)
-    attach(model, known_of_weights(model))  # of weights that a callback has set
-    _note_present(layers_of(model))
-    note_weights(*_changed_weights(model, before))
+    by_layer = _digests_by_layer(layers_of(model))
+    digests = [digest for own in by_layer.values() for digest in own]
+    attach(model, merge_receipts(*map(known_of, digests)))  # of weights that a callback has set
+    _cover_weights(by_layer)
+    changed = sorted(set(digests).difference(before))
+    note_weights(changed, (history_of(model) or History()).receipts)
 
 
 def known_of_weights(model: Any) -> Receipts:
-    """Returns what is known of the values that the weights of a model have now."""
+    """Returns the receipts of the values that the weights of a model have now."""
     return merge_receipts(*map(known_of, weight_digests(model.weights)))
 
 
 def note_epoch(model: Any, before: Iterable[bytes]) -> None:
     """Notes the weights at the end of an epoch in this process: they may be read from a file."""
-    note_digests(*_changed_weights(model, before))
-
-
-def _changed_weights(model: Any, before: Iterable[bytes]) -> tuple[list[bytes], Receipts]:
-    """Returns digests of the weights that a training changed, and what the model was made of."""
-    history, unchanged = history_of(model) or History(), set(before)
-    changed = [one for one in weight_digests(model.weights) if one not in unchanged]
-    return changed, history.receipts
+    changed = set(weight_digests(model.weights)).difference(before)
+    note_digests(changed, (history_of(model) or History()).receipts)
 
 
 @contextlib.contextmanager
 def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
-    """Counts what is trained inside as made of these receipts and of what was known before."""
+    """Counts the training inside as made of these receipts, in addition to those of the model."""
     before = begin_training(model, receipts)
     cover_steps(model.optimizer, math.inf)
     try:
@@ -148,12 +146,12 @@ def counted_training(model: Any, receipts: Iterable[Receipt]) -> Iterator[None]:
 def counted_weights(layer: Any, receipts: Receipts, weights: Iterable[Any]) -> None:
     """Notes that these weights of a layer, as they are now, were made of these receipts alone."""
     attach(layer, receipts, ())
-    _note_present([layer])
+    _cover_weights(_digests_by_layer([layer]))
     note_weights(weight_digests(weights), receipts)
 
 
 def cover_steps(optimizer: Any, steps: float | None = None) -> None:
-    """Notes that an optimizer's first so many steps have receipts; None for those so far."""
+    """Notes that receipts cover this many steps of an optimizer; None for all so far."""
     if optimizer is not None:
         inner = inner_optimizer(optimizer)
         if steps is None:
@@ -162,19 +160,22 @@ def cover_steps(optimizer: Any, steps: float | None = None) -> None:
 
 
 def note_weights(digests: Sequence[bytes], receipts: Receipts) -> None:
-    """Notes what weights were made of, here and in the stores of vaults that paid for some."""
+    """Notes the receipts of weights, here and in the stores of vaults that paid for some."""
     note_digests(digests, receipts)
-    for name in {one.labels.name for one in receipts if digests} & set(LEDGERS):
+    for name in {receipt.labels.name for receipt in receipts if digests} & set(LEDGERS):
         with contextlib.suppress(OSError, LabelStoreError):  # gone, or not to be written to
-            LEDGERS[name].keep_weights(digests, receipts)
+            LEDGERS[name](digests, receipts)
 
 
-def _note_present(layers: Iterable[Any]) -> None:
+def _digests_by_layer(layers: Iterable[Any]) -> dict[Any, list[bytes]]:
+    return {layer: weight_digests(own_weights(layer)) for layer in layers}
+
+
+def _cover_weights(digests: Mapping[Any, Iterable[bytes]]) -> None:
     """Notes the present weights of layers with a history as those that receipts cover."""
-    for layer in layers:
+    for layer, own in digests.items():
         if (history := history_of(layer)) is not None:
-            digests = frozenset(weight_digests(own_weights(layer)))
-            _set_history(layer, dataclasses.replace(history, digests=digests))
+            _set_history(layer, dataclasses.replace(history, digests=frozenset(own)))
 
 
 def _set_history(layer: Any, history: History) -> None:
@@ -201,29 +202,24 @@ def declare(
     delta: float = 0.0,
     made_of: Public[Iterable[Any]] = (),
 ) -> PrivacyGuarantee:
-    """Declares what is known of a model's history where its receipts do not record it.
+    """Declares the history of a model where its receipts do not record it.
 
-    Statements print it as its author's claim. It covers what is unknown so far, not training
-    without receipts after it.
+    Statements print the declaration as its author's claim. It covers the unknown past, and no
+    training without receipts that follows.
 
     Args:
-        artefact: a Keras model or layer.
-        because: why, in a sentence: ``"trained on public labels of ImageNet"``.
-        epsilon: what its training has cost the private labels; 0 if it used none of them.
+        artefact: a Keras model or layer; else a ``TypeError``.
+        because: the reason, in a sentence: ``"trained on public labels of ImageNet"``.
+        epsilon: the cost of its training to the private labels; 0 if it used none of them.
         delta: likewise.
         made_of: noisy labels, heads or models that it was trained on, whose receipts it then has.
 
     Returns:
         The statement of the artefact, with the claim.
 
-    Raises:
-        TypeError: ``artefact`` is not a Keras model or layer, or ``because`` is no text.
-
     Example:
-        >>> import keras, numpy as np
+        >>> import keras
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> history = model.fit(np.zeros((4, 2)), np.arange(4.0), verbose=0)
         >>> declare(model, because="these labels are public").epsilon
         0.0
     """
@@ -239,15 +235,15 @@ def declare(
             f"artefact must be a Keras model or layer, got {type(artefact).__name__}. Noisy labels "
             "and heads carry their receipts themselves."
         )
-    known = public.receipts
-    claim = declared_receipt(
-        [one for one in known if one.kind == "unknown"], because.strip(), epsilon, delta
-    )
+    unknown = [receipt for receipt in public.receipts if receipt.kind == "unknown"]
+    claim = declared_receipt(unknown, because.strip(), epsilon, delta)
     parts = made_of if isinstance(made_of, PublicInput) else tuple(made_of)
-    attach(artefact, merge_receipts(known, [claim], public_input(parts).receipts))
-    _note_present(layers_of(artefact))
+    attach(artefact, merge_receipts(public.receipts, [claim], public_input(parts).receipts))
+    by_layer = _digests_by_layer(layers_of(artefact))
+    _cover_weights(by_layer)
     cover_steps(getattr(artefact, "optimizer", None))
-    note_weights(weight_digests(artefact.weights), public_input(artefact).receipts)
+    digests = [digest for own in by_layer.values() for digest in own]
+    note_weights(digests, public_input(artefact).receipts)
     return guarantee(artefact)
 
 
@@ -255,9 +251,8 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     """Returns the statement of anything that was made of private labels.
 
     Guarantee:
-        The composition of the receipts that the artefact holds (``accounting.compose_receipts``).
-        A Keras model that shows training which no receipt covers gets no promise; one of which
-        nothing is known, an assumption.
+        The composition of its receipts (``accounting.compose_receipts``). A Keras model with
+        evidence of training that no receipt covers gets no promise; an unknown one, an assumption.
 
     Args:
         artefact: noisy labels, a head, a Keras model or layer; or the path of a ``.keras`` file
@@ -274,7 +269,7 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
         0.5
     """
     if isinstance(artefact, (str, os.PathLike)):
-        artefact = load_model(artefact)  # with the optimizer, which shows training
+        artefact = load_model(artefact)  # with the optimizer, which has evidence of training
     receipts = public_input(artefact).receipts
     stated = compose_receipts(receipts, delta)
     if hasattr(artefact, "trainable_weights"):
@@ -283,23 +278,10 @@ def guarantee(artefact: Public[Any], delta: float | None = None) -> PrivacyGuara
     return stated if receipts else stated.with_assumptions([PUBLIC_INPUT])
 
 
-def _both(first: History, second: History) -> History:
-    """Returns the history of layers of one name, which files do not distinguish."""
-    digests = None
-    if first.digests is not None and second.digests is not None:
-        digests = first.digests | second.digests
-    steps = first.steps if second.steps is None else second.steps
-    return History(merge_receipts(first.receipts, second.receipts), digests, True, steps)
-
-
 def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
-    """Returns the Keras model of a ``.keras`` file, with the receipts that the file has.
+    """Returns the Keras model of a ``.keras`` file, with the receipts in the file.
 
-    Keras's own ``load_model`` reads the same file without them.
-
-    Args:
-        path: of a file that ``model.save`` wrote.
-        settings: all other arguments of ``keras.models.load_model``.
+    Keras's own ``load_model`` reads the same file without them, and takes the same arguments.
 
     Raises:
         FileNotFoundError, ValueError: as of ``keras.models.load_model``.
@@ -315,42 +297,65 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
     """
     import keras
 
-    from tf_labeldp.keras_layers._released_dense import ASSET
-
     path = pathlib.Path(path).expanduser()
     if zipfile.is_zipfile(path) and b"tf_labeldp>" in zipfile.ZipFile(path).read("config.json"):
         for part in _KERAS_CLASSES:
             importlib.import_module(f"tf_labeldp.{part}")
     model = keras.models.load_model(path, **settings)
-    histories: dict[str, History] = {}
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as content:
-            for name in content.namelist():
-                if name.startswith("assets/") and name.endswith(f"/{HISTORY}/{ASSET}"):
-                    of_layer, _, found = content.read(name).partition(b"\n")
-                    name = of_layer.decode()
-                    try:
-                        read = History.from_bytes(found)
-                        histories[name] = _both(histories.get(name, read), read)
-                    except ReceiptError as error:
-                        raise ReceiptError(f"{path}: {error}") from error
-    by_name: dict[str, list[Any]] = {}
-    for layer in layers_of(model):
-        by_name.setdefault(layer.name, []).append(layer)
-    for owner, history in histories.items():
-        # Of a layer that has another name now: all may be made of it.
-        for layer in by_name.get(owner, layers_of(model)):
-            known = (history_of(layer) or History()).receipts
-            digests = history.digests if owner in by_name else None
-            receipts = merge_receipts(known, history.receipts)
-            _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))
+    histories = _histories_in(path)
+    _match_by_name(model, histories)
     # A file that was written within a training has the receipts of the weights as they are there.
-    under_way = [one for one in layers_of(model) if (history_of(one) or _NEVER).digests is None]
-    _note_present(under_way)
+    under_way = [
+        layer for layer in layers_of(model) if (h := history_of(layer)) and h.digests is None
+    ]
+    _cover_weights(_digests_by_layer(under_way))
     of_model = histories.get(model.name)
     if of_model is not None and of_model.steps is not None:
         cover_steps(getattr(model, "optimizer", None), of_model.steps)
     for layer in layers_of(model):  # so that copies are known
-        if (known_history := history_of(layer)) is not None:
-            note_digests(known_history.digests or (), known_history.receipts)
+        if (history := history_of(layer)) is not None:
+            note_digests(history.digests or (), history.receipts)
     return model
+
+
+def _histories_in(path: pathlib.Path) -> dict[str, History]:
+    from tf_labeldp.keras_layers._history_in_files import ASSET
+
+    histories: dict[str, History] = {}
+    if not zipfile.is_zipfile(path):
+        return histories
+    with zipfile.ZipFile(path) as content:
+        for member in content.namelist():
+            if not (member.startswith("assets/") and member.endswith(f"/{HISTORY}/{ASSET}")):
+                continue
+            name, _, found = content.read(member).partition(b"\n")
+            layer = name.decode()
+            try:
+                read = History.from_bytes(found)
+                histories[layer] = _both(histories.get(layer, read), read)
+            except ReceiptError as error:
+                raise ReceiptError(f"{path}: {error}") from error
+    return histories
+
+
+def _both(first: History, second: History) -> History:
+    """Returns the history of layers of one name, which files do not distinguish."""
+    digests = None
+    if first.digests is not None and second.digests is not None:
+        digests = first.digests | second.digests
+    steps = first.steps if second.steps is None else second.steps
+    return History(merge_receipts(first.receipts, second.receipts), digests, True, steps)
+
+
+def _match_by_name(model: Any, histories: Mapping[str, History]) -> None:
+    """Gives each layer of a model the histories that a file has under its name."""
+    by_name: dict[str, list[Any]] = {}
+    for layer in layers_of(model):
+        by_name.setdefault(layer.name, []).append(layer)
+    for name, history in histories.items():
+        # Of a layer that has another name now: all may be made of it.
+        for layer in by_name.get(name, layers_of(model)):
+            earlier = (history_of(layer) or History()).receipts
+            digests = history.digests if name in by_name else None
+            receipts = merge_receipts(earlier, history.receipts)
+            _set_history(layer, dataclasses.replace(history, receipts=receipts, digests=digests))

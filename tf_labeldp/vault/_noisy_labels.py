@@ -1,4 +1,4 @@
-"""What leaves a vault: noisy labels and noisy statistics, with the receipts of what they cost."""
+"""Noisy labels and noisy statistics of a vault, with the receipts of their cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf_labeldp.estimation import debiased, posterior
 from tf_labeldp.estimation._priors import histogram_prior, ordered_prior
 from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, deserialize, serialize
-from tf_labeldp.vault._evaluation import Evaluation, evaluate
+from tf_labeldp.vault._evaluation import Evaluation, evaluate_by_noisy_labels
 from tf_labeldp.vault._label_kinds import class_array
 from tf_labeldp.vault._records import content_digest, npz, publish
 
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 STATEMENT_SUFFIX = ".privacy.json"
-"""Of the statement beside a table of noisy labels."""
+"""Ends the name of the statement next to a table of noisy labels."""
 IN_FOLDER = "privacy.json"
 """The statement in a folder of such tables."""
 _CSV_BLOCK = 1 << 26
-"""Bytes of a table that are parsed at a time; a cell may be as long."""
+"""Bytes of a table that are parsed at a time; the longest cell must fit."""
 _TARGETS = ("values", "posterior", "debiased")
 _JSON, _ARRAYS = "noisy_labels.json", "noisy_labels.npz"
-_JSON_TYPES = (str, int, float, bool)
 _PRIOR_ARRAYS = {
     "probabilities": "probabilities",
     "prior_groups": "groups",
@@ -53,15 +52,15 @@ _NO_RECEIPT = Assumption(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoisyStatistic:
-    """A noisy statistic of private labels: what ``PrivateLabels.release`` returns.
+    """A noisy statistic of private labels, as ``PrivateLabels.release`` returns it.
 
-    Use it like an array: ``numpy.asarray(statistic)`` is ``values``. All of it may be published.
+    ``numpy.asarray(statistic)`` is ``values``. All of it may be published.
 
     Attributes:
-        values: the statistic, as the mechanism gives it.
-        mechanism: that made it.
-        groups: which group each label was counted in, integers (n,), for a histogram by groups.
-        receipts: of what it cost.
+        values: the statistic, in the form of its mechanism.
+        mechanism: of the release.
+        groups: for a histogram by groups, the group of each label, integers (n,).
+        receipts: of its cost.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels
@@ -77,7 +76,6 @@ class NoisyStatistic:
     receipts: tuple[Receipt, ...] = ()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the values."""
         return np.array(self.values, dtype=dtype)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
@@ -87,16 +85,13 @@ class NoisyStatistic:
     def priors(self) -> Priors:
         """Returns the shares of the classes, or of the values, as priors that carry the receipt.
 
-        By groups, the prior of each label is that of its group: the priors by cluster of
-        ``ghazi2021``, Algorithm 4.
-
-        Raises:
-            TypeError: the statistic is no histogram.
+        With groups each label has the prior of its group: the priors by cluster of ``ghazi2021``,
+        Algorithm 4. A statistic that is no histogram raises a ``TypeError``.
         """
         if not isinstance(self.mechanism, HistogramMechanism):
             raise TypeError(
-                f"priors are made of histograms, and this is a {type(self.mechanism).__name__}. "
-                "Release a HistogramMechanism."
+                f"expected a histogram, got a release of {type(self.mechanism).__name__}. Release "
+                "a HistogramMechanism."
             )
         if self.mechanism.values is None:
             return Priors(histogram_prior(self.values), self.groups, None, self.receipts)
@@ -109,23 +104,23 @@ class NoisyStatistic:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Noisy labels, and all that can be made of them: what ``PrivateLabels.randomize`` returns.
+    """Noisy labels with their receipts, as ``PrivateLabels.randomize`` returns them.
 
-    Use it like an array: ``numpy.asarray(noisy)`` is ``values``. All of it may be published with
-    the features, and what is made of it costs nothing more.
+    ``numpy.asarray(noisy)`` is ``values``. All of it may be published with the features, and
+    post-processing costs nothing more.
 
     Attributes:
-        values: what was drawn, one entry for each of ``indices``: class codes ``int64`` (m,),
-            numbers ``float64`` (m,), rows of zeros and ones ``int64`` (m, L), or noisy one-hot rows
-            ``float32`` (m, K) of ``ALIBI``.
-        indices: the examples that they are of, ``int64`` (m,).
-        mechanism: that drew them.
-        priors: the priors that they were drawn with, a row for each of ``indices`` or one for all;
-            for numbers, the prior that the mechanism was made for; or None.
-        receipts: of what they cost, with that of their priors.
+        values: one entry for each of ``indices``: class codes ``int64`` (m,), numbers ``float64``
+            (m,), rows of zeros and ones ``int64`` (m, L), or noisy one-hot rows ``float32`` (m, K)
+            of ``ALIBI``.
+        indices: the examples, ``int64`` (m,).
+        mechanism: of the draw.
+        priors: of the draw, a row for each of ``indices`` or one for all; for numbers, the prior
+            that the mechanism was made for; or None.
+        receipts: of the cost of the labels and their priors.
         bias_correction: beta of ``debiased``, for labels that were resampled within clusters.
-        remarks: what is known of this very draw beyond the promise.
-        assumptions: what the statement rests on beside its receipts.
+        remarks: on this very draw, beyond the promise.
+        assumptions: of the statement, in addition to those of its receipts.
         classes: the class values in the order of their codes, where these differ.
 
     Example:
@@ -147,38 +142,37 @@ class NoisyLabels:
     classes: tuple[Hashable, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Keeps copies that can't be written to, and the receipts of what they were made of."""
+        """Keeps read-only copies, and the receipts of all parts."""
         public = public_input(self.values, self.indices, self.mechanism, self.priors)
-        names = ("values", "indices", "mechanism", "priors")
-        for name, value in zip(names, public.value, strict=True):
-            object.__setattr__(self, name, value)
+        values, indices, mechanism, priors = public.value
+        values, indices = np.array(values), np.array(indices)
+        if values.dtype.kind in "iu":
+            values = values.astype(np.int64, copy=False)
+        if indices.shape != values.shape[:1]:
+            raise ValueError(
+                f"values and indices must have the same length, got shapes {values.shape} and "
+                f"{indices.shape}."
+            )
+        values.flags.writeable = indices.flags.writeable = False
+        fields = {"values": values, "indices": indices, "mechanism": mechanism, "priors": priors}
         # Without a receipt of the draw itself nothing is promised, whatever the parts carry.
         if self.receipts:
-            object.__setattr__(self, "receipts", merge_receipts(public.receipts, self.receipts))
-        for name in ("values", "indices"):
-            array = np.array(getattr(self, name))
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
-        if self.indices.shape != self.values.shape[:1]:
-            raise ValueError(
-                f"values and indices must have the same length, got shapes {self.values.shape} "
-                f"and {self.indices.shape}."
-            )
+            fields["receipts"] = merge_receipts(public.receipts, self.receipts)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
-        """Returns the number of noisy labels m."""
         return len(self.values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the values."""
         return np.array(self.values, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
 
     @property
     def shape(self) -> NoReturn:
-        """Raises: Keras asks for it first, and would train without the receipts.
-
-        For everything else these are an object without a shape that ``numpy.asarray`` takes.
-        """
+        """Raises: Keras asks for the shape first, and would train without the receipts."""
         raise AttributeError(
             "expected targets as an array, got NoisyLabels, whose receipts Keras would lose. Call "
             "tf_labeldp.fit(model, x, noisy), or model.fit(x, noisy.posterior(), "
@@ -186,27 +180,27 @@ class NoisyLabels:
         )
 
     def posterior(self, priors: Public[Any] = None) -> np.ndarray:
-        """Returns what each noisy label says of its true label, by Bayes' rule.
+        """Returns the distribution of each true label given its noisy label, by Bayes' rule.
 
         For classes soft targets ``float64`` (m, K), for ``keras.losses.CategoricalCrossentropy``;
         for numbers the posterior means (m,); for rows of labels the probability of each one, (m,
         L). See ``estimation.posterior``.
 
         Args:
-            priors: instead of those of the draw, where the mechanism draws without: probabilities
-                (K,) or (m, K); ``mechanisms.Priors`` with values for numbers; None for those of the
-                draw, or uniform ones.
+            priors: for draws without priors of their own: probabilities (K,) or (m, K);
+                ``mechanisms.Priors`` with values for numbers; None for those of the draw, or
+                uniform ones.
 
         Raises:
-            TypeError: a mechanism whose posterior is not known.
-            ValueError: numbers without priors, or priors of a wrong shape.
+            TypeError, ValueError: a mechanism whose posterior is not known; numbers without priors,
+                or priors of a wrong shape.
         """
         priors = self.priors if priors is None else bare(priors)
         if not self._is_rows_of_labels:
             return posterior(self.mechanism, self.values, priors)
         if priors is not None:
-            one = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
-            priors = np.stack([1.0 - one, one], axis=1)
+            ones = np.broadcast_to(np.asarray(priors, np.float64), self.values.shape).reshape(-1)
+            priors = np.stack([1.0 - ones, ones], axis=1)
         both = posterior(self.mechanism, self.values.reshape(-1), priors)
         return both[:, 1].reshape(self.values.shape)
 
@@ -222,31 +216,31 @@ class NoisyLabels:
                 for that of the mechanism.
 
         Raises:
-            TypeError: a mechanism whose bias is not known.
-            ValueError: noisy labels that say nothing of the true ones, or numbers without priors.
+            TypeError, ValueError: a mechanism whose bias is not known; noisy labels that are
+                independent of the true ones, or numbers without priors.
         """
+        if self._is_rows_of_labels:
+            both = debiased(self.mechanism, self.values.reshape(-1))
+            return both[:, 1].reshape(self.values.shape)
         beta = self.bias_correction if bias_correction is None else bias_correction
-        if not self._is_rows_of_labels:
-            return debiased(self.mechanism, self.values, self.priors, bias_correction=beta)
-        both = debiased(self.mechanism, self.values.reshape(-1))
-        return both[:, 1].reshape(self.values.shape)
+        return debiased(self.mechanism, self.values, self.priors, bias_correction=beta)
 
     def evaluate(self, predictions: Public[Any], metric: str, *, model: Public[Any]) -> Evaluation:
-        """Returns an unbiased estimate of how good predictions are, at no further cost.
+        """Returns an unbiased estimate of a metric of predictions, at no further cost.
 
-        Its standard error is that of ``debiased`` noisy labels: some 1 / (epsilon sqrt(m)) for two
-        classes. ``PrivateLabels.evaluate`` has some 1 / (epsilon m), and costs epsilon.
+        Its standard error is about 1 / (epsilon sqrt(m)) for two classes. That of
+        ``PrivateLabels.evaluate`` is about 1 / (epsilon m), and costs epsilon.
 
         Args:
             predictions: in the order of ``indices``, as ``PrivateLabels.evaluate`` takes them.
             metric: ``"accuracy"``, ``"log_loss"`` or ``"brier"`` for classes; ``"mean"`` or
                 ``"total"`` of the labels for numbers, with ``predictions=None``.
-            model: what made the predictions; None for what has seen no label.
+            model: of the predictions; None if it has not learnt from any label.
 
         Raises:
             TypeError: a mechanism whose bias is not known.
             ValueError: the model has learnt from these noisy labels, by its receipts; another
-                metric, or predictions of a wrong shape.
+                metric, or unsuitable predictions.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -256,16 +250,10 @@ class NoisyLabels:
             >>> abs(found.value - 1.0) < 5 * found.standard_error
             True
         """
-        return evaluate(self, predictions, metric, model=model)
+        return evaluate_by_noisy_labels(self, predictions, metric, model)
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement of these noisy labels, and of the priors that they were drawn with.
-
-        ``PrivateLabels.guarantee()`` is the statement of all that has left the vault.
-
-        Args:
-            delta: of the statement; None for that of the vault's budget.
-        """
+        """Returns the statement of these noisy labels and their priors, at the budget's delta."""
         if not self.receipts and len(self):
             return PrivacyGuarantee(float("inf"), assumptions=(_NO_RECEIPT,))
         stated = compose_receipts(self.receipts, delta).with_remarks(self.remarks)
@@ -274,30 +262,26 @@ class NoisyLabels:
     def decode(self) -> np.ndarray:
         """Returns the class values of the noisy labels, (m,); the values themselves without any.
 
-        Raises:
-            TypeError: noisy one-hot rows of ``ALIBI``, which are no classes.
+        Noisy one-hot rows of ``ALIBI`` are no classes: a ``TypeError``.
         """
         if self.classes is None:
             return self.values
         if self.values.dtype.kind != "i":
             raise TypeError(
-                f"{type(self.mechanism).__name__} hands out noisy one-hot rows, which are no "
-                "classes. Use posterior(), a column for each of classes."
+                f"{type(self.mechanism).__name__} draws noisy one-hot rows, which are no classes. "
+                "Use posterior(), which has a column for each class."
             )
         return class_array(self.classes)[self.values]
 
     def to_dataset(self, features: Public[Any], targets: str = "values") -> tf.data.Dataset:
         """Returns a ``tf.data.Dataset`` of single examples (x, target), in order of ``indices``.
 
-        The data set never draws again: shuffle, batch and repeat it as wanted.
+        The data set never draws again: shuffle, batch and repeat it as needed.
 
         Args:
-            features: arrays with a row for each example of the vault, drawn for or not: one array,
-                or a dict or tuple of them.
+            features: one array with a row for each example of the vault, or a dict or tuple of
+                such arrays.
             targets: ``"values"``, ``"posterior"`` or ``"debiased"``.
-
-        Raises:
-            ValueError: too few rows, or other targets.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget, PrivateLabels, RandomizedResponse
@@ -318,23 +302,16 @@ class NoisyLabels:
                 f"features must have a row for each example of the vault, at least {needed}, got "
                 f"{sorted(rows)}. Give all of them, in the order of the labels."
             )
-        made = self.values if targets == "values" else getattr(self, targets)()
-        chosen = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
-        if made.dtype == np.float64:
-            made = made.astype(np.float32)
-        return tf.data.Dataset.from_tensor_slices((chosen, made))
+        y = self.values if targets == "values" else getattr(self, targets)()
+        x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[self.indices], features)
+        y = y.astype(np.float32) if y.dtype == np.float64 else y
+        return tf.data.Dataset.from_tensor_slices((x, y))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the noisy labels, their mechanism, priors, receipts and statement into a folder.
 
-        It may be published; the receipts say when they were drawn and by whom
-        (``PrivateLabels(actor=)``).
-
-        Args:
-            folder: new, or without noisy labels in it.
-
-        Raises:
-            FileExistsError: the folder holds noisy labels already.
+        It may be published; the receipts record when and by whom they were drawn
+        (``PrivateLabels(actor=)``). Raises a ``FileExistsError`` if the folder has noisy labels.
         """
         path = pathlib.Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
@@ -344,17 +321,16 @@ class NoisyLabels:
             )
         arrays = {"values": self.values, "indices": self.indices}
         for name, part in _PRIOR_ARRAYS.items():
-            content = getattr(self.priors, part, None)
-            if content is not None:
+            if (content := getattr(self.priors, part, None)) is not None:
                 arrays[name] = np.asarray(content)
         classes = self.classes
-        if classes is not None and not all(isinstance(one, _JSON_TYPES) for one in classes):
-            classes = tuple(map(str, classes))
+        if not all(isinstance(name, (str, int, float)) for name in classes or ()):
+            classes = tuple(map(str, classes or ()))
         publish(path / _ARRAYS, npz(arrays))
         publish(path / _JSON, sealed({**self.statement(), "classes": classes}, arrays).encode())
 
     def statement(self) -> dict[str, Any]:
-        """Returns the statement and all else but the arrays, as JSON can hold it."""
+        """Returns the statement and everything else except the arrays, as JSON can hold it."""
         stated = self.guarantee()
         return {
             "format": FORMAT,
@@ -364,9 +340,11 @@ class NoisyLabels:
             "mechanism": serialize(self.mechanism),
             "bias_correction": self.bias_correction,
             "remarks": list(self.remarks),
-            "assumptions": [Assumption.of(one).to_json() for one in self.assumptions],
-            "receipts": [one.to_json() for one in self.receipts],
-            "prior_receipts": [one.id for one in (self.priors.receipts if self.priors else ())],
+            "assumptions": [Assumption.of(note).to_json() for note in self.assumptions],
+            "receipts": [receipt.to_json() for receipt in self.receipts],
+            "prior_receipts": [
+                receipt.id for receipt in (self.priors.receipts if self.priors else ())
+            ],
         }
 
     @classmethod
@@ -374,13 +352,12 @@ class NoisyLabels:
         """Returns noisy labels that ``save`` or ``tf-labeldp randomize`` wrote.
 
         Args:
-            path: the folder of ``save``; or what ``tf-labeldp randomize`` wrote: a table (``.csv``,
-                ``.csv.gz`` or ``.parquet``) with its ``.privacy.json`` beside it, or a folder of
-                tables, whose rows are joined in the order of the statement.
+            path: the folder of ``save``; or the output of ``tf-labeldp randomize``: a table
+                (``.csv``, ``.csv.gz`` or ``.parquet``) next to its ``.privacy.json``, or a folder
+                of tables, whose rows are joined in the order of the statement.
 
         Raises:
-            FileNotFoundError: there are none.
-            ValueError: damaged, edited, or written by a newer version.
+            FileNotFoundError, ValueError: missing, damaged, edited, or of a newer version.
         """
         path = pathlib.Path(path).expanduser()
         if not path.is_dir():
@@ -424,10 +401,10 @@ class NoisyLabels:
 
     @classmethod
     def _of(cls, fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> NoisyLabels:
-        receipts = tuple(Receipt.from_json(one) for one in fields["receipts"])
+        receipts = tuple(Receipt.from_json(receipt) for receipt in fields["receipts"])
         priors = None
         if "probabilities" in arrays:
-            paid = tuple(one for one in receipts if one.id in fields["prior_receipts"])
+            paid = tuple(receipt for receipt in receipts if receipt.id in fields["prior_receipts"])
             parts: dict[str, Any] = {p: arrays.get(name) for name, p in _PRIOR_ARRAYS.items()}
             priors = Priors(**parts, receipts=paid)
         classes = fields["classes"]
@@ -443,14 +420,9 @@ class NoisyLabels:
             None if classes is None else tuple(classes),
         )
 
-    def __repr__(self) -> str:
-        """Returns the mechanism and the size."""
-        return f"NoisyLabels({self.mechanism!r}, num_labels={len(self)})"
-
     @property
     def _is_rows_of_labels(self) -> bool:
-        kind = getattr(self.mechanism, "transition_matrix", None)
-        return kind is not None and self.values.ndim == 2
+        return hasattr(self.mechanism, "transition_matrix") and self.values.ndim == 2
 
 
 def sealed(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
@@ -482,7 +454,6 @@ def _file_in(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _read_table(path: pathlib.Path, fields: dict[str, Any]) -> np.ndarray:
-    """Returns the values of a table of noisy labels, by what its statement says of it."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 

@@ -1,6 +1,6 @@
-"""The vault: true labels go in, mechanisms' outputs come out, every use leaves a receipt.
+"""The vault: true labels go in, outputs of mechanisms come out, each use leaves a receipt.
 
-``_ledger.py`` charges each use and holds it against the budget; ``_draws.py`` draws.
+``_ledger.py`` charges each use against the budget; ``_draws.py`` draws.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import os
 import pathlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -27,19 +27,19 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import UNITS, LabelSet, Receipts, merge_receipts
-from tf_labeldp.mechanisms import AggregateMechanism, Priors
+from tf_labeldp.mechanisms import AggregateMechanism, HistogramMechanism, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism, deserialize
-from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels, noisy_statistic
-from tf_labeldp.vault._evaluation import Evaluation, evaluate
+from tf_labeldp.vault._draws import Draws, Sealed, in_words, noisy_labels
+from tf_labeldp.vault._evaluation import Evaluation, evaluate_by_release
 from tf_labeldp.vault._keyed_draws import KeyedDraws
-from tf_labeldp.vault._label_kinds import LabelKind, label_kind
+from tf_labeldp.vault._label_kinds import Classes, LabelKind, label_kind
 from tf_labeldp.vault._ledger import History, Ledger
 from tf_labeldp.vault._noisy_labels import NoisyLabels, NoisyStatistic
 from tf_labeldp.vault._store import LabelStore
 
 
 class Randomizer(abc.ABC):
-    """Makes noisy labels by several releases: what ``PrivateLabels.randomize`` takes as well.
+    """Draws noisy labels by several releases; ``PrivateLabels.randomize`` takes it.
 
     Guarantee:
         Each release is charged to the vault, and the noisy labels carry all their receipts;
@@ -47,7 +47,7 @@ class Randomizer(abc.ABC):
     """
 
     public_input: ClassVar[str | None] = None
-    """What it takes beside the labels, and needs: ``"clusters"``, ``"features"`` or None."""
+    """The public input that it needs: ``"clusters"``, ``"features"`` or None."""
 
     epsilon: float
     """Of all releases together, promised before the first one."""
@@ -58,22 +58,22 @@ class Randomizer(abc.ABC):
     ) -> NoisyLabels:
         """Returns noisy labels of all examples of a vault; ``PrivateLabels.randomize`` calls it.
 
-        Args:
-            labels: the vault.
-            key: the name of the draws; None for a name that is always the same.
-            public: what ``public_input`` names, and what the randomizer itself was made of.
+        ``key`` names the draws; None for a name that is always the same. ``public`` is the value
+        that ``public_input`` names, with the receipts of the randomizer.
         """
 
     @abc.abstractmethod
     def parts(self, labels: PrivateLabels) -> list[Mechanism]:
-        """Returns mechanisms that cost what the releases from a vault will."""
+        """Returns mechanisms at the price of the releases from a vault."""
 
     @staticmethod
     def _reserve(
-        labels: PrivateLabels, draws: dict[str, Mechanism], receipts: Receipts = ()
+        labels: PrivateLabels, draws: Mapping[str, Mechanism], receipts: Receipts = ()
     ) -> None:
         """Raises unless those of these draws that are missing all fit the budget, together."""
-        missing = {name: one for name, one in draws.items() if not labels.has_draw(name)}
+        missing = {
+            name: mechanism for name, mechanism in draws.items() if not labels.has_draw(name)
+        }
         if missing:
             labels.check_budget(list(missing.values()), receipts=receipts)
         if next(iter(draws)) in missing:
@@ -83,62 +83,56 @@ class Randomizer(abc.ABC):
 class PrivateLabels:
     """The only holder of the true labels of a training set.
 
-    Labels leave it in one of three forms: ``randomize`` gives noisy labels, ``release`` a noisy
-    statistic, and training takes noisy steps, for which it is charged. Each leaves a receipt here,
-    in the store, and in whatever is made of it.
+    Labels are released in three ways: ``randomize`` draws noisy labels, ``release`` a noisy
+    statistic, and training takes noisy steps, for which it is charged. Each use leaves a receipt
+    here, in the store, and in its output.
 
     Guarantee:
-        At any time everything that has left the vault is ``guarantee()``-label-DP together, for the
-        replacement of one label (of one row, with ``num_labels``). Uses of disjoint examples
-        compose in parallel, uses of the same example in sequence (``ghazi2021``, Observation 4;
+        At any time all outputs together are ``guarantee()``-label-DP, for the replacement of one
+        label (of one row, with ``num_labels``). Uses of disjoint examples compose in parallel, uses
+        of the same example in sequence (``ghazi2021``, Observation 4;
         ``accounting.compose_receipts``). A use that would take an example past the budget raises
         before anything is drawn.
 
-    The process and its store folder are trusted; what the vault returns may be published with the
-    features. Nothing else shows a label: not ``repr``, not an error message; pickling and copying
-    are refused. A store has a salted digest of the labels, ``PRIVATE-fingerprint``, which is not
-    differentially private: keep the store with the labels. Processes share a vault through its
-    store; without one, a process that was forked from the vault's is refused.
+    The process and its store folder are trusted; outputs may be published with the features. No
+    label is shown elsewhere, not in ``repr`` nor in an error. A store has a salted digest of the
+    labels, which is not differentially private: keep it with the labels. Processes share a vault
+    through its store; without one, a forked process is refused.
 
     Args:
         labels: the true labels, shape (n,): integers 0..K-1, any hashable values with ``classes``,
             or numbers with ``low`` and ``high`` (regression); or rows (n, L) of zeros and ones with
             ``num_labels``. An array, list, tensor or column of a data frame; copied.
         num_classes: K, at least 2; may be left out where ``classes`` is given.
-        budget: the most that may be spent on one label. A store keeps it: when it is opened again
-            the budget may be left out, and can't be another one (``raise_budget``).
-        classes: the class values, in the order of their codes 0..K-1. Public knowledge, and never
-            taken from the labels: a rare class would show its holder.
+        budget: the most that may be spent on one label. A store keeps it: leave it out later.
+        classes: the class values, in the order of their codes 0..K-1. Public knowledge: inferring
+            them from the labels would reveal rare ones.
         low: the smallest label of a regression task; public knowledge, like ``high``.
         high: the largest label of a regression task.
-        clip: for regression, whether labels outside the range are set to its nearer end; without,
-            they are refused.
+        clip: for regression, whether labels outside the range are set to its nearer end.
         num_labels: L, for several binary labels per example; the unit of privacy is the whole row.
-        people: the name of the population that the labels are of. What is made of several vaults
-            adds up, since they may hold labels of the same people, unless these names differ.
-        store: folder in which every use is kept. Opened again with the same labels it returns the
-            same draws and charges nothing for them. Without one, a second run spends again.
-        project: whether the folder around the store is a project. Its stores share one budget,
-            that of the first one, as the same person may be in several label sets: what any of
-            them spends counts in all, unless ``people`` differ. A store keeps this; None for what
-            it keeps, and for a new store whether there is a project in the folder.
-        draws: where the random bits of noisy labels come from. ``"stored"``: the operating system,
-            once; ``"keyed"``: a secret key and the row, by ``scale.randomize_batch``, so that the
-            same draw can be made again elsewhere. The key is ``labels.key`` in the store, a
-            ``scale.ReleaseKey``, and engines may draw with it: their releases count here. Takes the
-            mechanisms of ``randomize_batch``; statistics are drawn as ever.
-        ids: for keyed draws, what names each row (n,): whole numbers or texts, each once. None for
+        people: the name of the population of the labels. Costs of several vaults add up, since they
+            may hold labels of the same people, unless these names differ.
+        store: folder that keeps every use. Opened again with the same labels it returns the same
+            draws and charges nothing for them. Without one, a second run spends again.
+        project: whether the folder around the store is a project, whose stores share the budget of
+            the first one: each use counts in all of them, unless ``people`` differ. None for the
+            choice that the store keeps; for a new store, whether there is a project in the folder.
+        draws: the source of the random bits of noisy labels. ``"stored"``: the operating system,
+            once; ``"keyed"``: a secret key and the row, so that ``scale`` can repeat the draw on
+            engines. The key is ``labels.key`` in the store, a ``scale.ReleaseKey``, whose releases
+            count here. Takes the mechanisms of ``scale.randomize_batch``.
+        ids: for keyed draws, the name of each row (n,): whole numbers or texts, each once. None for
             the row numbers.
-        actor: who runs this, for the receipts, which go into what is published; None for the
-            environment variable ``LABELDP_ACTOR``, or the name of the login.
+        actor: named in receipts, which are published; None for the environment
+            variable ``LABELDP_ACTOR``, or the name of the login.
         insecure_seed: makes the draws repeatable; the statement then says "not private: seeded".
 
     Raises:
         TypeError: the labels are not integers and neither classes nor a range are given.
         ValueError: labels outside the classes or the range, wrong shape, no budget, or
             contradictory arguments.
-        LabelStoreError: the store is of other labels, of other settings or another budget, damaged
-            or not a store.
+        LabelStoreError: a store of other labels, settings or budget, a damaged one, or none.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
@@ -187,9 +181,6 @@ class PrivateLabels:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
             )
-        for name, text in (("people", people), ("actor", actor)):
-            if text is not None and (not isinstance(text, str) or not text):
-                raise TypeError(f"{name} must be a name, a str, got {text!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         _validate.one_of("draws", draws, ("stored", "keyed"))
@@ -197,16 +188,19 @@ class PrivateLabels:
             raise ValueError(
                 "project=True needs a store, in the project's folder: store='study/visits'."
             )
-        if draws == "keyed" and num_labels is not None:
-            raise ValueError('draws="keyed" takes one label an example, and num_labels was given.')
-        if (insecure_seed if draws == "keyed" else ids) is not None:
-            raise ValueError('ids are for draws="keyed", and insecure_seed for draws="stored".')
+        not_taken = (num_labels, insecure_seed) if draws == "keyed" else (ids,)
+        if any(argument is not None for argument in not_taken):
+            raise ValueError(
+                'draws="keyed" takes no num_labels and no insecure_seed, draws="stored" no ids.'
+            )
         self._kind = label_kind(num_classes, classes, low, high, num_labels, clip=clip)
         self._sealed = Sealed(self._kind.encode(labels))
         self._store = None if store is None else LabelStore(store, in_project=project)
         names = public_input(ids)
         keyed = KeyedDraws(names.value, len(self._sealed)) if draws == "keyed" else None
-        self._ledger = Ledger(self._sealed.open(), self._kind, people, budget, self._store, actor)
+        self._ledger = Ledger.of_labels(
+            self._sealed.open(), self._kind, people, budget, self._store, actor
+        )
         if keyed is not None:
             keyed.open(self._ledger, self._store)
         self._draws = Draws(self._sealed, self._kind, self._ledger, insecure_seed, keyed)
@@ -222,12 +216,21 @@ class PrivateLabels:
     @property
     def num_classes(self) -> int:
         """Number of classes K; raises a ``ValueError`` for numbers and rows of labels."""
-        return self._kind.as_classes().num_classes
+        return self._classes.num_classes
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
         """The class values in the order of their codes; raises for numbers and rows of labels."""
-        return self._kind.as_classes().classes
+        return self._classes.classes
+
+    @property
+    def _classes(self) -> Classes:
+        if not isinstance(self._kind, Classes):
+            raise ValueError(
+                f"these labels are {self._kind.describe()} and have no classes. Make PrivateLabels "
+                "with num_classes for one class per example."
+            )
+        return self._kind
 
     @property
     def label_range(self) -> tuple[float, float] | None:
@@ -241,7 +244,7 @@ class PrivateLabels:
 
     @property
     def unit(self) -> str:
-        """What is protected: ``"label"``, or ``"row"`` for rows of labels."""
+        """The unit of privacy: ``"label"``, or ``"row"`` for rows of labels."""
         return self._kind.unit
 
     @property
@@ -252,12 +255,12 @@ class PrivateLabels:
 
     @property
     def label_set(self) -> LabelSet:
-        """What receipts call these labels."""
+        """The name of these labels in receipts."""
         return self._ledger.label_set
 
     @property
     def receipts(self) -> Receipts:
-        """The receipts of all that has left the vault, and of what has come with models to it."""
+        """The receipts of all uses, and those that came with models to the vault."""
         return self._ledger.receipts()
 
     @property
@@ -267,17 +270,16 @@ class PrivateLabels:
 
     @property
     def indices(self) -> np.ndarray:
-        """The examples of the whole vault that are here, ``int64`` (n,): all, but for a part."""
+        """The examples of the whole vault that are here, ``int64`` (n,): all, except for a part."""
         return self._rows(None).copy()
 
     def __len__(self) -> int:
-        """Returns the number of labels n."""
         return len(self._sealed) if self._among is None else self._among.size
 
     def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
         """Returns two parts, such as for training and for evaluation: vaults of disjoint examples.
 
-        Both belong to this vault: what leaves a part is charged here to its examples alone, so that
+        Both belong to this vault: a use of a part is charged here to its examples alone, so that
         uses of the two compose in parallel, and ``guarantee()`` of either is that of the whole. A
         part numbers its own examples from 0: their features are ``x[part.indices]``.
 
@@ -307,7 +309,7 @@ class PrivateLabels:
             order = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
             held_out = order.permutation(n)[: round(share * n)]
         second = np.zeros(n, dtype=bool)
-        second[self._ledger.checked_rows(held_out, n)] = True
+        second[_checked_rows(held_out, n)] = True
         if not 0 < second.sum() < n:
             raise ValueError(
                 f"both parts need examples; of {n} labels {second.sum()} are held out. Hold out "
@@ -318,7 +320,6 @@ class PrivateLabels:
         return self._part(~second, chosen), self._part(second, chosen)
 
     def _part(self, mask: np.ndarray, chosen_by: PublicInput[Any]) -> PrivateLabels:
-        """Returns a vault of some examples, with the receipts of what chose them."""
         part = object.__new__(PrivateLabels)
         for name in ("_draws", "_kind", "_ledger", "_sealed", "_store"):
             setattr(part, name, getattr(self, name))
@@ -326,8 +327,9 @@ class PrivateLabels:
         return part
 
     def _rows(self, indices: Any) -> np.ndarray:
-        """Returns examples of the whole vault for indices of this one, or raises."""
-        return self._ledger.rows(public_input(indices).value, self._among)
+        indices = bare(indices)
+        rows = np.arange(len(self)) if indices is None else _checked_rows(indices, len(self))
+        return rows if self._among is None else self._among[rows]
 
     def randomize(
         self,
@@ -339,49 +341,44 @@ class PrivateLabels:
         features: Public[Any] = None,
         key: str | None = None,
     ) -> NoisyLabels:
-        """Draws noisy labels, charges them, and stores them before handing them out.
+        """Draws noisy labels, charges them, and stores them before it returns them.
 
         Args:
-            mechanism: whatever gives noisy labels of this vault's kind: a mechanism for its classes
-                or its range, ``ALIBI``, ``LabelRandomizer``, ``ClusterRandomizedResponse``,
+            mechanism: for labels of this vault's kind: a mechanism for its classes or its range,
+                ``ALIBI``, ``LabelRandomizer``, ``ClusterRandomizedResponse``,
                 ``PeerToPeerRandomizedResponse``, ``heads.HeadPriorRandomizer``. Rows of labels take
                 ``RandomizedResponse(epsilon, num_classes=2)`` for each label, charged L times.
             indices: the examples to draw for: integers (m,), each at most once, or a boolean mask
                 (n,). None draws for all.
             priors: probabilities (K,) or (m, K), in the order of ``indices``, or
                 ``mechanisms.Priors``, for mechanisms that take them.
-            clusters: the cluster of each example, integers (m,) or what ``find_clusters`` returns,
+            clusters: the cluster of each example, integers (m,) or the result of ``find_clusters``,
                 for mechanisms that take them.
             features: public features, for mechanisms that take them.
             key: a name for this draw. Asking again for a name returns the stored draw and charges
-                nothing, whatever the priors are now. Without a name the draws of a run are
-                numbered, and a store answers them in that order.
-
-        Returns:
-            ``NoisyLabels``; ``numpy.asarray`` gives the values.
+                nothing, for any priors. Without a name the draws of a run are numbered, and a store
+                answers them in that order.
 
         Warns:
             UserWarning: the budget's delta is not below 1/n; of ``release`` and ``charge`` too.
 
         Raises:
             BudgetExceededError: the draw would take an example past the budget; nothing was drawn.
-            LabelStoreError: the stored draw of this name was made with other settings.
+            LabelStoreError: the stored draw of this name has other settings.
             RuntimeError: this process was forked, and the vault has no store; or a mechanism of
                 another library failed on the labels, and was charged.
-            TypeError: ``mechanism`` is not a mechanism for labels of this kind.
-            ValueError: other number of classes or range, bad indices, public input or key, or a
-                mechanism of another library that does not keep to what it says; nothing was
-                charged.
+            TypeError, ValueError: a mechanism for other labels, or one that breaks its claims; bad
+                indices, public input or key. Nothing was charged.
         """
         several = {"priors": priors, "clusters": clusters, "features": features}
         given = {name: value for name, value in several.items() if value is not None}
         made_by = public_input(mechanism)
         mechanism = made_by.value
-        if not isinstance(mechanism, Randomizer):
+        is_randomizer = isinstance(mechanism, Randomizer)
+        if not is_randomizer:
             self._kind.check(checked_mechanism(mechanism, LabelMechanism))
         name, wanted = type(mechanism).__name__, mechanism.public_input
-        needs_it = isinstance(mechanism, Randomizer) and wanted is not None
-        if needs_it and set(given) != {wanted}:
+        if is_randomizer and wanted is not None and set(given) != {wanted}:
             raise ValueError(
                 f"{name} needs {wanted}=, and takes nothing else; got "
                 f"{' and '.join(sorted(given)) or 'nothing'}."
@@ -392,15 +389,14 @@ class PrivateLabels:
                 "ClusterRandomizedResponse clusters, HeadPriorRandomizer features, and "
                 "LabelRandomizer(values=..., prior=...) a public prior."
             )
+        public = _with_receipts_of(given.get(wanted or ""), made_by, indices, self._chosen_by)
         if isinstance(mechanism, Randomizer):
             if indices is not None:
                 raise ValueError(f"{name} draws for all examples; leave indices=None.")
-            public = _together(given.get(wanted or ""), made_by, self._chosen_by)
             return mechanism.draw_from(self, key, public)
-        public = _together(given.get(wanted or ""), made_by, indices, self._chosen_by)
         if wanted == "priors" and public.value is not None:
             public = public.with_value(Priors.of(public.value))
-        if wanted == "clusters" and public.value is not None:
+        elif wanted == "clusters" and public.value is not None:
             found = getattr(public.value, "assignments", public.value)
             public = public.with_value(np.asarray(found))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
@@ -418,23 +414,15 @@ class PrivateLabels:
 
         Args:
             mechanism: for example ``mechanisms.HistogramMechanism``.
-            indices: the examples it is made of, as for ``randomize``; each is charged.
-            public_input: what else the statistic is made of, in the order of ``indices``: group
-                numbers (m,) or what ``find_clusters`` returns, features (m, d), as the mechanism
-                says. An object with ``digest()`` and ``matches(digest)`` is known by these. A
-                stored release is given again only for the public input that it was made with.
+            indices: the examples that it covers, as for ``randomize``; each is charged.
+            public_input: for mechanisms that take it, in the order of ``indices``: group numbers
+                (m,) or the result of ``find_clusters``, features (m, d). An object with
+                ``digest()`` and ``matches(digest)`` is identified by these. A stored release is
+                returned only for its own public input.
             key: a name for this release, as for ``randomize``.
 
-        Returns:
-            ``NoisyStatistic``; ``numpy.asarray`` gives its values.
-
         Raises:
-            BudgetExceededError: an example would pass the budget; nothing was released.
-            LabelStoreError: the stored release of this name was made with other settings.
-            RuntimeError: as for ``randomize``.
-            TypeError: ``mechanism`` is not a mechanism of many labels.
-            ValueError: a mechanism for other labels, bad indices, public input or key; nothing was
-                charged.
+            As ``randomize``.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget
@@ -442,50 +430,47 @@ class PrivateLabels:
             >>> labels = PrivateLabels([0, 2, 1], num_classes=3, budget=PrivacyBudget(epsilon=1.0))
             >>> labels.release(HistogramMechanism(epsilon=0.5, num_classes=3)).values.shape
             (3,)
-            >>> labels.guarantee().epsilon
-            0.5
         """
-        public = _together(public_input, mechanism, indices, self._chosen_by)
+        public = _with_receipts_of(public_input, mechanism, indices, self._chosen_by)
         mechanism = bare(mechanism)
         self._kind.check_release(checked_mechanism(mechanism, AggregateMechanism))
         public = public.with_value(getattr(public.value, "assignments", public.value))
         record = self._draws.record(mechanism, self._rows(indices), public, key)
-        return noisy_statistic(record, mechanism, public.value)
+        groups = None
+        if isinstance(mechanism, HistogramMechanism) and public.value is not None:
+            groups = np.asarray(public.value)
+        return NoisyStatistic(np.array(record.values), mechanism, groups, record.receipts)
 
     def evaluate(
         self, predictions: Public[Any], metric: str, epsilon: float, *, key: str | None = None
     ) -> Evaluation:
-        """Returns how good predictions are on these labels, by one release of its own.
+        """Returns a noisy metric of predictions on these labels, by one release of its own.
 
         Guarantee:
             Epsilon-DP for the replacement of one label, charged to the vault: noise of the exact
             sensitivity on a sum (``mechanisms.MetricMechanism``), or on the numbers of labels of
-            each class in groups that the predictions make (``mechanisms.HistogramMechanism``).
-            Assumes that the predictions are public.
+            each class in groups by prediction (``mechanisms.HistogramMechanism``). Assumes that the
+            predictions are public.
 
         Evaluate on examples that the model was not trained on (``split``): on others it looks
         better than it is, and its labels are charged for both.
 
         Args:
             predictions: in the order of the labels: probabilities (n, K), or (n,) of the second of
-                two classes; class codes (n,) will do for ``"accuracy"`` and
+                two classes; class codes (n,) are enough for ``"accuracy"`` and
                 ``"confusion_matrix"``; numbers (n,); None for ``"mean"`` and ``"total"``.
-            metric: for classes ``"accuracy"``, ``"log_loss"`` (of 5 at most for one example),
-                ``"brier"``, ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two
-                classes) or ``"calibration"`` (how often the likeliest class is right, or the second
-                of two is there, in ten bins of its probability); for numbers ``"mse"``, ``"mae"``,
-                ``"mean"`` or ``"total"``, these two of the labels themselves.
+            metric: for classes ``"accuracy"``, ``"log_loss"`` (at most 5 per example), ``"brier"``,
+                ``"confusion_matrix"`` (true classes in rows), ``"auc"`` (of two classes) or
+                ``"calibration"`` (the share of right predictions, or of the second of two classes,
+                in ten bins of its probability); for numbers ``"mse"``, ``"mae"``, ``"mean"`` or
+                ``"total"``, these two of the labels themselves.
             epsilon: finite and above zero.
             key: a name for this release, as for ``randomize``.
-
-        Returns:
-            The estimate with its standard error, a confidence interval and a statement.
 
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was released.
             TypeError: rows of labels.
-            ValueError: another metric, or predictions of a wrong shape, not finite or no
-                probabilities; nothing was charged.
+            ValueError: another metric, or unsuitable predictions; nothing was charged.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget
@@ -494,7 +479,7 @@ class PrivateLabels:
             >>> abs(found.value - 1.0) < 10 * found.standard_error, found.guarantee().epsilon
             (True, 0.5)
         """
-        return evaluate(self, predictions, metric, epsilon=epsilon, key=key)
+        return evaluate_by_release(self, predictions, metric, epsilon, key)
 
     def charge(
         self,
@@ -510,33 +495,27 @@ class PrivateLabels:
         metrics_reported: bool = False,
         sample_weights: bool = False,
     ) -> Receipt:
-        """Charges a use of the labels whose result does not pass through the vault: noisy steps.
+        """Charges a use of the labels whose output does not pass through the vault: noisy steps.
 
-        Call it before the use, once for each. ``LabelDPModel.fit`` does so before every epoch.
+        Call it before the use, once for each, as ``LabelDPModel.fit`` does before every epoch. The
+        receipt belongs to every output of the use, next to those of ``made_of``.
 
         Args:
-            charge: what the use costs: ``accounting.dp_sgd_charge(...)``, or an
-                ``accounting.Charge`` of your own.
+            charge: of the use: ``accounting.dp_sgd_charge(...)``, or an ``accounting.Charge`` of
+                your own.
             what: the use in words, for the history.
             key: a name for the history.
             indices: the examples, as for ``randomize``.
-            made_of: what else the use is made of, such as the model and its features, whose
-                receipts count in the budget too.
-            unit: what is protected, ``"label"``, ``"row"`` or ``"user"``; None for what the labels
-                are.
-            num_units: how many of these there are, for users.
+            made_of: other inputs of the use, such as the model and its features, whose receipts
+                count in the budget too.
+            unit: of privacy, ``"label"``, ``"row"`` or ``"user"``; None for that of the labels.
+            num_units: the number of users.
             seeded: whether the noise can be repeated.
             metrics_reported: whether loss or metrics on true labels are shown.
             sample_weights: whether examples are weighted.
 
-        Returns:
-            The receipt, which belongs to whatever is made of this use, next to those of
-            ``made_of``.
-
         Raises:
             BudgetExceededError: an example would pass the budget; nothing was charged.
-            RuntimeError: this process was forked, and the vault has no store.
-            TypeError: ``charge`` is not a charge.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget, dp_sgd_charge
@@ -554,47 +533,33 @@ class PrivateLabels:
         if unit is not None:
             _validate.one_of("unit", unit, UNITS)
         rows = self._rows(indices)
+        flags = {
+            "unit": unit or self.unit,
+            "num_units": num_units,
+            "seeded": seeded,
+            "metrics_reported": metrics_reported,
+            "sample_weights": sample_weights,
+        }
         came_along = public_input(made_of, indices, self._chosen_by).receipts
         with self._ledger.turn():
-            new = self._ledger.not_adopted(came_along)
-            self._ledger.check(rows, [(what, charge)], new)
-            for one in new:
-                self._ledger.keep(receipt=one)
-            receipt = self._ledger.receipt(
-                charge,
-                what,
-                "steps",
-                key,
-                rows,
-                unit=unit or self.unit,
-                num_units=num_units,
-                seeded=seeded,
-                metrics_reported=metrics_reported,
-                sample_weights=sample_weights,
-            )
+            for other in self._ledger.check(rows, [(what, charge)], came_along):
+                self._ledger.keep(receipt=other)
+            receipt = self._ledger.receipt(charge, what, "steps", key, rows, **flags)
             self._ledger.keep(receipt=receipt)
         return receipt
 
     def adopt(self, receipts: Iterable[Receipt]) -> None:
-        """Counts receipts that came along with a model or priors, if they may be of these labels.
+        """Counts receipts that came with a model or priors, if they may be of these labels.
 
-        They are taken for those of the same labels, unless both have stores or ``people`` declares
-        that they are of different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads
-        call it.
-
-        Args:
-            receipts: as a model carries them; those that are known here already count once.
+        They may, unless both label sets have stores, or ``people`` declares that they are of
+        different people. ``LabelDPModel.fit``, ``MultiStageTraining`` and heads call it.
 
         Raises:
-            BudgetExceededError: together with what was spent here they pass the budget; nothing was
-                counted.
+            BudgetExceededError: together they pass the budget; nothing was counted.
         """
         with self._ledger.turn():
-            new = self._ledger.not_adopted(receipts)
-            if new:
-                self._ledger.check(self._ledger.rows(None), [], new)
-            for one in new:
-                self._ledger.keep(receipt=one)
+            for receipt in self._ledger.check(self._rows(None), [], receipts):
+                self._ledger.keep(receipt=receipt)
 
     def check_budget(
         self,
@@ -604,21 +569,17 @@ class PrivateLabels:
         indices: Public[Any] = None,
         receipts: Iterable[Receipt] = (),
     ) -> None:
-        """Raises if a use, or several one after another, would pass the budget; draws nothing.
+        """Raises a ``BudgetExceededError`` if these uses would pass the budget; draws nothing.
 
         Args:
             mechanism: one, or several, for ``randomize``, ``release`` or ``charge``.
             indices: as for ``randomize``.
-            receipts: those that come along with what is given for the use.
-
-        Raises:
-            BudgetExceededError: as ``randomize`` would.
+            receipts: of the public inputs of the use.
         """
         public = public_input(mechanism, indices)
         planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
         with self._ledger.turn():
-            made_of = self._ledger.not_adopted(merge_receipts(receipts, public.receipts))
-            self._ledger.check(rows, planned, made_of)
+            self._ledger.check(rows, planned, merge_receipts(receipts, public.receipts))
 
     def has_draw(self, key: str | None) -> bool:
         """Returns whether a draw of this name has been made (and so costs nothing to ask for).
@@ -636,13 +597,12 @@ class PrivateLabels:
 
     def decode(self, codes: Public[Any]) -> np.ndarray:
         """Returns the class values of class codes (m,), or of ``NoisyLabels``."""
-        return self._kind.as_classes().decode(bare(codes))
+        return self._classes.decode(bare(codes))
 
     def guarantee(self, *, after: Public[Any] = (), delta: float | None = None) -> PrivacyGuarantee:
-        """Returns what has been spent so far on the most charged example.
+        """Returns the statement of all uses so far, for the most charged example.
 
-        It covers all that has left the vault, whether or not it was kept. The statement of one
-        model or of some noisy labels is theirs: ``model.guarantee()``, ``noisy.guarantee()``.
+        ``model.guarantee()`` and ``noisy.guarantee()`` are the statements of one output.
 
         Args:
             after: mechanisms to count one use of as well, on all examples; nothing is charged.
@@ -654,38 +614,27 @@ class PrivateLabels:
             for what, charge in self._planned(public.value)
         ]
         stated = self._ledger.guarantee(merge_receipts(public.receipts, planned), delta)
-        if stated.num_units is None:  # nothing has left the vault
+        if stated.num_units is None:  # of a vault without uses
             stated = dataclasses.replace(stated, num_units=len(self._sealed) or None)
         return stated
 
     def history(self) -> History:
-        """Returns the uses so far, one after another: when, what, how many examples, what it cost.
+        """Returns the uses so far in order; like uses that follow each other are one line.
 
-        Uses that follow each other and are alike, such as the epochs of a training, are one line.
-
-        Returns:
-            A tuple that prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (how
-            many), ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
+        It prints as a table. Each use has ``time`` (UTC), ``what``, ``examples`` (their number),
+        ``epsilon``, ``epsilon_so_far``, ``actor`` and ``key``.
 
         Example:
-            >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
-            >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
-            >>> noisy = labels.randomize(RandomizedResponse(0.5, 2), key="first")
-            >>> labels.history()[0].what, labels.history()[0].epsilon_so_far
-            ('RandomizedResponse(epsilon=0.5, num_classes=2)', 0.5)
+            >>> from tf_labeldp import PrivacyBudget
+            >>> labels = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
+            >>> labels.raise_budget(PrivacyBudget(2.0), reason="a second study was approved")
+            >>> labels.history()[0].what
+            'budget raised to epsilon=2, delta=0: a second study was approved'
         """
         return self._ledger.history()
 
     def remaining(self) -> float:
-        """Returns what is left: the largest epsilon of one more pure use of all labels.
-
-        Example:
-            >>> from tf_labeldp import PrivacyBudget, RandomizedResponse
-            >>> labels = PrivateLabels([0, 1, 1], num_classes=2, budget=PrivacyBudget(2.0))
-            >>> noisy = labels.randomize(RandomizedResponse(0.5, 2))
-            >>> labels.remaining()
-            1.5
-        """
+        """Returns the largest epsilon that one more pure use of all labels may have."""
         return self._ledger.remaining()
 
     def raise_budget(self, budget: PrivacyBudget, *, reason: str) -> None:
@@ -693,18 +642,11 @@ class PrivateLabels:
 
         Args:
             budget: the new one, at least the old one in epsilon and delta.
-            reason: why, in a sentence, for whoever reads the history.
+            reason: a sentence for the history.
 
         Raises:
             TypeError: not a budget, or no reason.
             ValueError: a smaller budget.
-
-        Example:
-            >>> from tf_labeldp import PrivacyBudget
-            >>> labels = PrivateLabels([0, 1], num_classes=2, budget=PrivacyBudget(1.0))
-            >>> labels.raise_budget(PrivacyBudget(2.0), reason="a second study was approved")
-            >>> print(labels.history()[0].what)
-            budget raised to epsilon=2, delta=0: a second study was approved
         """
         if not isinstance(budget, PrivacyBudget):
             raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
@@ -713,16 +655,15 @@ class PrivateLabels:
         self._ledger.raise_budget(budget, reason.strip())
 
     def _planned(self, several: Any) -> list[tuple[str, Charge]]:
-        """Returns uses that are planned, in words, with their charges."""
         planned = []
-        for one in several if isinstance(several, Sequence) else [several]:
-            if isinstance(one, Charge):
-                planned.append(("the use", one))
-            elif isinstance(one, Randomizer):
-                planned += self._planned(one.parts(self))
+        for use in several if isinstance(several, Sequence) else [several]:
+            if isinstance(use, Charge):
+                planned.append(("the use", use))
+            elif isinstance(use, Randomizer):
+                planned += self._planned(use.parts(self))
             else:
-                charge = self._draws.charge_of(checked_mechanism(one, Mechanism))
-                planned.append((in_words(one, charge), charge))
+                charge = self._draws.charge_of(checked_mechanism(use, Mechanism))
+                planned.append((in_words(use, charge), charge))
         return planned
 
     def __repr__(self) -> str:
@@ -740,12 +681,34 @@ class PrivateLabels:
         )
 
     __reduce_ex__ = __getitem__ = __iter__ = __array__ = _refuse  # type: ignore[assignment]
-    shape = property(_refuse)  # what Keras asks for first
+    shape = property(_refuse)  # Keras asks for the shape first
 
 
-def _together(value: Any, *made_with: Any) -> PublicInput[Any]:
-    """Returns a public input that was also made of what comes with it."""
-    return PublicInput(public_input(value).value, public_input(value, *made_with).receipts)
+def _with_receipts_of(value: Any, *others: Any) -> PublicInput[Any]:
+    return PublicInput(bare(value), public_input(value, *others).receipts)
+
+
+def _checked_rows(indices: Any, n: int) -> np.ndarray:
+    """Returns the places in 0..n-1 that indices or a mask name, ``int64`` (m,), or raises."""
+    rows = np.asarray(indices)
+    if rows.dtype == bool and rows.shape == (n,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
+        raise ValueError(
+            f"indices must be integers of shape (m,) or a boolean mask of shape ({n},), got "
+            f"dtype {rows.dtype} and shape {rows.shape}."
+        )
+    rows = rows.astype(np.int64)
+    if rows.size and (rows.min() < 0 or rows.max() >= n):
+        raise ValueError(
+            f"indices must lie in 0..{n - 1}, got values from {rows.min()} to {rows.max()}."
+        )
+    if np.unique(rows).size != rows.size:
+        raise ValueError(
+            "indices name an example more than once. A label is drawn once per draw; call "
+            "randomize again for a second draw, which is charged again."
+        )
+    return rows
 
 
 def labels_for_training(vault: PrivateLabels) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Records of a ledger, and how its files are written: whole or not at all, with their digests."""
+"""Records of a ledger, and its files: written whole or not at all, with their digests."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from tf_labeldp._version import __version__
 from tf_labeldp.accounting import Assumption, PrivacyBudget
 from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.accounting._receipts import LabelSet, Receipt
+from tf_labeldp.accounting._receipts import LabelSet, Receipt, Receipts, merge_receipts
 
 FORMAT = 3
 KEY_FILE = "labels.key"
 """Of keyed draws."""
-PLAIN_FIELDS = ("reason", "time", "actor", "mechanism", "public_digest", "release")
 PUBLIC_INPUT = Assumption(
     "public-inputs",
     "holder",
     "Priors, clusters, features, encoders and networks that were given for a use were made without "
     "these labels, except for the uses counted here: an array does not record how it was made.",
 )
-OF_0_2 = ("draws", "charges", "weights", "ledger.json")
-"""What stores of version 0.2 kept in place of records."""
 
 
 class LabelStoreError(RuntimeError):
@@ -41,7 +37,7 @@ class LabelStoreError(RuntimeError):
 
 
 class DrawSettingsError(LabelStoreError):
-    """A draw of this name has been made, with other settings than are asked for now."""
+    """A stored draw of this name has other settings."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,10 +48,10 @@ class Record:
         number: place in the sequence of records, from 0.
         receipt: the charge; None where the record charges nothing.
         budget: the budget from here on, for a change of it.
-        reason: why it was changed; then ``time`` and ``actor`` are when, and by whom.
+        reason: of that change; ``time`` and ``actor`` are when it was made and by whom.
         mechanism: as ``mechanisms.serialize`` describes it, or None.
-        public_digest: digest of the priors, or of the public input, used; or None.
-        made_of: the receipts that came with the priors, or that weights were made of.
+        public_digest: digest of the priors, or of the public input; or None.
+        made_of: the receipts of the priors, or of the weights.
         release: of an engine: ``name``, and ``binding`` where it is registered here; or None.
         weights: digests of the weights of a model that was made of ``made_of``.
         array_names: of ``arrays``.
@@ -84,12 +80,11 @@ class Record:
         indices: Any = None,
         **fields: Any,
     ) -> Record:
-        """Returns a record with these arrays, those that are None left out.
+        """Returns a record with those of these arrays that are not None.
 
-        ``indices`` are kept only where the receipt does not determine them: in another order than
-        rising.
+        ``indices`` are stored only where they do not rise: else the receipt determines them.
         """
-        kept = {name: one for name, one in (arrays or {}).items() if one is not None}
+        kept = {name: array for name, array in (arrays or {}).items() if array is not None}
         record = cls(number, array_names=tuple(kept), load=lambda: kept, **fields)
         if indices is not None and not np.array_equal(record.indices, indices):
             kept["indices"] = indices.astype(np.min_scalar_type(indices.max(initial=0)))
@@ -102,14 +97,19 @@ class Record:
         return self.load()
 
     @property
+    def receipts(self) -> Receipts:
+        """The receipts of the output: the charge, and those of what it was made of."""
+        return merge_receipts(self.made_of, () if self.receipt is None else (self.receipt,))
+
+    @property
     def key(self) -> str | None:
-        """The name that it was asked for by; None if it can't be asked for again."""
-        is_draw = self.receipt is not None and self.release is None and "values" in self.array_names
+        """The name of the draw; None if it can't be asked for again."""
+        is_draw = self.release is None and "values" in self.array_names
         return self.receipt.key if is_draw and self.receipt is not None else None
 
     @property
     def indices(self) -> np.ndarray:
-        """The examples of the receipt, ``int64`` (m,), in the order asked for."""
+        """The examples of the receipt, ``int64`` (m,), in the order of the draw."""
         if "indices" in self.array_names:
             return self.arrays["indices"].astype(np.int64)
         if self.receipt is None or self.receipt.examples is None:
@@ -118,7 +118,7 @@ class Record:
 
     @property
     def values(self) -> np.ndarray | None:
-        """The output; None for steps and for what failed."""
+        """The output; None for steps and for a draw that failed."""
         return self.arrays.get("values")
 
     @property
@@ -126,19 +126,13 @@ class Record:
         """The priors of the draw, (K,), (m, K) or (C, K); or None."""
         return self.arrays.get("priors")
 
-    @property
-    def groups(self) -> np.ndarray | None:
-        """The row of the priors for each label, (m,); or None."""
-        return self.arrays.get("groups")
-
 
 def is_charged(receipt: Receipt) -> bool:
-    """Returns whether a receipt is of a use whose cost is known, and not zero."""
+    """Returns whether the cost of a use is known, and not zero."""
     return receipt.kind != "unknown" and type(receipt.charge.event).__name__ != "NoOpDpEvent"
 
 
 def may_count(labels: LabelSet, receipt: Receipt) -> bool:
-    """Returns whether a receipt may be of these labels, and costs something that is known."""
     return is_charged(receipt) and labels.may_be(receipt.labels)
 
 
@@ -150,7 +144,6 @@ def content_digest(fields: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
-    """Returns arrays as the content of an ``.npz`` file."""
     buffer = io.BytesIO()
     save = np.savez_compressed if compressed else np.savez
     save(buffer, **arrays)  # type: ignore[arg-type]
@@ -158,20 +151,18 @@ def npz(arrays: Mapping[str, np.ndarray], *, compressed: bool = False) -> bytes:
 
 
 def from_npz(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the arrays of ``npz``."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return dict(arrays)
 
 
 def write_key(path: pathlib.Path, *, replace: bool = False, secret: bytes | None = None) -> bytes:
-    """Writes a key file, and returns its secret: a new one of the system's random bits, or this."""
+    """Writes a key file, and returns its secret: this one, or random bits of the system."""
     secret = secrets.token_bytes(32) if secret is None else secret
     publish(path, _key_content(secret), replace=replace)
     return secret
 
 
 def read_key(path: pathlib.Path) -> bytes:
-    """Returns the secret of a key file, also one of version 0.2."""
     try:
         content = path.read_bytes()
         fields = json.loads(content)
@@ -198,45 +189,13 @@ def _key_content(secret: bytes) -> bytes:
 
 
 def damaged(path: str | os.PathLike[str]) -> LabelStoreError:
-    """Returns the error of a file that can't be read, or was changed."""
     return LabelStoreError(
         f"{path} is damaged. A draw that cannot be read is still a charge, so the store is refused "
         "rather than drawn again. Restore the folder from a backup."
     )
 
 
-def unknown_format(what: str, found: Any, by: str) -> LabelStoreError:
-    return LabelStoreError(
-        f"{what} has format {found}, {by}tf-labeldp {__version__} reads formats 2 and {FORMAT}. "
-        "Nothing was changed. Install the newer version."
-    )
-
-
-def read_arrays(path: str, expected: str | None) -> dict[str, np.ndarray]:
-    """Returns the arrays of a record, which a store that was forgotten has no more."""
-    try:
-        with open(path, "rb") as file:
-            file.readline()
-            content = file.read()
-    except OSError as error:
-        raise damaged(path) from error
-    if not content:
-        return {}
-    if digest_or_none(content) != expected:
-        raise damaged(path)
-    return from_npz(content)
-
-
-def chained(before: str, text: bytes) -> str:
-    return hashlib.sha256(before.encode() + text).hexdigest()
-
-
-def digest_or_none(content: bytes) -> str | None:
-    return hashlib.sha256(content).hexdigest() if content else None
-
-
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of a JSON file, or raises that it is damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -246,13 +205,16 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def as_json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=2).encode()
-
-
 def sealed_json(content: dict[str, Any]) -> bytes:
-    """Returns fields as the content of a JSON file, with a digest of them."""
-    return as_json({**content, "digest": json_digest(content)})
+    return json.dumps({**content, "digest": json_digest(content)}, indent=2).encode()
+
+
+def check_seal(path: pathlib.Path, content: dict[str, Any], role: str) -> None:
+    """Raises unless the digest in the content of a JSON file is that of its other fields."""
+    if content.get("digest") != json_digest(content):
+        raise LabelStoreError(
+            f"{path} was edited or is damaged: {role}. Restore the file from a backup."
+        )
 
 
 def json_digest(content: dict[str, Any]) -> str:
@@ -264,7 +226,7 @@ def json_digest(content: dict[str, Any]) -> str:
 def publish(
     target: pathlib.Path, content: bytes, *, replace: bool = False, mode: int = 0o600
 ) -> None:
-    """Writes a file atomically and durably; replaces one only if it is asked to."""
+    """Writes a file atomically and durably; an existing one is replaced only if asked to."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -293,13 +255,13 @@ def give_name(temporary: pathlib.Path, target: pathlib.Path) -> None:
         os.link(temporary, target)
     except FileExistsError as error:
         raise FileExistsError(error.errno, error.strerror, str(target)) from None
-    except OSError:  # a file system without hard links; two writers at once are not seen there
+    except OSError:  # a file system without hard links, where writers at once go unnoticed
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         os.replace(temporary, target)
 
 
 def fingerprint_of(labels: np.ndarray, salt: str) -> str:
-    """Returns a keyed digest of the true labels; see ``PrivateLabels`` on who may hold it."""
+    """Returns a keyed digest of the true labels, which is for their holder alone."""
     data = np.ascontiguousarray(labels)  # int64 codes or rows, or float64 numbers
     return hashlib.blake2b(data.data, key=bytes.fromhex(salt)[:64]).hexdigest()

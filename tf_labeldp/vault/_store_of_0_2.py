@@ -2,7 +2,7 @@
 
 A store of format 2 had ``draws/000000.npz`` with a digest in ``charges/000000`` for each record, a
 file ``weights``, and a key file with the releases of engines. The records are written in the new
-format first, then the header is replaced, and what is left of the old format is removed: a process
+format first, then the header is replaced, and the rest of the old format is removed: a process
 that is killed in between leaves a store of one format or the other.
 """
 
@@ -23,7 +23,6 @@ from tf_labeldp.accounting._receipts import LabelSet, Receipt
 from tf_labeldp.vault._records import (
     FORMAT,
     KEY_FILE,
-    OF_0_2,
     LabelStoreError,
     Record,
     content_digest,
@@ -37,6 +36,8 @@ from tf_labeldp.vault._records import (
     write_key,
 )
 
+OF_0_2 = ("draws", "charges", "weights", "ledger.json")
+"""Files and folders of stores of version 0.2 in place of records."""
 _KEYED = "AES-256 and BLAKE2b, with a secret key of 256 bits, are pseudorandom"
 """Begins an assumption of keyed draws."""
 _ARRAYS = ("values", "priors", "groups")
@@ -53,9 +54,8 @@ def upgrade(store: Any) -> None:
         for record in (*records, *_weights(path, records)):
             writer.append_next(record)
         publish(path / "header.json", sealed_json({**header, "format": FORMAT}), replace=True)
-    for name in OF_0_2:
+    for old in (path / name for name in OF_0_2):
         with contextlib.suppress(FileNotFoundError):
-            old = path / name
             shutil.rmtree(old) if old.is_dir() else old.unlink()
     import_key(store, path / KEY_FILE)
 
@@ -65,14 +65,14 @@ def import_key(store: Any, path: pathlib.Path) -> None:
     content = key_of_0_2(path)
     if content is None:
         return
-    if content["labels"]["name"] != store.header()["label_set"]:
-        raise _foreign(path)
+    releases = _releases(path, content, store.header()["label_set"])
     store.bind_key(read_key(path))
     writer = type(store)(store.path)
-    known = [one.receipt for one in writer.new_records() if one.release is not None]
-    ids = {one.id for one in known if one is not None}
-    for record in _releases(path, content):
-        if record.release is None or record.receipt is None or record.receipt.id not in ids:
+    known = {
+        record.receipt.id for record in writer.new_records() if record.release and record.receipt
+    }
+    for record in releases:
+        if record.release is None or record.receipt is None or record.receipt.id not in known:
             writer.append_next(record)
     write_key(path, secret=read_key(path), replace=True)
 
@@ -81,13 +81,12 @@ def key_of_0_2(path: pathlib.Path) -> dict[str, Any] | None:
     """Returns the content of a key file of 0.2; None if there is none, or one of this version."""
     if not path.exists():
         return None
-    read_key(path)  # raises for what is no key
+    read_key(path)  # raises for a file that is no key
     content: dict[str, Any] = json.loads(path.read_bytes())
     return content if content["format"] == 1 else None
 
 
 def output_of_0_2(release: str, place: str) -> dict[str, np.ndarray]:
-    """Returns what was drawn of a statistic, of the file in which version 0.2 kept it."""
     try:
         with np.load(place, allow_pickle=False) as kept:
             return dict(kept)
@@ -100,27 +99,27 @@ def output_of_0_2(release: str, place: str) -> dict[str, np.ndarray]:
 
 
 def records_of_0_2(path: pathlib.Path) -> list[Record]:
-    """Returns what the store says, with the releases of its key; writes nothing."""
+    """Returns the records of a store, with the releases of its key; writes nothing."""
     header = read_json(path / "header.json")
     content = None if "forgotten" in header else key_of_0_2(path / KEY_FILE)
-    if content is not None and content["labels"]["name"] != header["label_set"]:
-        raise _foreign(path / KEY_FILE)
-    releases = [] if content is None else _releases(path / KEY_FILE, content)
+    releases = []
+    if content is not None:
+        releases = _releases(path / KEY_FILE, content, header["label_set"])
     records = _records(path, header)
     several = enumerate([*records, *_weights(path, records), *releases])
-    return [dataclasses.replace(one, number=number) for number, one in several]
+    return [dataclasses.replace(record, number=number) for number, record in several]
 
 
 def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
-    """Returns the records of ``draws``, or what a store that was forgotten has kept of them."""
+    """Returns the records of ``draws``, or of the account of a store that was forgotten."""
     if "forgotten" in header:
         kept = read_json(path / "ledger.json")
         if not kept.get("digest") == json_digest(kept) == header["forgotten"].get("ledger"):
             raise damaged(path / "ledger.json")
-        return [_record(said, {}) for said in kept["records"]]
+        return [_record(fields, {}) for fields in kept["records"]]
     draws, charges = path / "draws", path / "charges"
-    charged = sorted(int(one.name) for one in charges.glob("[0-9]*"))
-    numbers = sorted(int(one.stem) for one in draws.glob("[0-9]*.npz"))
+    charged = sorted(int(file.name) for file in charges.glob("[0-9]*"))
+    numbers = sorted(int(file.stem) for file in draws.glob("[0-9]*.npz"))
     # The last may lack its charge: its process was killed before its output left.
     if numbers != list(range(len(numbers))) or charged not in (numbers, numbers[:-1]):
         raise LabelStoreError(
@@ -128,33 +127,31 @@ def _records(path: pathlib.Path, header: dict[str, Any]) -> list[Record]:
             "draw is a charge forgotten, so it is refused. Restore the folder from a backup."
         )
     found = [_read(draws / f"{number:06d}.npz", charges / f"{number:06d}") for number in numbers]
-    keyed = [one for one in found if one.receipt and _is_keyed(one.receipt)]
-    if keyed and not (path / KEY_FILE).exists():
+    notes = [
+        note for record in found if record.receipt for note in record.receipt.charge.assumptions
+    ]
+    if any(note.startswith(_KEYED) for note in notes) and not (path / KEY_FILE).exists():
         raise LabelStoreError(
-            f"{path / KEY_FILE} is missing: it lists what engines have drawn of these labels, so "
-            "what was spent is not known. Restore the file from a backup."
+            f"{path / KEY_FILE} is missing: it lists the draws of engines, so the spending "
+            "is not known. Restore the file from a backup."
         )
     return found
-
-
-def _is_keyed(receipt: Receipt) -> bool:
-    return any(text.startswith(_KEYED) for text in receipt.charge.assumptions)
 
 
 def _read(path: pathlib.Path, charge: pathlib.Path) -> Record:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files if name != "meta"}
-            said = json.loads(content["meta"].tobytes().decode())
-        digest, written_by = said.pop("digest"), said["format"]
-        if written_by == 1:
+            fields = json.loads(content["meta"].tobytes().decode())
+        digest = fields.pop("digest")
+        if fields["format"] == 1:
             raise LabelStoreError(
                 f"{path} is a draw of tf-labeldp 0.1, which is not read any more. Use the store "
                 "with tf-labeldp 0.2; nothing was changed."
             )
-        if digest != content_digest(said, arrays) or path.name != f"{said['number']:06d}.npz":
+        if digest != content_digest(fields, arrays) or path.name != f"{fields['number']:06d}.npz":
             raise ValueError("the digest is of other content")
-        record = _record(said, arrays)
+        record = _record(fields, arrays)
     except LabelStoreError:
         raise
     except Exception as error:  # zipfile, json and numpy each have their own errors
@@ -164,25 +161,25 @@ def _read(path: pathlib.Path, charge: pathlib.Path) -> Record:
     return record
 
 
-def _record(said: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
-    receipt, budget = said["receipt"], said["budget"]
+def _record(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
+    receipt, budget = fields["receipt"], fields["budget"]
     names = ("reason", "time", "actor", "mechanism", "public_digest")
     return Record.of(
-        said["number"],
+        fields["number"],
         {name: arrays.get(name) for name in _ARRAYS},
         arrays.get("indices") if "values" in arrays else None,
         receipt=None if receipt is None else Receipt.from_json(receipt),
         budget=None if budget is None else PrivacyBudget(*budget),
-        made_of=tuple(Receipt.from_json(one) for one in said["made_of"]),
-        **{name: said[name] for name in names},
+        made_of=tuple(Receipt.from_json(receipt) for receipt in fields["made_of"]),
+        **{name: fields[name] for name in names},
     )
 
 
 def _weights(path: pathlib.Path, records: list[Record]) -> Iterator[Record]:
-    """Yields what the file ``weights`` says; its lines name receipts of records by their ids."""
+    """Yields the lines of the file ``weights``, which name receipts of records by their ids."""
     if not (path / "weights").exists():
         return
-    known = {one.receipt.id: one.receipt for one in records if one.receipt}
+    known = {record.receipt.id: record.receipt for record in records if record.receipt}
     for line in (path / "weights").read_bytes().split(b"\n"):
         try:
             content = json.loads(line)
@@ -190,34 +187,32 @@ def _weights(path: pathlib.Path, records: list[Record]) -> Iterator[Record]:
             continue
         try:
             receipts = tuple(
-                known[one] if isinstance(one, str) else Receipt.from_json(one)
-                for one in content["receipts"]
+                known[name] if isinstance(name, str) else Receipt.from_json(name)
+                for name in content["receipts"]
             )
             yield Record(0, made_of=receipts, weights=tuple(content["weights"]))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(path / "weights") from error
 
 
-def _releases(path: pathlib.Path, content: dict[str, Any]) -> list[Record]:
+def _releases(path: pathlib.Path, content: dict[str, Any], label_set: str) -> list[Record]:
     """Returns the releases that a key file lists, with where the output of statistics is."""
     labels = LabelSet(**content["labels"])
+    if labels.name != label_set:
+        raise LabelStoreError(
+            f"{path} is the key of other labels than those of the store. Restore the file that was "
+            "there; a draw by another key would be a second one."
+        )
     found: list[Record] = []
-    for name, one in content["releases"].items():
-        *made_of, own = (Receipt.from_json(receipt) for receipt in one["receipts"])
+    for name, release in content["releases"].items():
+        *made_of, own = (Receipt.from_json(receipt) for receipt in release["receipts"])
         found += [Record(0, receipt=other) for other in made_of if may_count(labels, other)]
         arrays: dict[str, Any] = {}
-        said = {"name": name, "binding": one["binding"]}
+        fields = {"name": name, "binding": release["binding"]}
         if own.kind == "release":  # its noise was drawn right after it was listed
-            said["output"] = str(path.with_name(f"{path.name}.{name}.npz"))
-        elif "rows" in one:
-            count, fingerprint = one["rows"]
+            fields["output"] = str(path.with_name(f"{path.name}.{name}.npz"))
+        elif "rows" in release:
+            count, fingerprint = release["rows"]
             arrays = {"bound": np.array([count, int(fingerprint, 16)], np.uint64)}
-        found.append(Record.of(0, arrays, receipt=own, made_of=tuple(made_of), release=said))
+        found.append(Record.of(0, arrays, receipt=own, made_of=tuple(made_of), release=fields))
     return found
-
-
-def _foreign(path: pathlib.Path) -> LabelStoreError:
-    return LabelStoreError(
-        f"{path} is the key of other labels than those of the store. Restore the file that was "
-        "there; a draw by another key would be a second one."
-    )
