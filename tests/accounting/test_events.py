@@ -14,14 +14,13 @@ from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.accounting._events import (
-    _counted,
-    composed_epsilon,
     dp_sgd_event,
     gaussian_event,
     pure_dp_event,
     randomized_response_event,
 )
 from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.accounting._losses import _counted, composed_epsilon
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 
 Composed = dp_accounting.ComposedDpEvent

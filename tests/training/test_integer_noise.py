@@ -13,13 +13,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_labeldp.accounting._events import (
-    composed_epsilon,
-    dp_sgd_event,
-    event_from_json,
-    event_to_json,
-)
+from tf_labeldp.accounting._events import dp_sgd_event, event_from_json, event_to_json
 from tf_labeldp.accounting._gaussian import gaussian_delta
+from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.training import GaussianNoise, LabelDPModel, LabelDPOptimizer, _integer_normal
 
 TABLES = sorted(set(_integer_normal._LEVELS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import html
 import io
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,8 +51,9 @@ def page(content: dict[str, Any]) -> str:
         f"{'this label set' if len(content['label_sets']) == 1 else 'these label sets'}.",
         "".join(
             f"<br>{_text(line.strip())}"
-            for line in content["statement"][1:]
-            if not line.startswith("  assumes")
+            for line in itertools.takewhile(
+                lambda line: "Assumptions" not in line, content["statement"][1:]
+            )
         ),
         "</div>",
         *_sets(content),

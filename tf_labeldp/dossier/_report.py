@@ -33,16 +33,6 @@ from tf_labeldp.vault._store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
 _FLAGS = ("seeded", "metrics_reported", "sample_weights")
-_VOUCHES = {
-    "nobody": "Not assigned: read these first",
-    "authors": "The authors of other code, and of declarations",
-    "users": "The users of a protocol without a server",
-    "trainer": "Those who train and publish",
-    "library": "This library, whose tests check it",
-    "machines": "Those who run the machines",
-    "holder": "The label holder",
-}
-"""Who must vouch for an assumption, by ``Assumption.who``, in the order of the report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +139,9 @@ def report(
         "statement": str(stated).splitlines(),
         "guarantee": json.loads(stated.to_json()),
         "label_sets": [_label_set(one, ledger) for one, ledger in ledgers.items()],
-        "assumptions": _by_who_vouches(stated),
+        "assumptions": {
+            who: list(map(str, notes)) for who, notes in stated.assumptions_by_voucher().items()
+        },
         "published": [_as_json(one) for one in files],
         "audits": [_audit_as_json(name, one) for name, one in found.items()],
         "not_audited": skipped,
@@ -217,14 +209,6 @@ def _release(one: Receipt) -> dict[str, Any]:
         "output_digest": one.output_digest,
         "version": one.version,
     }
-
-
-def _by_who_vouches(stated: PrivacyGuarantee) -> dict[str, list[str]]:
-    """Returns the assumptions by who must vouch for them; unknown ones are read first."""
-    groups: dict[str, list[str]] = {title: [] for title in _VOUCHES.values()}
-    for one in stated.assumptions:
-        groups[_VOUCHES.get(one.who, _VOUCHES["nobody"])].append(str(one))
-    return {title: texts for title, texts in groups.items() if texts}
 
 
 def _as_json(one: Published) -> dict[str, Any]:
