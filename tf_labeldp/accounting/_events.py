@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 CLIPPINGS = ("norm", "label_distance")
-"""What DP-SGD bounds of each example, as ``LabelDPOptimizer`` has it."""
+"""Bounds of DP-SGD on each example, as ``LabelDPOptimizer`` has them."""
 LONGEST_CLIP = 0.75
 """The largest norm that ``"label_distance"`` leaves a gradient, over the distance D = 2 C. Secret
 sampling hides gradients better that lie on both sides of zero: 1/2 costs what ``"norm"`` costs."""

@@ -174,8 +174,11 @@ class PrivacyGuarantee:
 
     def warn_of_delta(self) -> PrivacyGuarantee:
         """Returns the statement itself, and warns of a delta that would allow too much."""
-        if self.num_units is not None:
-            warn_of_delta(self.delta, self.num_units)
+        if self.num_units is not None and _is_large(self.delta * self.num_units):
+            limit = f"1/n = {1.0 / self.num_units:.3g}"
+            _validate.warn(
+                f"delta={self.delta:g} is not below {limit}: {_TOO_LARGE}. Use a smaller delta."
+            )
         return self
 
     def assumptions_by_voucher(self) -> dict[str, list[Assumption]]:
@@ -207,13 +210,6 @@ class PrivacyGuarantee:
         for title, notes in self.assumptions_by_voucher().items():
             lines += [f"    {title}:", *(f"      [{note.code}] {note}" for note in notes)]
         return "\n".join([*lines, *(f"  remark: {text}" for text in self.remarks)])
-
-
-def warn_of_delta(delta: float, num_units: int) -> None:
-    """Warns of a delta that would allow to publish one unit in full."""
-    if _is_large(delta * num_units):
-        limit = f"1/n = {1.0 / num_units:.3g}"
-        _validate.warn(f"delta={delta:g} is not below {limit}: {_TOO_LARGE}. Use a smaller delta.")
 
 
 def _is_large(worth: float) -> bool:

@@ -37,7 +37,7 @@ from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistance
 from tf_labeldp.accounting._events import pure_dp_event, randomized_response_event
 
 _NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
-"""What ``dp_accounting`` calls the relations of a ``PrivacyGuarantee``."""
+"""Names of relations in ``dp_accounting``."""
 _ROUNDING = 2.0**-53
 """Of delta, per use: five times the most found against exact binomial sums, at 64 uses."""
 _ULPS = 1.0 + 2.0**-40
@@ -52,7 +52,6 @@ _CELLS_OF_ONE = 25_000
 """Cells between no loss and the largest of one step; twice as many take twice as long."""
 _LEAST_NOISE = 1e-2
 """Noise multipliers below promise nothing (epsilon above ten thousand per use), and overflow."""
-
 
 _KINDS = 64
 """Events that are composed as they are. Of more, epsilons of randomized response are rounded up."""
@@ -371,11 +370,11 @@ def _mixed(uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int) -> 
 def _repeated(event: DpEvent, count: int, neighbours: str, way: int, level: int = 0) -> PrivacyLoss:
     """Returns the privacy loss of equal blocks of uses: of the larger ones, and of the rest."""
     number, rest = divmod(count, _BLOCK)
-    smallest = _block(event, level, neighbours, way) * rest if rest else None
-    if number == 0:
-        return smallest
-    larger = _repeated(event, number, neighbours, way, level + 1)
-    return larger if smallest is None else larger + smallest
+    larger = _repeated(event, number, neighbours, way, level + 1) if number else None
+    if larger is not None and not rest:
+        return larger
+    smallest = _block(event, level, neighbours, way) * rest
+    return smallest if larger is None else larger + smallest
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -132,7 +132,7 @@ def peer_to_peer_assumptions(
         f"probability {subsampling_rate:.6g}) and sends the learner nothing else."
     )
     messages = (
-        "Each message between users is seen by the user who asked, and is "
+        "Each message between users is seen by the one who asked, and is "
         f"({_alone(flip_probability):.6g}, 0)-label-DP towards that user; this statement does not "
         "cover it."
     )
@@ -336,7 +336,7 @@ class _Core:
 
 
 def _reach(variance: float, log_tail: float) -> float:
-    """Returns how far from its mean a sum of independent 0/1 variables may be, but for a tail.
+    """Returns how far from its mean a sum of independent 0/1 variables may be, except for a tail.
 
     Bernstein's inequality for one side; it holds for Poisson variables, their limits, too.
     """

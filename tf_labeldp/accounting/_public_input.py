@@ -170,10 +170,10 @@ def _of_assumptions(receipts: Receipts, assumptions: Any) -> Receipts:
 
     last = receipts[-1]
     free = Charge(0.0, 0.0, dp_accounting.NoOpDpEvent(), assumptions)
-    name = repr((last.id, tuple(map(str, assumptions)))).encode()
-    what = "what noisy labels rest on"
-    identity = {"time": last.time, "id": hashlib.sha256(name).hexdigest()[:32]}
-    return (Receipt(last.labels, free, what, "declared", **identity),)
+    content = repr((last.id, tuple(map(str, assumptions)))).encode()
+    name = hashlib.sha256(content).hexdigest()[:32]
+    what = "assumptions of noisy labels"
+    return (Receipt(last.labels, free, what, "declared", time=last.time, id=name),)
 
 
 def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
