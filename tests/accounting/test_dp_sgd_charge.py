@@ -17,7 +17,8 @@ from tf_labeldp.accounting import (
     dp_sgd_guarantee,
 )
 from tf_labeldp.accounting._dp_sgd import dp_sgd_assumptions
-from tf_labeldp.accounting._events import composed_epsilon, dp_sgd_event, pure_dp_event
+from tf_labeldp.accounting._events import dp_sgd_event, pure_dp_event
+from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting._receipts import Receipt, compose_receipts
 from tf_labeldp.mechanisms import HistogramMechanism, RandomizedResponse
 from tf_labeldp.vault import LabelStoreError, PrivateLabels

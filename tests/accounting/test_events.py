@@ -15,8 +15,6 @@ from scipy import optimize, special, stats
 from tf_labeldp.accounting import dp_sgd_charge
 from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
 from tf_labeldp.accounting._events import (
-    _counted,
-    composed_epsilon,
     dp_sgd_event,
     event_from_json,
     event_to_json,
@@ -25,6 +23,7 @@ from tf_labeldp.accounting._events import (
     randomized_response_event,
 )
 from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.accounting._losses import _counted, composed_epsilon
 from tf_labeldp.mechanisms import RandomizedResponse, RRTopK, RRWithPrior
 
 Composed = dp_accounting.ComposedDpEvent

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import pathlib
+import re
 import warnings
 
+import numpy as np
 import pytest
 
-from tf_labeldp.accounting import PrivacyGuarantee
+from tf_labeldp.accounting import Assumption, PrivacyBudget, PrivacyGuarantee, dp_sgd_charge
+from tf_labeldp.vault import PrivateLabels
 
 STATEMENTS = {
     "pure": PrivacyGuarantee(1.5),
@@ -56,23 +60,64 @@ def test_the_relation_is_replacement_of_a_label_and_is_printed():
     statement = PrivacyGuarantee(1.0)
     assert statement.relation == "replace_label"
     text = str(statement)
-    assert "(replace_label)" in text and "differ in the value of one unit" in text
-    assert "protects: the label of one training example" in text
-    assert "weaker; for comparison only" in str(STATEMENTS["compared"])
+    assert "If the label of one training example changed (replace_label)," in text
+    compared = str(STATEMENTS["compared"])
+    assert "If one user were added or removed (add_or_remove: for comparison only)," in compared
 
 
 def test_words_say_what_the_numbers_mean():
     text = str(STATEMENTS["approximate"])
     assert text.startswith("(0.3, 1e-05)-label-DP\n")
     assert f"{math.exp(0.3):.4g} times as likely" in text
-    assert "but for probability 1e-05" in text
-    assert "assumes: the first\n" in text and text.endswith("assumes: ε ≥ 0 is meant")
+    assert "no outcome would become more than" in text
+    assert "except with probability 1e-05.\n" in text
+    assert text.endswith("      [other] the first\n      [other] ε ≥ 0 is meant")
     assert "probability" not in str(STATEMENTS["pure"])
+
+
+def test_assumptions_are_grouped_by_who_vouches_for_them_with_their_codes():
+    """Reasons why nothing is promised, which nobody vouches for, come first."""
+    notes = [
+        Assumption("public-features", "holder", "The features are public."),
+        Assumption("steps-fixed", "trainer", "The number of steps was fixed."),
+        Assumption("public-bins", "holder", "The bins are public."),
+        Assumption("not-promised", "nobody", "Nothing is promised: a reason."),
+    ]
+    statement = PrivacyGuarantee(math.inf, assumptions=tuple(notes))
+    assert str(statement).splitlines()[1:] == [
+        "  Assumptions, by who must vouch for them (docs/privacy.md#who-must-vouch-for-what):",
+        "    Not assigned: read these first:",
+        "      [not-promised] Nothing is promised: a reason.",
+        "    Those who train and publish:",
+        "      [steps-fixed] The number of steps was fixed.",
+        "    The label holder:",
+        "      [public-features] The features are public.",
+        "      [public-bins] The bins are public.",
+    ]
+    grouped = statement.assumptions_by_voucher().values()
+    assert sorted(one for group in grouped for one in group) == sorted(notes)
+
+
+def test_the_page_that_statements_name_explains_every_code_of_the_library():
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "docs" / "privacy.md").read_text(encoding="utf-8")
+    section = page.partition("## Who must vouch for what")[2]
+    codes = set()
+    for path in root.glob("tf_labeldp/**/*.py"):
+        codes |= set(re.findall(r'Assumption\(\s*"([a-z0-9-]+)", ?', path.read_text("utf-8")))
+    assert len(codes) > 30
+    assert {code for code in codes if f"`{code}`" not in section} == set()
+
+
+def test_a_statement_fits_on_a_screen():
+    labels = PrivateLabels(np.arange(90) % 3, 3, budget=PrivacyBudget(2.0, 1e-3))
+    labels.charge(dp_sgd_charge(4.0, 0.1, 20, 1e-3), what="steps")
+    assert len(str(labels.guarantee()).splitlines()) <= 24
 
 
 def test_words_for_an_infinite_and_a_huge_epsilon():
     text = str(STATEMENTS["infinite"])
-    assert text.startswith("NOT PRIVATE: nothing is promised\n") and "times as likely" not in text
+    assert text.startswith("NOT PRIVATE: nothing is promised") and "times as likely" not in text
     assert "label-DP" not in text and "inf" not in text
     assert "e^1000 times as likely" in str(PrivacyGuarantee(1000.0))
 
@@ -93,7 +138,7 @@ def test_the_headline_is_the_first_line(name):
 def test_nothing_promised_is_said_of_a_seeded_statement_too():
     """Not even secret random bits would make it one."""
     text = str(PrivacyGuarantee(math.inf, seeded=True))
-    assert text.startswith("NOT PRIVATE: nothing is promised\n") and "label-DP" not in text
+    assert text.startswith("NOT PRIVATE: nothing is promised") and "label-DP" not in text
 
 
 @pytest.mark.parametrize("seeded", [False, True])

@@ -15,14 +15,9 @@ from tf_labeldp.accounting import (
     dp_sgd_charge,
     dp_sgd_guarantee,
 )
-from tf_labeldp.accounting._events import (
-    LONGEST_CLIP,
-    composed_epsilon,
-    dp_sgd_event,
-    event_from_json,
-    event_to_json,
-)
-from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent, divergence
+from tf_labeldp.accounting._added_events import LabelDistanceDpEvent
+from tf_labeldp.accounting._events import LONGEST_CLIP, dp_sgd_event, event_from_json, event_to_json
+from tf_labeldp.accounting._losses import composed_epsilon
 
 BY_DISTANCE = {"clipping": "label_distance"}
 # With l2_norm_clip = 1 the distance D is 2, so the worst pair is at 1.5 and -0.5.
@@ -41,7 +36,7 @@ TRAININGS = [
 def claimed(sigma, q, orders):
     """The divergences of all orders that one step is accounted with."""
     event = LabelDistanceDpEvent(q, sigma, LONGEST_CLIP)
-    above = divergence(event, np.abs(np.log(orders)))
+    above = event.divergence(np.abs(np.log(orders)))
     return np.where(orders >= 1.0, above, 1.0 - orders + orders * above)
 
 
@@ -88,7 +83,7 @@ def test_no_pair_is_told_apart_better_than_is_claimed(sigma, q):
     worst = np.where(orders >= 1.0, found[0], found[1])
     assert worst == pytest.approx(bound, abs=1e-4 * q)
     # What is claimed for the antipodal pair of equal norms is too little.
-    halves = divergence(LabelDistanceDpEvent(q, sigma, 0.5), np.log(orders[4:]))
+    halves = LabelDistanceDpEvent(q, sigma, 0.5).divergence(np.log(orders[4:]))
     assert q > 0.9 or np.any(worst[4:] > halves + 0.01 * q)
 
 
@@ -97,7 +92,7 @@ def test_no_pair_is_told_apart_better_than_is_claimed(sigma, q):
 def test_the_divergence_is_that_of_the_best_half_line(sigma, q):
     a, b = (place / sigma for place in WORST)
     losses = np.array([0.0, 1e-6, 1e-3, 0.1, 1.0, 4.0])
-    found = divergence(LabelDistanceDpEvent(q, sigma, LONGEST_CLIP), losses)
+    found = LabelDistanceDpEvent(q, sigma, LONGEST_CLIP).divergence(losses)
     for loss, ours in zip(losses, found, strict=True):
         e = math.exp(loss)
 

@@ -19,19 +19,18 @@ from hypothesis import strategies as st
 
 import tf_labeldp
 from tf_labeldp.accounting import Charge, PrivacyBudget, PrivacyGuarantee, _receipts, dp_sgd_charge
-from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
+from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
 from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.accounting._events import (
     _known_events,
     approximate_dp_event,
-    composed_epsilon,
     dp_sgd_event,
     event_from_json,
     event_to_json,
     gaussian_event,
     pure_dp_event,
 )
-from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent
+from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.accounting._receipts import (
     Histories,
     LabelSet,

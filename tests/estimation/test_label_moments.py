@@ -11,7 +11,7 @@ import pytest
 from scipy import special, stats
 
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
-from tf_labeldp.accounting._events import composed_epsilon
+from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.mechanisms import LabelMomentMechanism, _integer_noise
 from tf_labeldp.vault import PrivateLabels
 

@@ -109,7 +109,7 @@ def test_02_an_exported_head_is_counted() -> None:
     exported = head.to_keras()
     exported.get_layer("head").trainable = True
     trained = dp_sgd(private(exported), vault())
-    release = ldp.accounting._events.composed_epsilon([head.receipts_[0].charge.event], DELTA)
+    release = ldp.accounting._losses.composed_epsilon([head.receipts_[0].charge.event], DELTA)
     assert trained.guarantee().epsilon > max(release, steps_epsilon(STEPS))
 
 
@@ -218,7 +218,7 @@ def test_04_a_loaded_private_encoder_is_counted(whole: bool, tmp_path: Any) -> N
 def check_counts_the_encoder(head: Any) -> None:
     """Fits the head, and holds its statement against those of its parts."""
     head.fit(X, vault())
-    release = ldp.accounting._events.composed_epsilon([head.receipts_[-1].charge.event], DELTA)
+    release = ldp.accounting._losses.composed_epsilon([head.receipts_[-1].charge.event], DELTA)
     assert head.guarantee(DELTA).epsilon > max(release, steps_epsilon(STEPS))
     assert len(head.receipts_) == 2
 
@@ -350,7 +350,7 @@ def test_06_the_event_of_a_plug_in_is_used_and_called_a_claim() -> None:
     stated = dp_sgd(private(noise=Claimed(40.0)), labels).guarantee()
     # Under replacement a Laplace mechanism of multiplier b is pure, of epsilon 2 / b.
     pure = [ldp.accounting._events.pure_dp_event(2.0 / 40.0)] * STEPS
-    assert stated.epsilon == pytest.approx(ldp.accounting._events.composed_epsilon(pure, DELTA))
+    assert stated.epsilon == pytest.approx(ldp.accounting._losses.composed_epsilon(pure, DELTA))
     assert stated.epsilon != pytest.approx(
         ldp.accounting.dp_sgd_guarantee(40.0, Q, STEPS, DELTA).epsilon, rel=0.1
     )

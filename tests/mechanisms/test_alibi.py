@@ -11,8 +11,8 @@ import pytest
 from scipy import integrate, stats
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.accounting._events import composed_epsilon
 from tf_labeldp.accounting._gaussian import gaussian_epsilon
+from tf_labeldp.accounting._losses import composed_epsilon
 from tf_labeldp.mechanisms import (
     ALIBI,
     RandomizedResponse,

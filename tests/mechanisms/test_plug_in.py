@@ -148,7 +148,7 @@ def test_it_is_charged_and_stated_as_its_authors_claim():
     for statement in (noisy.guarantee(), held.guarantee()):
         assert statement.epsilon == 0.75 and statement.delta == 0.0
         assert claim in statement.assumptions
-        assert f"  assumes: {claim}" in str(statement)
+        assert f"[claimed-mechanism] {claim}" in str(statement)
     (receipt,) = noisy.receipts
     assert receipt.charge == Charge(0.75, 0.0, pure_dp_event(0.75), (claim,))
     assert (receipt.kind, receipt.seeded) == ("draw", False)

@@ -165,7 +165,7 @@ def test_an_unseeded_run_names_its_assumptions(make, response):
         assert "the label of one training example" in str(stated)
         codes = {one.code for one in stated.assumptions}
         assert codes == {"public-features", "all-uses-counted", "secure-random-bits"}
-        assert all(f"  assumes: {text}" in str(stated) for text in stated.assumptions)
+        assert all(f"[{text.code}] {text}" in str(stated) for text in stated.assumptions)
 
 
 def test_priors_of_unknown_origin_are_an_assumption(make, response):

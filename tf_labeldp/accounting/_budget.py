@@ -1,4 +1,4 @@
-"""Budgets, charges, what several charges on one example add up to, and groups of examples."""
+"""Budgets, charges, the sum of several charges on one example, and groups of examples."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
-from tf_labeldp.accounting._events import epsilon_of, event_from_json, event_to_json
-from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
+from tf_labeldp.accounting._events import event_from_json, event_to_json
+from tf_labeldp.accounting._guarantee import UNITS, Assumption, PrivacyGuarantee
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 _ROUNDING = 1e-9
 """Sums of budgets such as ten times 0.1 may miss their total by float rounding, not by more."""
-
 _WORTH_IT = 0.99
-
+"""A finer theorem is stated from this ratio of epsilons on: it costs a delta and an assumption."""
 _FIXED = Assumption(
     "fixed-in-advance",
     "trainer",
     "The mechanisms and the number of their uses were fixed in advance, not chosen after seeing "
     "earlier noisy labels.",
 )
+_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
+_LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
+"""Budgets above this are usually a mistake."""
 
 CountedCharges = tuple[tuple["Charge", int], ...]
 """Different charges, and how often each was made."""
@@ -37,13 +39,8 @@ class BudgetExceededError(RuntimeError):
     """A use of the labels was refused because it would pass the budget. Nothing was charged."""
 
 
-_DELTA, _DELTA_TIMES_N = 1e-5, 0.1
-_LARGE_EPSILON, _LARGE_DELTA = 20.0, 0.01
-"""From here on, a budget is a mistake as a rule."""
-
-
 def default_delta(num_labels: int) -> float:
-    """Returns the delta of those who name none: 1e-5, or 0.1 / n if that is less."""
+    """Returns the delta where none is given: 1e-5, or 0.1 / n if that is less."""
     return min(_DELTA, _DELTA_TIMES_N / num_labels)
 
 
@@ -70,13 +67,12 @@ class PrivacyBudget:
     delta: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         object.__setattr__(self, "epsilon", _validate.positive_finite("epsilon", self.epsilon))
         object.__setattr__(self, "delta", _validate.number_in("delta", self.delta, "[0, 1)"))
         if self.epsilon > _LARGE_EPSILON or self.delta >= _LARGE_DELTA:
             _validate.warn(
-                f"a budget of {self} protects next to nothing: epsilon is of the order of 1, and "
-                "delta below 1 / n for n labels."
+                f"a budget of {self} protects next to nothing. Use an epsilon of the order of 1, "
+                "and a delta below 1 / n for n labels."
             )
 
     def allows(self, guarantee: PrivacyGuarantee) -> bool:
@@ -85,13 +81,12 @@ class PrivacyBudget:
         return guarantee.epsilon <= self.epsilon * slack and guarantee.delta <= self.delta * slack
 
     def __str__(self) -> str:
-        """Returns the budget in words."""
         return f"epsilon={self.epsilon:g}, delta={self.delta:g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """What one use of the labels costs each unit that it touches.
+    """The cost of one use of the labels to each unit that it touches.
 
     Attributes:
         epsilon: of this use alone, at least zero; infinite if it promises nothing.
@@ -100,7 +95,7 @@ class Charge:
         assumptions: that must be true for this charge to be all.
 
     Raises:
-        ValueError: a number out of range, or an event that is none of ``dp_accounting``.
+        ValueError: a number out of range, or an event that is not one of ``dp_accounting``.
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
@@ -137,20 +132,22 @@ class Charge:
     ) -> Charge:
         """Returns the charge of an event whose epsilon is that of the accountant at ``delta``.
 
-        It is infinite, and says so, where the accountant finds or knows none.
+        It is infinite, with the reason, where the accountant finds or knows none.
 
         Example:
-            >>> from tf_labeldp.accounting._events import dp_sgd_event
-            >>> round(Charge.of_event(dp_sgd_event(10.0, 0.01, 100), delta=1e-5).epsilon, 4)
-            0.0586
+            >>> from dp_accounting import GaussianDpEvent
+            >>> round(Charge.of_event(GaussianDpEvent(10.0), delta=1e-5).epsilon, 3)
+            0.726
         """
-        epsilon = _epsilon_of(event, delta)
+        from tf_labeldp.accounting._losses import epsilon_of
+
+        epsilon = epsilon_of(event, delta)
         if math.isinf(epsilon):
-            why = (
+            reason = (
                 f"Nothing is promised: no finite epsilon is known at delta={delta:g} for {event}. "
                 "Use more noise, or a larger delta below 1/n."
             )
-            assumptions = (Assumption("not-promised", "nobody", why), *assumptions)
+            assumptions = (Assumption("not-promised", "nobody", reason), *assumptions)
         return cls(epsilon, delta, event, tuple(map(Assumption.of, assumptions)))
 
     @classmethod
@@ -170,40 +167,50 @@ def compose_charges(charges: Sequence[Charge], delta: float = 0.0) -> PrivacyGua
 
 @functools.lru_cache(maxsize=4096)
 def compose_counted(charges: CountedCharges, delta: float) -> PrivacyGuarantee:
-    """Returns what charges on the *same* unit, each with its number of uses, add up to.
+    """Returns the sum of charges on the *same* unit, each with its number of uses.
 
-    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas; it holds for
+    Basic composition (Dwork and Roth 2014, Theorem 3.16) adds up epsilons and deltas, also for
     mechanisms and numbers of uses that are chosen adaptively (Rogers et al. 2016). For ``delta >
     0`` privacy loss distributions are composed too, and stated where that saves at least 1 % of
-    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which no more
-    than epsilon and delta is known are added to it.
+    epsilon, with the assumption that the mechanisms were fixed in advance. Uses of which only
+    epsilon and delta are known are added to it.
     """
     if not charges:
-        return PrivacyGuarantee(epsilon=0.0, delta=0.0)
+        return PrivacyGuarantee(epsilon=0.0)
     rests_on = tuple(dict.fromkeys(text for charge, _ in charges for text in charge.assumptions))
     spent_delta = math.fsum(charge.delta * count for charge, count in charges)
+    finite = all(math.isfinite(charge.epsilon) for charge, _ in charges)
     basic = math.inf
     if spent_delta <= delta * (1.0 + _ROUNDING):
         basic = _exact_sum((charge.epsilon, count) for charge, count in charges)
-    if delta > 0.0 and _may_save(charges, basic):
-        from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
-
-        opaque = [one for one in charges if isinstance(one[0].event, NonPrivateDpEvent)]
-        known = [one for one in charges if not isinstance(one[0].event, NonPrivateDpEvent)]
-        left = delta - math.fsum(charge.delta * count for charge, count in opaque)
-        tight = math.inf
-        if known and left > 0.0:
-            tight = _exact_sum((charge.epsilon, count) for charge, count in opaque)
-            parts = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in known)
-            tight += _epsilon_of(ComposedDpEvent(parts), left)
+    # An event with a count is one use that is many in itself.
+    several = sum(count for _, count in charges) > 1 or hasattr(charges[0][0].event, "count")
+    if delta > 0.0 and finite and (several or math.isinf(basic)):
+        tight = _tight_epsilon(charges, delta)
         if tight < basic * _WORTH_IT:
             return PrivacyGuarantee(epsilon=tight, delta=delta, assumptions=(_FIXED, *rests_on))
-    if math.isinf(basic) and all(math.isfinite(charge.epsilon) for charge, _ in charges):
-        why = f"Nothing is promised at delta={delta:g}: the uses' deltas sum to {spent_delta:g}."
-        reason = Assumption("not-promised", "nobody", why)
-        return PrivacyGuarantee(basic, delta, assumptions=(reason, *rests_on))
-    stated_delta = spent_delta if math.isfinite(basic) else delta
-    return PrivacyGuarantee(epsilon=basic, delta=stated_delta, assumptions=rests_on)
+    if math.isfinite(basic):
+        return PrivacyGuarantee(epsilon=basic, delta=spent_delta, assumptions=rests_on)
+    if finite:
+        text = f"Nothing is promised at delta={delta:g}: the uses' deltas sum to {spent_delta:g}."
+        rests_on = (Assumption("not-promised", "nobody", text), *rests_on)
+    return PrivacyGuarantee(epsilon=basic, delta=delta, assumptions=rests_on)
+
+
+def _tight_epsilon(charges: CountedCharges, delta: float) -> float:
+    """Returns the epsilon of composed events, and of uses without an event on top of it."""
+    from dp_accounting import ComposedDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+
+    from tf_labeldp.accounting._losses import epsilon_of
+
+    opaque = [pair for pair in charges if isinstance(pair[0].event, NonPrivateDpEvent)]
+    composed = [pair for pair in charges if not isinstance(pair[0].event, NonPrivateDpEvent)]
+    left = delta - math.fsum(charge.delta * count for charge, count in opaque)
+    if not composed or left <= 0.0:
+        return math.inf
+    parts = tuple(SelfComposedDpEvent(charge.event, count) for charge, count in composed)
+    on_top = _exact_sum((charge.epsilon, count) for charge, count in opaque)
+    return on_top + epsilon_of(ComposedDpEvent(parts), left)
 
 
 def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
@@ -219,26 +226,8 @@ def _exact_sum(counted: Iterable[tuple[float, int]]) -> float:
     )
 
 
-def _may_save(charges: CountedCharges, basic: float) -> bool:
-    """Returns whether the finer theorem can give less than the sum."""
-    if math.isinf(basic):
-        return all(math.isfinite(charge.epsilon) for charge, _ in charges)
-    several = sum(count for _, count in charges) > 1
-    return several or hasattr(charges[0][0].event, "count")  # one use that is many in itself
-
-
-def _epsilon_of(event: DpEvent, delta: float) -> float:
-    """Returns the accountant's epsilon; infinite for an event that it does not know."""
-    import dp_accounting
-
-    try:
-        return epsilon_of(event, delta)
-    except dp_accounting.UnsupportedEventError:
-        return math.inf
-
-
 def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuarantee:
-    """Returns what a guarantee for one label promises for up to k labels replaced at once.
+    """Returns the guarantee for up to k labels replaced at once.
 
     Guarantee:
         (epsilon, delta) for one label is ``(k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon -
@@ -277,15 +266,14 @@ def group_privacy(guarantee: PrivacyGuarantee, group_size: int) -> PrivacyGuaran
                 "promise nothing: delta grows to 1 or more. Start from item_budget_for_group."
             )
         delta = math.exp(log_delta)
+    note = Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")
     return dataclasses.replace(
         guarantee,
         epsilon=k * guarantee.epsilon,
         delta=delta,
-        unit=f"all labels of one user (at most {k} examples)",
+        unit=f"{UNITS['user']} (at most {k} examples)",
         num_units=None,
-    ).with_assumptions(
-        [Assumption("examples-per-user", "holder", f"No user has more than {k} examples.")]
-    )
+    ).with_assumptions([note])
 
 
 def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudget:
@@ -295,15 +283,9 @@ def item_budget_for_group(budget: PrivacyBudget, group_size: int) -> PrivacyBudg
         The exact inverse of ``group_privacy``: a guarantee within the budget returned is within
         ``budget`` for k labels, and no larger budget has this property.
 
-    Source: that of ``group_privacy``.
-
     Args:
         budget: for all labels of one user.
-        group_size: as for ``group_privacy``.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: ``group_size`` below 1.
+        group_size: as for ``group_privacy``, as are the errors.
 
     Example:
         >>> item_budget_for_group(PrivacyBudget(epsilon=2.0), group_size=4)

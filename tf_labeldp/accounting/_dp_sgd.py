@@ -6,24 +6,22 @@ import math
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting._budget import Charge
-from tf_labeldp.accounting._events import CLIPPINGS, LONGEST_CLIP, dp_sgd_event, epsilon_of
-from tf_labeldp.accounting._gaussian import gaussian_sigma
+from tf_labeldp.accounting._events import LONGEST_CLIP, dp_sgd_event
+from tf_labeldp.accounting._gaussian import gaussian_sigma, positive_delta
 from tf_labeldp.accounting._guarantee import (
     RELATION_REPLACE,
-    UNIT_LABEL,
+    UNITS,
     Assumption,
     PrivacyGuarantee,
 )
 
-_UNITS = {"label": UNIT_LABEL, "user": "all labels of one user"}
 _FEATURES = {
     "label": "The features are public.",
     "user": "The features and the user of each example are public.",
 }
 _TOLERANCE = 5e-4
 """By how much a calibrated noise multiplier may be above the least one, relatively."""
-_LEAST_NOISE = 1e-2
-_MOST_NOISE = 1e7
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e7
 
 
 def dp_sgd_guarantee(
@@ -36,14 +34,14 @@ def dp_sgd_guarantee(
     privacy_unit: str = "label",
     clipping: str = "norm",
 ) -> PrivacyGuarantee:
-    """Returns what some steps of DP-SGD on private labels promise.
+    """Returns the guarantee of some steps of DP-SGD on private labels.
 
     Guarantee:
-        The noisy sums of all steps together, and whatever is computed from them and from the
+        The noisy sums of all steps together, and all that is computed from them and from the
         features, are (epsilon, delta)-DP for the replacement of one label; likewise for all labels
         of one user where the sampling, the clipping and the noise are by user. Epsilon is an upper
         bound: losses are rounded up, and rounding errors are taken off delta. Amplification is for
-        Poisson sampling alone, and for what does not show the batch: count denoisers that use the
+        Poisson sampling alone, and for what does not reveal the batch: count denoisers that use the
         batch's features (Self-Span, Self-Conv) with ``sampling_probability=1``.
 
     Source: DP-SGD, Abadi et al. 2016; ``ghazi2024``, Algorithm 1 and section 3.4 (which counts
@@ -57,8 +55,8 @@ def dp_sgd_guarantee(
             claims no amplification.
         steps: number of steps, at least 1.
         delta: in (0, 1); below 1/n for n labels.
-        relation: ``"replace_label"``; or ``"add_or_remove"``, which is what published tables
-            mostly state, and weaker than label-DP: for comparison only.
+        relation: ``"replace_label"``; or ``"add_or_remove"``, which most published tables state,
+            and which is weaker than label-DP: for comparison only.
         privacy_unit: ``"label"``, or ``"user"`` for batches of users whose gradients are clipped
             as one.
         clipping: ``"norm"``, or ``"label_distance"`` as ``LabelDPOptimizer`` has it: for labels
@@ -68,7 +66,7 @@ def dp_sgd_guarantee(
     Raises:
         TypeError: an argument is not a number.
         ValueError: an argument is out of range or unknown; or no finite epsilon is found, with too
-            little noise or a delta below what the accounting of so many steps resolves.
+            little noise or a delta below the resolution of so many steps.
 
     Example:
         >>> steps = dict(noise_multiplier=10.0, sampling_probability=0.01, steps=300, delta=1e-5)
@@ -77,24 +75,18 @@ def dp_sgd_guarantee(
         >>> round(dp_sgd_guarantee(**steps, relation="add_or_remove").epsilon, 4)
         0.0507
     """
-    _validate.one_of("privacy_unit", privacy_unit, _UNITS)
-    _check_clipping(clipping, relation, privacy_unit)
-    epsilon = _epsilon(noise_multiplier, sampling_probability, steps, delta, relation, clipping)
+    training = (noise_multiplier, sampling_probability, steps)
+    epsilon = _epsilon(training, delta, relation, clipping, privacy_unit)
     if math.isinf(epsilon):
         raise ValueError(
             f"no finite epsilon holds at delta={delta:g} for {steps} steps with "
             f"noise_multiplier={noise_multiplier:g}. Use more noise, or a larger delta, below "
             f"1/n for n labels; the least that doubles resolve is {_least_delta(steps):.0e}."
         )
+    features = Assumption("public-features", "holder", _FEATURES[privacy_unit])
+    notes = dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping)
     return PrivacyGuarantee(
-        epsilon=epsilon,
-        delta=float(delta),
-        unit=_UNITS[privacy_unit],
-        relation=relation,
-        assumptions=(
-            Assumption("public-features", "holder", _FEATURES[privacy_unit]),
-            *dp_sgd_assumptions(sampling_probability, steps, privacy_unit, clipping),
-        ),
+        epsilon, float(delta), UNITS[privacy_unit], relation, (features, *notes)
     )
 
 
@@ -108,10 +100,10 @@ def dp_sgd_assumptions(
 
     ``steps=None`` leaves their number out.
     """
-    one = "user" if privacy_unit == "user" else "example"
+    unit = "user" if privacy_unit == "user" else "example"
     text = (
         "Gaussian noise was added to the sum of the clipped gradients, one clipped gradient per "
-        f"{one}, in every step" + ("." if steps is None else f" of {steps}.")
+        f"{unit}, in every step" + ("." if steps is None else f" of {steps}.")
     )
     notes = [Assumption("gaussian-noise-every-step", "library", text)]
     if clipping == "label_distance":
@@ -122,13 +114,12 @@ def dp_sgd_assumptions(
         notes.append(Assumption("label-distance-clipping", "library", text))
     if sampling_probability < 1.0:
         text = (
-            f"Each step's batch was drawn by Poisson sampling, every {one} with probability "
+            f"Each step's batch was drawn by Poisson sampling, every {unit} with probability "
             f"{sampling_probability:.6g}, and the members of each batch stay secret."
         )
         notes.append(Assumption("poisson-sampling", "library", text))
     text = "The number of steps was not chosen after seeing the results of earlier steps."
-    notes.append(Assumption("steps-fixed", "trainer", text))
-    return tuple(notes)
+    return (*notes, Assumption("steps-fixed", "trainer", text))
 
 
 def dp_sgd_charge(
@@ -140,35 +131,23 @@ def dp_sgd_charge(
     privacy_unit: str = "label",
     clipping: str = "norm",
 ) -> Charge:
-    """Returns what some steps of DP-SGD cost, for ``PrivateLabels.charge``.
+    """Returns the cost of some steps of DP-SGD, for ``PrivateLabels.charge``.
 
     Charges of several parts of a training compose to the guarantee of all its steps at once.
 
     Args:
-        noise_multiplier: as for ``dp_sgd_guarantee``, like all arguments.
-        sampling_probability: as for ``dp_sgd_guarantee``.
-        steps: number of steps, at least 1.
+        noise_multiplier, sampling_probability, steps: as for ``dp_sgd_guarantee``.
         delta: at which epsilon is stated: that of the vault's budget.
-        privacy_unit: ``"label"`` or ``"user"``.
-        clipping: ``"norm"`` or ``"label_distance"``.
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range.
+        privacy_unit, clipping: as for ``dp_sgd_guarantee``, as are the errors.
 
     Example:
         >>> round(dp_sgd_charge(10.0, 0.01, steps=100, delta=1e-5).epsilon, 4)
         0.0586
     """
-    _validate.one_of("privacy_unit", privacy_unit, _UNITS)
-    _check_clipping(clipping, RELATION_REPLACE, privacy_unit)
     training = (noise_multiplier, sampling_probability, steps)
-    _epsilon(*training, delta, RELATION_REPLACE, clipping)  # the checks
-    return Charge.of_event(
-        dp_sgd_event(*training, clipping),
-        float(delta),
-        dp_sgd_assumptions(sampling_probability, None, privacy_unit, clipping),
-    )
+    _epsilon(training, delta, RELATION_REPLACE, clipping, privacy_unit)  # the checks
+    notes = dp_sgd_assumptions(sampling_probability, None, privacy_unit, clipping)
+    return Charge.of_event(dp_sgd_event(*training, clipping), float(delta), notes)
 
 
 def calibrate_noise_multiplier(
@@ -190,11 +169,7 @@ def calibrate_noise_multiplier(
 
     Args:
         epsilon: target, finite and above zero.
-        delta: in (0, 1); below 1/n for n labels.
-        sampling_probability: as for ``dp_sgd_guarantee``.
-        steps: as for ``dp_sgd_guarantee``.
-        relation: as for ``dp_sgd_guarantee``.
-        clipping: as for ``dp_sgd_guarantee``.
+        delta, sampling_probability, steps, relation, clipping: as for ``dp_sgd_guarantee``.
 
     Returns:
         The noise multiplier, from 0.01 (returned where less would do) to 1e7.
@@ -213,22 +188,21 @@ def calibrate_noise_multiplier(
     from scipy import optimize
 
     epsilon = _validate.positive_finite("epsilon", epsilon)
-    _check_clipping(clipping, relation, "label")
 
     def excess(log_noise: float) -> float:
-        noise = math.exp(log_noise)
-        spent = _epsilon(noise, sampling_probability, steps, delta, relation, clipping)
+        training = (math.exp(log_noise), sampling_probability, steps)
+        spent = _epsilon(training, delta, relation, clipping)
         return math.log(min(max(spent, 1e-300), 1e300)) - math.log(epsilon)
 
     least, most = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
     at_most = excess(most)
     if at_most > 0.0:
-        reachable = epsilon * math.exp(at_most)
         raise ValueError(
             f"epsilon={epsilon:g} at delta={delta:g} cannot be reached in {steps} steps with "
             f"sampling_probability={sampling_probability:g}: the smallest reachable epsilon is "
-            f"{reachable:.3g}, with a noise multiplier of {_MOST_NOISE:g}. Take fewer steps, "
-            f"smaller batches, a larger epsilon, or a delta well above {_least_delta(steps):.0e}."
+            f"{epsilon * math.exp(at_most):.3g}, with a noise multiplier of {_MOST_NOISE:g}. Take "
+            "fewer steps, smaller batches, a larger epsilon, or a delta well above "
+            f"{_least_delta(steps):.0e}."
         )
     # The central limit theorem of privacy losses: one step's variance is about
     # (d q)^2 sinh(1 / sigma^2), d the distance of the neighbours; without sampling (d / sigma)^2.
@@ -250,33 +224,23 @@ def calibrate_noise_multiplier(
     return math.exp(root)
 
 
-def _check_clipping(clipping: str, relation: str, privacy_unit: str) -> None:
-    """Raises for a clipping that says nothing of this relation or unit."""
-    _validate.one_of("clipping", clipping, CLIPPINGS)
+def _epsilon(
+    training: tuple[float, float, int],
+    delta: float,
+    relation: str,
+    clipping: str,
+    privacy_unit: str = "label",
+) -> float:
+    from tf_labeldp.accounting._losses import epsilon_of
+
+    _validate.one_of("privacy_unit", privacy_unit, _FEATURES)
     if clipping != "norm" and (relation != RELATION_REPLACE or privacy_unit != "label"):
         raise ValueError(
             f"clipping={clipping!r} bounds what replacing one label does, got relation="
             f"{relation!r} and privacy_unit={privacy_unit!r}. Use clipping='norm' for these."
         )
-
-
-def _epsilon(
-    noise_multiplier: float,
-    sampling_probability: float,
-    steps: int,
-    delta: float,
-    relation: str,
-    clipping: str,
-) -> float:
-    """Returns the epsilon of some steps, or raises what is wrong with the arguments."""
-    event = dp_sgd_event(noise_multiplier, sampling_probability, steps, clipping)
-    delta = _validate.number_in("delta", delta, "[0, 1)")
-    if delta == 0.0:
-        raise ValueError(
-            "delta must be above zero for DP-SGD, got 0: Gaussian noise has no pure guarantee. "
-            "Use a delta below 1/n for n labels."
-        )
-    return epsilon_of(event, delta, relation)
+    event = dp_sgd_event(*training, clipping)
+    return epsilon_of(event, positive_delta(delta, "DP-SGD"), relation)
 
 
 def _least_delta(steps: int) -> float:

@@ -15,7 +15,7 @@ from tf_labeldp import _validate
 
 _MARGIN = 1e-10
 """Added to a root, relatively: more than the rounding errors of the formula move it, so that the
-noise is never too small (tests hold both sides at epsilon 1e-15..1e60, delta 1e-30..0.5)."""
+noise is never too small (tested from both sides at epsilon 1e-15..1e60, delta 1e-30..0.5)."""
 _NARROW = 1e-3
 """Below this u, ``m(a) - m(b)`` cancels, and is integrated: Simpson's error is u^4 / 2880."""
 
@@ -27,7 +27,7 @@ def gaussian_sigma(epsilon: float, delta: float, l2_sensitivity: float) -> float
     that in which the L2 sensitivity was measured: here, replacement of one label.
     """
     epsilon = _validate.positive_finite("epsilon", epsilon)
-    target = math.log(_checked_delta(delta))
+    target = math.log(positive_delta(delta))
     sensitivity = _validate.positive_finite("l2_sensitivity", l2_sensitivity)
     # delta grows with u = S / sigma; the largest u that is private lies in the bracket.
     log_root = 0.5 * math.log(epsilon)
@@ -45,8 +45,8 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
     The inverse of ``gaussian_sigma``: never below the exact root, zero where the noise is
     (0, delta)-DP already.
     """
-    u = _ratio(sigma, l2_sensitivity)
-    target = math.log(_checked_delta(delta))
+    u = l2_sensitivity / _validate.positive_finite("sigma", sigma)
+    target = math.log(positive_delta(delta))
     # At epsilon = u^2 / 2 + 40 u, delta is below Phi(-40), the smallest that a double can hold.
     log_epsilon = -_last_true(
         lambda value: _log_delta(math.exp(-value), u) <= target,
@@ -61,8 +61,8 @@ def gaussian_epsilon(sigma: float, delta: float, l2_sensitivity: float) -> float
 def gaussian_share(epsilon: float, delta: float, share: float) -> float:
     """Returns the epsilon of one of several Gaussian releases that cost (epsilon, delta) together.
 
-    ``share`` is its part of the squared precision; such releases cost as one whose squared
-    precision is the sum (Dong, Roth and Su 2022, "Gaussian differential privacy", Corollary 2).
+    ``share`` is its part of their squared precision, which sums (Dong, Roth and Su 2022, "Gaussian
+    differential privacy", Corollary 2).
     """
     return gaussian_epsilon(gaussian_sigma(epsilon, delta, 1.0) / math.sqrt(share), delta, 1.0)
 
@@ -70,7 +70,7 @@ def gaussian_share(epsilon: float, delta: float, share: float) -> float:
 def gaussian_delta(sigma: float, epsilon: float, l2_sensitivity: float) -> float:
     """Returns the least delta for which Gaussian noise is (epsilon, delta)-DP."""
     epsilon = _validate.positive_finite("epsilon", epsilon)
-    return math.exp(_log_delta(epsilon, _ratio(sigma, l2_sensitivity)))
+    return math.exp(_log_delta(epsilon, l2_sensitivity / sigma))
 
 
 def _log_delta(epsilon: float, u: float) -> float:
@@ -88,7 +88,7 @@ def _log_delta(epsilon: float, u: float) -> float:
     # sqrt(pi / 2) erfcx(x / sqrt(2)) is the Mills ratio; with phi's constant, a factor 1/2 is left.
     root = math.sqrt(0.5)
     if a < -8.0:
-        # phi(a) m(a) is one but for 1e-15, and the Mills ratio itself would overflow.
+        # phi(a) m(a) misses one by 1e-15, and the Mills ratio itself would overflow.
         second = 0.5 * math.exp(-0.5 * min(a * a, 1e4)) * float(special.erfcx(b * root))
         return math.log(max(float(special.ndtr(-a)) - second, 1e-320))
     if u < _NARROW:
@@ -105,22 +105,16 @@ def _last_true(holds: Callable[[float], bool], low: float, high: float) -> float
     """Returns the largest value in [low, high] at which a decreasing condition holds."""
     while high - low > 1e-14 * max(1.0, abs(low)):
         middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
-def _ratio(sigma: float, l2_sensitivity: float) -> float:
-    sensitivity = _validate.positive_finite("l2_sensitivity", l2_sensitivity)
-    return sensitivity / _validate.positive_finite("sigma", sigma)
-
-
-def _checked_delta(delta: float) -> float:
+def positive_delta(delta: float, use: str = "Gaussian noise") -> float:
+    """Returns delta as a float, or raises if it is not in (0, 1)."""
     delta = _validate.number_in("delta", delta, "[0, 1)")
     if delta == 0.0:
         raise ValueError(
-            "delta must be above zero for Gaussian noise, got 0. Use delta below 1/n for n labels, "
-            "or Laplace noise for a pure guarantee."
+            f"delta must be above zero for {use}, got 0: Gaussian noise has no pure guarantee, "
+            "unlike Laplace noise. Use a delta below 1/n for n labels."
         )
     return delta

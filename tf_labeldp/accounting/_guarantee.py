@@ -1,4 +1,4 @@
-"""The privacy statement: what is promised, to whom, and on which assumptions."""
+"""The privacy statement: the promise, its meaning, and the assumptions that it rests on."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ import decimal
 import json
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from tf_labeldp import _validate
 
-UNIT_LABEL = "the label of one training example"
-RELATION_REPLACE = "replace_label"
-
-_RELATIONS = {
-    RELATION_REPLACE: "data sets with the same features that differ in the value of one unit",
-    "add_or_remove": "data sets of which one holds one unit more (weaker; for comparison only)",
+UNITS = {
+    "label": "the label of one training example",
+    "row": "the whole row of labels of one training example",
+    "user": "all labels of one user",
 }
-_ADD_OR_REMOVE = "DP under add_or_remove, which is weaker than label-DP"
+UNIT_LABEL = UNITS["label"]
+RELATION_REPLACE = "replace_label"
+_RELATIONS = {
+    RELATION_REPLACE: "If {unit} changed (replace_label)",
+    "add_or_remove": "If {unit} were added or removed (add_or_remove: for comparison only)",
+}
+_VOUCHES = {
+    "nobody": "Not assigned: read these first",
+    "authors": "The authors of other code, and of declarations",
+    "users": "The users of a protocol without a server",
+    "trainer": "Those who train and publish",
+    "library": "This library, whose tests check it",
+    "machines": "Those who run the machines",
+    "holder": "The label holder",
+}
+"""Titles of assumptions by ``Assumption.who``, in the order of statements and reports."""
+_PAGE = "docs/privacy.md#who-must-vouch-for-what"
 _TOO_LARGE = "such a delta would allow to publish the label of one example"
 
 
@@ -44,22 +59,21 @@ class Assumption(str):
     who: str
 
     def __new__(cls, code: str, who: str, text: str) -> Assumption:
-        made = super().__new__(cls, text)
-        made.code, made.who = code, who
-        return made
+        self = super().__new__(cls, text)
+        self.code, self.who = code, who
+        return self
 
     def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
         return self.code, self.who, str(self)
 
     @classmethod
-    def of(cls, given: str | dict[str, str]) -> Assumption:
-        """Returns an assumption as it is, from JSON, or of a sentence that nobody is known for."""
-        if isinstance(given, dict):
-            return cls(**given)
-        return given if isinstance(given, cls) else cls("other", "nobody", given)
+    def of(cls, sentence: str | dict[str, str]) -> Assumption:
+        """Returns an assumption as it is, from JSON, or from a sentence without an author."""
+        if isinstance(sentence, dict):
+            return cls(**sentence)
+        return sentence if isinstance(sentence, cls) else cls("other", "nobody", sentence)
 
     def to_json(self) -> dict[str, str]:
-        """Returns code, who and text."""
         return {"code": self.code, "who": self.who, "text": str(self)}
 
 
@@ -70,27 +84,26 @@ class PrivacyGuarantee:
     For all neighbouring data sets and every set of outputs S,
     ``Pr[output in S] <= e^epsilon * Pr[output' in S] + delta``.
 
-    The figures were promised before anything was drawn and do not depend on what came out.
+    The figures were promised before anything was drawn and do not depend on any draw.
 
     Attributes:
         epsilon: privacy parameter, >= 0; ``inf`` if nothing is promised.
         delta: failure probability, in [0, 1).
-        unit: what one person contributes, in words.
+        unit: the contribution of one person, in words.
         relation: ``"replace_label"``, which alone is called label-DP; or, for comparison with
             published tables, ``"add_or_remove"``.
         assumptions: that must be true for the statement to hold, each an ``Assumption``, which is
             a ``str``; where nothing is promised, the reasons come first.
         seeded: True if the random bits came from a seed or a generator that was passed in; the
-            headline then says so.
-        num_units: how many units there are, which tells what delta is worth; None if unknown.
-        remarks: what promises nothing more, such as a smaller figure for this very draw.
+            headline then reports it.
+        num_units: the number of units, to which delta is compared; None if unknown.
+        remarks: that promise nothing more, such as a smaller figure for this very draw.
 
     Raises:
         ValueError: a number is out of range or the relation is unknown.
 
     Example:
-        >>> guarantee = PrivacyGuarantee(epsilon=1.0, delta=0.0)
-        >>> guarantee.headline
+        >>> PrivacyGuarantee(epsilon=1.0, delta=0.0).headline
         '(1, 0)-label-DP'
     """
 
@@ -104,7 +117,6 @@ class PrivacyGuarantee:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise ValueError(f"epsilon must be zero or more, got {self.epsilon}.")
         if not 0.0 <= self.delta < 1.0:
@@ -115,8 +127,8 @@ class PrivacyGuarantee:
 
     def to_json(self) -> str:
         """Returns the statement as a JSON object; an infinite epsilon is ``"inf"`` there."""
-        fields = dataclasses.asdict(self)
-        fields["assumptions"] = [one.to_json() for one in self.assumptions]
+        fields: dict[str, Any] = dataclasses.asdict(self)
+        fields["assumptions"] = [note.to_json() for note in self.assumptions]
         fields["private"] = self.is_private
         if math.isinf(self.epsilon):
             fields["epsilon"] = "inf"
@@ -127,8 +139,7 @@ class PrivacyGuarantee:
         """Returns the statement that ``to_json`` wrote."""
         fields = json.loads(text)
         fields.pop("private", None)
-        fields["epsilon"] = float(fields["epsilon"])
-        return cls(**fields)
+        return cls(**{**fields, "epsilon": float(fields["epsilon"])})
 
     @property
     def is_private(self) -> bool:
@@ -140,18 +151,20 @@ class PrivacyGuarantee:
         """The promise in one line."""
         if math.isinf(self.epsilon):
             return "NOT PRIVATE: nothing is promised"
-        figures = f"({_rounded_up(self.epsilon)}, {_rounded_up(self.delta)})"
-        name = "label-DP" if self.relation == RELATION_REPLACE else _ADD_OR_REMOVE
-        promise = f"{figures}-{name}"
+        promise = f"({_rounded_up(self.epsilon)}, {_rounded_up(self.delta)})-"
+        if self.relation == RELATION_REPLACE:
+            promise += "label-DP"
+        else:
+            promise += "DP under add_or_remove, which is weaker than label-DP"
         if self.seeded:
             return (
-                "NOT PRIVATE: seeded. Whoever knows or guesses the seed can undo the noise. "
+                "NOT PRIVATE: seeded. Knowing or guessing the seed undoes the noise. "
                 f"With secret random bits this would be {promise}."
             )
         return promise
 
     def with_assumptions(self, assumptions: Iterable[str | Assumption]) -> PrivacyGuarantee:
-        """Returns a copy that rests on these assumptions too; none is said twice."""
+        """Returns a copy that rests on these assumptions too, each listed once."""
         together = dict.fromkeys((*self.assumptions, *map(Assumption.of, assumptions)))
         return dataclasses.replace(self, assumptions=tuple(together))
 
@@ -161,55 +174,49 @@ class PrivacyGuarantee:
 
     def warn_of_delta(self) -> PrivacyGuarantee:
         """Returns the statement itself, and warns of a delta that would allow too much."""
-        if self.num_units is not None:
-            warn_of_delta(self.delta, self.num_units)
+        if self.num_units is not None and _is_large(self.delta * self.num_units):
+            limit = f"1/n = {1.0 / self.num_units:.3g}"
+            _validate.warn(
+                f"delta={self.delta:g} is not below {limit}: {_TOO_LARGE}. Use a smaller delta."
+            )
         return self
 
+    def assumptions_by_voucher(self) -> dict[str, list[Assumption]]:
+        """Returns the assumptions under the title of those who must vouch for them."""
+        groups: dict[str, list[Assumption]] = {title: [] for title in _VOUCHES.values()}
+        for note in self.assumptions:
+            groups[_VOUCHES.get(note.who, _VOUCHES["nobody"])].append(note)
+        return {title: notes for title, notes in groups.items() if notes}
+
     def __str__(self) -> str:
-        """Returns the statement in plain words."""
-        lines = [
-            self.headline,
-            f"  protects: {self.unit}",
-            f"  neighbours: {_RELATIONS[self.relation]} ({self.relation})",
-        ]
+        lines = [self.headline]
         if math.isfinite(self.epsilon):
-            lines.append(
-                "  meaning: no output becomes more than "
-                f"{_factor(self.epsilon)} times as likely by changing one unit"
-                + (f", but for probability {_rounded_up(self.delta)}" if self.delta else "")
-            )
+            start = "With secret random bits: " if self.seeded else ""
+            change = _RELATIONS[self.relation].format(unit=self.unit)
+            exponential = f"e^{_rounded_up(self.epsilon)}"  # which may not overflow
+            if self.epsilon < 700.0:
+                exponential = _rounded_up(math.exp(self.epsilon), digits=4)
+            factor = f"more than {exponential} times as likely"
+            rest = f", except with probability {_rounded_up(self.delta)}" if self.delta else ""
+            lines.append(f"  {start}{change}, no outcome would become {factor}{rest}.")
         if self.delta and self.num_units:
             worth = self.delta * self.num_units
             lines.append(
                 f"  delta: {_rounded_up(worth, 3)} / n, for n = {self.num_units:,}"
                 + (f" (WARNING: not below 1 / n; {_TOO_LARGE})" if _is_large(worth) else "")
             )
-        lines += [f"  assumes: {text}" for text in self.assumptions]
-        lines += [f"  remark: {text}" for text in self.remarks]
-        return "\n".join(lines)
-
-
-def warn_of_delta(delta: float, num_units: int) -> None:
-    """Warns of a delta that would allow to publish one unit in full."""
-    if _is_large(delta * num_units):
-        limit = f"1/n = {1.0 / num_units:.3g}"
-        _validate.warn(f"delta={delta:g} is not below {limit}: {_TOO_LARGE}. Use a smaller delta.")
+        if self.assumptions:
+            lines.append(f"  Assumptions, by who must vouch for them ({_PAGE}):")
+        for title, notes in self.assumptions_by_voucher().items():
+            lines += [f"    {title}:", *(f"      [{note.code}] {note}" for note in notes)]
+        return "\n".join([*lines, *(f"  remark: {text}" for text in self.remarks)])
 
 
 def _is_large(worth: float) -> bool:
     return worth >= 1.0 - 1e-9
 
 
-def _factor(epsilon: float) -> str:
-    """Returns e^epsilon for people, rounded up, without overflow."""
-    if epsilon >= 700:
-        return f"e^{_rounded_up(epsilon)}"
-    return _rounded_up(math.exp(epsilon), digits=4)
-
-
 def _rounded_up(value: float, digits: int = 6) -> str:
-    """Returns a number rounded up, but for one part in 1e9 that sums of doubles may be off by."""
-    if math.isinf(value):
-        return "inf"
+    """Returns a number rounded up, except for one part in 1e9: sums of doubles may be off by it."""
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(context.create_decimal(repr(value * (1.0 - 1e-9)))):.{digits}g}"

@@ -1,8 +1,21 @@
-"""Privacy losses, composed at a cost that hardly grows with the number of uses.
+"""The epsilon of events together: privacy losses, composed at a cost that is flat in the uses.
 
 ``dp_accounting`` finds the loss of one use. Here equal uses are composed in blocks, and blocks in
-blocks of blocks; the grid grows with the spread of the loss, so that no loss has many more cells
-than another. Blocks are kept, and one more use composes only what it changes.
+blocks of blocks; the grid grows with the spread of the loss. Blocks are kept, so one more use
+composes only what it changes. docs/accounting.md proves that every rounding is upwards.
+
+What ``dp_accounting`` 0.6.0 gets wrong, or takes otherwise, is handled here:
+
+* It ignores the count of a repeated ``RandomizedResponseDpEvent``; blocks count right.
+* It has no pure mechanism under ``REPLACE_ONE``, so binary randomized response of the same epsilon
+  stands for one, which dominates it (Kairouz, Oh and Viswanath 2015, "The composition theorem for
+  differential privacy", Theorem 3.1 and its proof). A Laplace noise multiplier is relative to
+  adding or removing, and replacing moves twice as far: epsilon is ``2 / noise_multiplier``.
+* It raises Fourier transforms to the power of the number of steps, and their rounding errors with
+  them: a multiple of these is taken off delta.
+* Its grid of privacy losses, 1e-4, can double the epsilon of many small steps of DP-SGD. The grid
+  is chosen by the event.
+* It has no event for clipped distances of gradients, nor for a known delta: ``_added_events`` has.
 """
 
 from __future__ import annotations
@@ -10,18 +23,44 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld
+from dp_accounting import DpEvent, pld
+from scipy import fft, signal
 
-from tf_labeldp.accounting._label_distance import LabelDistanceDpEvent, privacy_loss
+from tf_labeldp import _validate
+from tf_labeldp.accounting._added_events import AddedDeltaDpEvent, LabelDistanceDpEvent
+from tf_labeldp.accounting._events import pure_dp_event, randomized_response_event
 
+_NEIGHBOURS = {"replace_label": "REPLACE_ONE", "add_or_remove": "ADD_OR_REMOVE_ONE"}
+"""Names of relations in ``dp_accounting``."""
+_ROUNDING = 2.0**-53
+"""Of delta, per use: five times the most found against exact binomial sums, at 64 uses."""
+_ULPS = 1.0 + 2.0**-40
+"""Epsilon is found to more digits than this."""
+
+_GRID = 1e-4
+_GRID_OF_GAUSSIAN = 1.0 / 256.0
+"""Over the noise multiplier: of a loss without sampling, 512 cells to a standard deviation."""
+_FINEST_GRID = 1e-7
+"""Below, second differences of delta drown in the rounding errors of doubles."""
+_CELLS_OF_ONE = 25_000
+"""Cells between no loss and the largest of one step; twice as many take twice as long."""
+_LEAST_NOISE = 1e-2
+"""Noise multipliers below promise nothing (epsilon above ten thousand per use), and overflow."""
+
+_KINDS = 64
+"""Events that are composed as they are. Of more, epsilons of randomized response are rounded up."""
+_PARTS = 32
+"""By one part in 32 at most, which leaves 75 epsilons between one and ten times as much."""
 _BLOCK = 64
 """Uses that are composed at once; this many blocks are a larger block."""
 _CELLS = 1024
-"""At least, per standard deviation of a loss whose grid is made coarser. Each time adds a few
+"""At least, per standard deviation of a loss whose grid is made coarser: each time adds a few
 parts in a million to epsilon."""
 _CELLS_OF_RESPONSE = 2048
 """Per epsilon of randomized response that meets other events, times the root of its uses."""
@@ -35,12 +74,9 @@ _ORDERS = np.array([sign * 80.0 / 2.0**i for i in range(12) for sign in (-1.0, 1
 _KEPT = 640
 """Losses in memory, a few of some megabyte: two for each of three hundred kinds of uses."""
 
-Use = tuple[dp_accounting.DpEvent, int, float]
-"""An event, the number of its uses, and the grid of the privacy loss of one of them."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Loss:
+class PrivacyLoss:
     """A distribution of a privacy loss, of which every rounding is upwards.
 
     Attributes:
@@ -55,24 +91,19 @@ class Loss:
     masses: np.ndarray
     infinite: float = 0.0
 
+    @property
     def values(self) -> np.ndarray:
-        """Returns the losses, rising."""
         return self.grid * np.arange(self.lowest, self.lowest + self.masses.size)
 
-    def __add__(self, other: Loss) -> Loss:
-        """Returns the loss of both together."""
-        from scipy import signal
-
+    def __add__(self, other: PrivacyLoss) -> PrivacyLoss:
         grid = max(self.grid, other.grid)
-        one, two = self.on_grid(grid), other.on_grid(grid)
-        masses = signal.fftconvolve(one.masses, two.masses)
-        infinite = one.infinite + two.infinite
-        return Loss(grid, one.lowest + two.lowest, masses, infinite).trimmed().coarser()
+        first, second = self.on_grid(grid), other.on_grid(grid)
+        masses = signal.fftconvolve(first.masses, second.masses)
+        infinite = first.infinite + second.infinite
+        return PrivacyLoss(grid, first.lowest + second.lowest, masses, infinite).trimmed().coarser()
 
-    def __mul__(self, count: int) -> Loss:
+    def __mul__(self, count: int) -> PrivacyLoss:
         """Returns the loss of some equal uses together."""
-        from scipy import fft
-
         if count == 1:
             return self
         # Chernoff's bounds of where the sum lies; what lies beyond them wraps around.
@@ -89,9 +120,9 @@ class Loss:
         masses = fft.irfft(fft.rfft(self.masses, length) ** count, length)
         masses = np.roll(masses, -low)[: high - low + 1]
         infinite = count * self.infinite + _TAIL
-        return Loss(self.grid, self.lowest * count + low, masses, infinite).trimmed()
+        return PrivacyLoss(self.grid, self.lowest * count + low, masses, infinite).trimmed()
 
-    def trimmed(self, tail: float = _TAIL) -> Loss:
+    def trimmed(self, tail: float = _TAIL) -> PrivacyLoss:
         """Returns the loss without its tails."""
         sizes = np.abs(self.masses)
         start = int(np.argmax(np.cumsum(sizes) > tail))
@@ -99,60 +130,156 @@ class Loss:
         masses = self.masses[start:stop].copy()
         masses[0] += sizes[:start].sum()
         infinite = self.infinite + float(sizes[stop:].sum())
-        return Loss(self.grid, self.lowest + start, masses, infinite)
+        return PrivacyLoss(self.grid, self.lowest + start, masses, infinite)
 
-    def coarser(self) -> Loss:
+    def coarser(self) -> PrivacyLoss:
         """Returns the loss on a grid as coarse as its spread allows."""
-        values = self.values()
+        values = self.values
         mean = _dot(values, self.masses)
         spread = math.sqrt(max(0.0, _dot((values - mean) ** 2, self.masses)))
         times = spread / (_CELLS * self.grid)
         return self.on_grid(self.grid * 2.0 ** math.floor(math.log2(times))) if times >= 2 else self
 
-    def on_grid(self, grid: float) -> Loss:
+    def on_grid(self, grid: float) -> PrivacyLoss:
         """Returns the loss on another grid, whose two values next to a loss stand for it.
 
-        They have its probability under either data set together, so that knowing which of the two
-        it is can only tell the data sets apart better.
+        They have its probability under either data set together, so that learning which of the two
+        it is can only distinguish the data sets better.
         """
         if grid == self.grid:
             return self
-        values = self.values()
+        values = self.values
         cells = np.floor(values / grid).astype(np.int64)
         upper = np.clip(np.expm1(cells * grid - values) / math.expm1(-grid), 0.0, 1.0)
         places, size = cells - cells[0], int(cells[-1] - cells[0]) + 2
         masses = np.bincount(places, (1.0 - upper) * self.masses, size)
         masses += np.bincount(places + 1, upper * self.masses, size)
-        return Loss(grid, int(cells[0]), masses, self.infinite)
+        return PrivacyLoss(grid, int(cells[0]), masses, self.infinite)
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon, zero or more, at which delta is no more than this."""
         if self.infinite > delta:
             return math.inf
-        values = self.values()
-        low, high = int(np.searchsorted(values, 0.0)) - 1, values.size - 1
-        if self._delta(0.0, values) <= delta:
+        values = self.values
+
+        def is_more(epsilon: float) -> bool:
+            first = int(np.searchsorted(values, epsilon, side="right"))
+            finite = _dot(np.expm1(epsilon - values[first:]), self.masses[first:])
+            return self.infinite - finite > delta
+
+        if not is_more(0.0):
             return 0.0
+        low, high = int(np.searchsorted(values, 0.0)) - 1, values.size - 1
         while high - low > 1:
             middle = (low + high) // 2
-            is_more = self._delta(values[middle], values) > delta
-            low, high = (middle, high) if is_more else (low, middle)
+            low, high = (middle, high) if is_more(values[middle]) else (low, middle)
         # Between two values, delta is linear in e^epsilon.
         excess = self.infinite + float(self.masses[high:].sum()) - delta
         other = _dot(np.exp(values[high] - values[high:]), self.masses[high:])
         return float(values[high] + math.log(excess / other))
 
-    def _delta(self, epsilon: float, values: np.ndarray) -> float:
-        first = int(np.searchsorted(values, epsilon, side="right"))
-        return self.infinite - _dot(np.expm1(epsilon - values[first:]), self.masses[first:])
 
-
-def _dot(one: np.ndarray, other: np.ndarray) -> float:
+def _dot(first: np.ndarray, second: np.ndarray) -> float:
     """Returns the scalar product. The threads of BLAS took five times as long here."""
-    return float((one * other).sum())
+    return float((first * second).sum())
 
 
-def response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
+def composed_epsilon(
+    events: Iterable[DpEvent], delta: float, relation: str = "replace_label"
+) -> float:
+    """Returns an upper bound on the epsilon of events that are used one after another.
+
+    It is that of privacy loss distributions, discretised pessimistically (Doroshenko et al. 2022).
+    ``AddedDeltaDpEvent`` adds at most its delta at every epsilon, so that is taken off ``delta``.
+    """
+    delta = _validate.number_in("delta", delta, "[0, 1)")
+    _validate.one_of("relation", relation, _NEIGHBOURS)
+    counted = _counted(events, relation)
+    added = [event for event in counted if isinstance(event, AddedDeltaDpEvent)]
+    taken_off = math.fsum(event.delta * counted.pop(event) for event in added)
+    gaussians = filter(None, map(_gaussian_noise, counted))
+    if delta <= taken_off > 0.0 or any(noise < _LEAST_NOISE for _, noise in gaussians):
+        return math.inf
+    uses = tuple(sorted(_merged(counted).items(), key=repr))
+    neighbours = _NEIGHBOURS[relation]
+    both = [_losses_of_one(event, neighbours) for event, _ in uses]
+    if not all(both):
+        return math.inf
+    if delta == 0.0:
+        largest = (max(loss.epsilon(0.0) for loss in losses) for losses in both)
+        return math.fsum(epsilon * n for epsilon, (_, n) in zip(largest, uses, strict=True)) * _ULPS
+    delta -= taken_off + _ROUNDING * sum(n for _, n in uses)
+    if delta <= 0.0:
+        return math.inf
+    # Of the ways 0 and 1, the latter is adding a unit, where that has another loss than removing.
+    ways = range(max(map(len, both), default=0))
+    if len(uses) == 1:
+        losses = [_repeated(*uses[0], neighbours, way) for way in ways]
+    else:
+        losses = [_mixed(uses, neighbours, way) for way in ways]
+    return max((loss.epsilon(delta) for loss in losses), default=0.0) * _ULPS
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon_of(event: DpEvent, delta: float, relation: str = "replace_label") -> float:
+    """Returns ``composed_epsilon`` of one event; infinite for one that no accountant knows."""
+    try:
+        return composed_epsilon([event], delta, relation)
+    except dp_accounting.UnsupportedEventError:
+        return math.inf
+
+
+def _counted(events: Iterable[DpEvent], relation: str = "add_or_remove") -> dict[DpEvent, int]:
+    """Returns the events inside compositions and repeats, with how often each is used."""
+    counted: dict[DpEvent, int] = {}
+    for event in events:
+        for leaf, count in _leaves(event, 1):
+            sampled = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
+            inner = leaf.event if sampled else leaf
+            if relation == "replace_label" and isinstance(inner, dp_accounting.LaplaceDpEvent):
+                leaf = pure_dp_event(2.0 / inner.noise_multiplier)
+            counted[leaf] = counted.get(leaf, 0) + count
+    return counted
+
+
+def _leaves(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
+    """Yields the events inside an event that is used some times, with how often each is."""
+    if isinstance(event, dp_accounting.NoOpDpEvent) or getattr(event, "num_buckets", 2) == 1:
+        return
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        for part in event.events:
+            yield from _leaves(part, times)
+    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
+        yield from _leaves(event.event, times * event.count)
+    else:
+        yield event, times
+
+
+def _merged(counted: dict[DpEvent, int]) -> dict[DpEvent, int]:
+    """Returns fewer kinds of events that cost no less together.
+
+    Gaussians without sampling cost as one whose squared precision is the sum (Dong, Roth and Su
+    2022, "Gaussian differential privacy", Corollary 2). Randomized response is that of a larger
+    epsilon, mixed with uniform answers.
+    """
+    merged: dict[DpEvent, int] = {}
+    precisions = []
+    for event, count in counted.items():
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            precisions.append(count / event.noise_multiplier**2)
+            continue
+        if len(counted) > _KINDS and isinstance(event, dp_accounting.RandomizedResponseDpEvent):
+            epsilon = _response_epsilon(event)
+            if 0.0 < epsilon < math.inf:
+                larger = math.exp(math.ceil(_PARTS * math.log(epsilon)) / _PARTS)
+                event = randomized_response_event(max(epsilon, larger), event.num_buckets)
+        merged[event] = merged.get(event, 0) + count
+    if precisions:
+        merged[dp_accounting.GaussianDpEvent(1.0 / math.sqrt(math.fsum(precisions)))] = 1
+    return merged
+
+
+def _response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
     """Returns the worst log-ratio of randomized response, no less than a double resolves."""
     noise = event.noise_parameter
     if noise == 0.0:
@@ -160,98 +287,98 @@ def response_epsilon(event: dp_accounting.RandomizedResponseDpEvent) -> float:
     return max(math.log1p(event.num_buckets * (1.0 - noise) / noise), 2.0**-52)
 
 
-class _First:
-    """What an accountant begins with, so that it keeps the loss of one event as it is."""
-
-    @staticmethod
-    def compose(loss: Any) -> Any:
-        return loss
-
-
-class _OneUse(pld.PLDAccountant):
-    """The accountant of ``dp_accounting`` for one event, which knows ``LabelDistanceDpEvent``."""
-
-    _contains_non_dp_event: bool
-
-    def __init__(self, grid: float, relation: str) -> None:
-        super().__init__(dp_accounting.NeighboringRelation[relation], grid)
-        self._pld: Any = _First
-        self._grid = grid
-
-    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
-        if not isinstance(event, LabelDistanceDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        if self.neighboring_relation != dp_accounting.NeighboringRelation.REPLACE_ONE:
-            return self.CompositionErrorDetails(event, "It is for replaced labels only.")
-        self._pld = privacy_loss(event, self._grid)
+def _gaussian_noise(event: Any) -> tuple[float, float] | None:
+    """Returns sampling probability and noise multiplier of a Gaussian; None for other events."""
+    if isinstance(event, LabelDistanceDpEvent):
+        return event.sampling_probability, event.noise_multiplier
+    sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
+    inner = event.event if sampled else event
+    if not isinstance(inner, dp_accounting.GaussianDpEvent):
         return None
+    return event.sampling_probability if sampled else 1.0, inner.noise_multiplier
 
-    def losses(self) -> tuple[Loss, ...]:
-        if self._contains_non_dp_event:
-            return ()
-        found = {id(one): one.to_dense_pmf() for one in (self._pld._pmf_remove, self._pld._pmf_add)}
-        return tuple(
-            Loss(one._discretization, one._lower_loss, one._probs, one._infinity_mass).trimmed(
-                _TAIL_OF_ONE
-            )
-            for one in found.values()
-        )
+
+def _grid(event: DpEvent) -> float:
+    """Returns the step of the grid on which the privacy loss of one use is kept.
+
+    Gaussian noise has a loss with a standard deviation of about ``2 q / sigma``: a thirtieth of
+    that costs one part in ten thousand of epsilon. No finer than keeps it to a number of cells.
+    """
+    gaussian = _gaussian_noise(event)
+    if gaussian is None:
+        return _GRID
+    probability, noise = gaussian
+    if probability == 1.0:
+        return max(_GRID_OF_GAUSSIAN / noise, _FINEST_GRID)
+    # log(1 - q + q e^x), x the loss of the full batch at ten standard deviations
+    reach = 2.0 * event.longest if isinstance(event, LabelDistanceDpEvent) else 1.0
+    largest = 10.5 * reach / noise + 0.5 * (reach / noise) ** 2
+    largest = float(np.logaddexp(math.log1p(-probability), math.log(probability) + largest))
+    return max(min(_GRID, probability / (15.0 * noise)), largest / _CELLS_OF_ONE, _FINEST_GRID)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def losses_of_one(event: dp_accounting.DpEvent, grid: float, relation: str) -> tuple[Loss, ...]:
+def _losses_of_one(event: DpEvent, neighbours: str) -> tuple[PrivacyLoss, ...]:
     """Returns the privacy loss of one use: of replacing, or of removing and of adding, a unit.
 
     There is none if it has no bound. Randomized response, with its epsilon as the grid, is exact.
     """
-    if isinstance(event, dp_accounting.RandomizedResponseDpEvent) and relation == "REPLACE_ONE":
+    if isinstance(event, dp_accounting.RandomizedResponseDpEvent) and neighbours == "REPLACE_ONE":
         other = event.noise_parameter / event.num_buckets
         if other == 0.0:
             return ()
-        kept = 1.0 - event.noise_parameter + other
-        return (Loss(grid, -1, np.array([other, (event.num_buckets - 2) * other, kept])),)
-    accountant = _OneUse(grid, relation)
-    accountant.compose(event)
-    return accountant.losses()
-
-
-def composed_loss(uses: tuple[Use, ...], relation: str, way: int = 0) -> Loss:
-    """Returns the privacy loss of all these uses together.
-
-    Of ``way`` 0 and 1, the latter is the loss of adding a unit, where that is another one.
-    """
-    return _repeated(*uses[0], relation, way) if len(uses) == 1 else _mixed(uses, relation, way)
+        masses = np.array(
+            [other, (event.num_buckets - 2) * other, 1.0 - event.noise_parameter + other]
+        )
+        return (PrivacyLoss(_response_epsilon(event), -1, masses),)
+    if isinstance(event, LabelDistanceDpEvent):
+        if neighbours != "REPLACE_ONE":
+            raise dp_accounting.UnsupportedEventError(f"{event} is for replaced labels only.")
+        found = [event.loss(_grid(event))]
+    else:
+        relation = dp_accounting.NeighboringRelation[neighbours]
+        accountant = pld.PLDAccountant(relation, _grid(event))
+        # It keeps the loss of its only event as it is.
+        accountant._pld = types.SimpleNamespace(compose=lambda loss: loss)
+        accountant.compose(event)
+        if accountant._contains_non_dp_event:
+            return ()
+        found = [accountant._pld._pmf_remove, accountant._pld._pmf_add]
+    dense = {id(pmf): pmf.to_dense_pmf() for pmf in found}.values()
+    return tuple(
+        PrivacyLoss(pmf._discretization, pmf._lower_loss, pmf._probs, pmf._infinity_mass).trimmed(
+            _TAIL_OF_ONE
+        )
+        for pmf in dense
+    )
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _mixed(uses: tuple[Use, ...], relation: str, way: int) -> Loss:
+def _mixed(uses: tuple[tuple[DpEvent, int], ...], neighbours: str, way: int) -> PrivacyLoss:
     """Returns the privacy loss of different uses by halves, of which one more changes few."""
     if len(uses) > 1:
         half = 1 << (len(uses) - 1).bit_length() - 1
-        return _mixed(uses[:half], relation, way) + _mixed(uses[half:], relation, way)
-    ((event, count, grid),) = uses
-    loss = _repeated(event, count, grid, relation, way)
+        return _mixed(uses[:half], neighbours, way) + _mixed(uses[half:], neighbours, way)
+    ((event, count),) = uses
+    loss = _repeated(event, count, neighbours, way)
     if isinstance(event, dp_accounting.RandomizedResponseDpEvent):
-        loss = loss.on_grid(grid * math.sqrt(count) / _CELLS_OF_RESPONSE)
+        loss = loss.on_grid(_response_epsilon(event) * math.sqrt(count) / _CELLS_OF_RESPONSE)
     return loss
 
 
 @functools.lru_cache(maxsize=64)
-def _repeated(
-    event: dp_accounting.DpEvent, count: int, grid: float, relation: str, way: int
-) -> Loss:
-    """Returns the privacy loss of equal uses: of the larger blocks, and of the smallest ones."""
-    level, number = 0, count
-    while number % _BLOCK == 0:
-        level, number = level + 1, number // _BLOCK
-    smallest = _block(event, level, grid, relation, way) * (number % _BLOCK)
-    larger = count - number % _BLOCK * _BLOCK**level
-    return _repeated(event, larger, grid, relation, way) + smallest if larger else smallest
+def _repeated(event: DpEvent, count: int, neighbours: str, way: int, level: int = 0) -> PrivacyLoss:
+    """Returns the privacy loss of equal blocks of uses: of the larger ones, and of the rest."""
+    number, rest = divmod(count, _BLOCK)
+    larger = _repeated(event, number, neighbours, way, level + 1) if number else None
+    if larger is not None and not rest:
+        return larger
+    smallest = _block(event, level, neighbours, way) * rest
+    return smallest if larger is None else larger + smallest
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _block(event: dp_accounting.DpEvent, level: int, grid: float, relation: str, way: int) -> Loss:
-    """Returns the privacy loss of ``_BLOCK ** level`` equal uses."""
+def _block(event: DpEvent, level: int, neighbours: str, way: int) -> PrivacyLoss:
     if level == 0:
-        return losses_of_one(event, grid, relation)[-way]
-    return (_block(event, level - 1, grid, relation, way) * _BLOCK).coarser()
+        return _losses_of_one(event, neighbours)[-way]
+    return (_block(event, level - 1, neighbours, way) * _BLOCK).coarser()

@@ -18,28 +18,24 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting._annotations import Setting
 from tf_labeldp.accounting._guarantee import Assumption, PrivacyGuarantee
 
-_SIZES = ("at_least", "exactly")
 _SLACK = 1e-10
-"""Epsilon is rounded up by one part in so many."""
-_LEAST_DELTA = 1e-25
-"""Below, the sums are not resolved in doubles, and only the flips are counted on."""
-_MOST_EPSILON = 400.0
-"""Flips that give no less by themselves are so rare that doubles end: likewise."""
+"""Epsilon is rounded up by one part in this many."""
+_LEAST_DELTA, _MOST_EPSILON = 1e-25, 400.0
+"""Beyond, doubles do not resolve the sums, and only the flips are counted on."""
 _MOST_SPLITS = 150
-"""So many ranges of compositions are split; those left then count with their bounds."""
+"""Ranges of compositions that are split at most; those left then count with their bounds."""
 _SMALL = 2000
-"""In clusters of up to so many users, every range is split until it is decided."""
+"""Users of a cluster up to which every range is split until it is decided."""
 _LEFT_OUT = 1e-12
 """Values of M with together this share of the delta looked for are left out, and added to delta."""
 _ROUNDING = 1e-12
 """Above the relative error of sums over M, which is added to delta."""
 _TAIL_ERROR = 1e-14
-"""A user: above the relative error of SciPy's tails (2e-15 in 1.11), likewise added to delta."""
+"""Per user: above the relative error of SciPy's tails (2e-15 in 1.11), likewise added to delta."""
 _SINGLE = 10
-"""Numbers of reports up to so many have blocks of their own."""
-_ELEMENTS = 30_000
-_BLOCKS = (40, 200)
-"""So many blocks of t (fewer where t has fewer values) that M times blocks keeps to the above."""
+"""Numbers of reports below this have blocks of their own."""
+_ELEMENTS, _BLOCKS = 30_000, (40, 200)
+"""Blocks of t are in this range, such that M times blocks is about 30,000."""
 _NO_LOG = -1e300
 """In place of log 0: times zero it is zero, and its exponential is zero."""
 
@@ -54,11 +50,11 @@ def peer_to_peer_guarantee(
     *,
     sizes: str = "at_least",
 ) -> PrivacyGuarantee:
-    """Returns what the reports of peer-to-peer randomized response promise.
+    """Returns the guarantee of the reports of peer-to-peer randomized response.
 
     Guarantee:
         All reports together are (epsilon, delta)-DP for the replacement of one label, towards a
-        learner who sees only them (who reported, and which label). Epsilon is a numeric upper
+        learner who sees only them (users and the labels they report). Epsilon is a numeric upper
         bound, for the worst labels of the other users and in both directions. It is never above
         ``log((1 - alpha) / alpha)``, which the flips give by themselves, and is this at
         ``delta=0`` (and below 1e-25).
@@ -89,87 +85,64 @@ def peer_to_peer_guarantee(
         >>> round(guarantee.epsilon, 3)
         0.099
     """
-    alpha, theta = _checked_rates(flip_probability, subsampling_rate)
-    checked, larger = _checked_sizes(cluster_size, sizes)
+    alpha = _validate.positive_finite("flip_probability", flip_probability)
+    theta = _validate.number_in("subsampling_rate", subsampling_rate, "(0, 1]")
     delta = _validate.number_in("delta", delta, "[0, 1)")
-    epsilon = max(_epsilon(alpha, theta, size, delta, larger) for size in checked)
-    users = None
-    if not larger:
-        several = f"one of the {len(checked)} sizes given, of {checked[0]} to {checked[-1]} users"
-        users = several if len(checked) > 1 else f"exactly {checked[0]} users"
+    larger = _validate.one_of("sizes", sizes, ("at_least", "exactly")) == "at_least"
+    if alpha > 0.5:
+        raise ValueError(
+            f"flip_probability must be in (0, 0.5], got {alpha:g}: at 0.5 labels are pure noise."
+        )
+    found = np.unique(np.asarray(cluster_size)).tolist()
+    if not found:
+        raise ValueError("cluster_size is empty. Give the size of the smallest cluster, or all.")
+    several = [_validate.integer_at_least("cluster_size", size, 1) for size in found]
+    least, most = several[0], several[-1]
+    if least == 1:
+        raise ValueError(
+            "cluster_size must be at least 2, got 1: a user alone has no peers. Merge small "
+            "clusters first."
+        )
+    if larger:
+        several, users = [least], None
+    elif least == most:
+        users = f"exactly {least} users"
+    else:
+        users = f"one of the {len(several)} sizes given, of {least} to {most} users"
     return PrivacyGuarantee(
-        epsilon=epsilon,
+        epsilon=max(_epsilon(alpha, theta, size, delta, larger) for size in several),
         delta=delta,
-        assumptions=peer_to_peer_assumptions(alpha, theta, checked[0], users),
+        assumptions=peer_to_peer_assumptions(alpha, theta, least, users),
     )
 
 
 def peer_to_peer_assumptions(
     flip_probability: float, subsampling_rate: float, cluster_size: int, users: str | None = None
 ) -> tuple[Assumption, ...]:
-    """Returns what a guarantee of the reports rests on, in clusters of that size or more.
-
-    ``users`` says it in words where the sizes are known exactly.
-    """
-    return (
-        Assumption(
-            "public-clusters",
-            "holder",
-            "The features are public, and the clusters were made from them without labels.",
-        ),
-        Assumption(
-            "cluster-sizes",
-            "holder",
-            f"Every cluster has {users or f'at least {cluster_size} users'}.",
-        ),
-        Assumption(
-            "only-reports-seen",
-            "users",
-            "The learner sees the reports alone, neither the messages between users nor which "
-            "users exchanged them.",
-        ),
-        Assumption(
-            "users-follow-protocol",
-            "users",
-            f"Every user follows the protocol (flips once, with probability {flip_probability:.6g}"
-            "; picks a user of the cluster uniformly and independently at random; reports with "
-            f"probability {subsampling_rate:.6g}) and sends the learner nothing else.",
-        ),
-        Assumption(
-            "messages-between-users",
-            "users",
-            "Each message between users is seen by the one who asked, and is "
-            f"({_alone(flip_probability):.6g}, 0)-label-DP towards that user; this statement does "
-            "not cover it.",
-        ),
+    """Returns the assumptions on the reports, in clusters of that size or as ``users`` has it."""
+    clusters = "The features are public, and the clusters were made from them without labels."
+    sizes = f"Every cluster has {users or f'at least {cluster_size} users'}."
+    reports = (
+        "The learner sees the reports alone, neither the messages between users nor which users "
+        "exchanged them."
     )
-
-
-def _checked_rates(flip_probability: Any, subsampling_rate: Any) -> tuple[float, float]:
-    """Returns alpha and theta, or raises."""
-    alpha = _validate.positive_finite("flip_probability", flip_probability)
-    theta = _validate.number_in("subsampling_rate", subsampling_rate, "(0, 1]")
-    if alpha > 0.5:
-        raise ValueError(
-            f"flip_probability must be in (0, 0.5], got {alpha:g}: at 0.5 labels are pure noise."
-        )
-    return alpha, theta
-
-
-def _checked_sizes(cluster_size: Any, sizes: Any) -> tuple[list[int], bool]:
-    """Returns the sizes to look at, increasing, and whether larger ones are meant too."""
-    _validate.one_of("sizes", sizes, _SIZES)
-    several = isinstance(cluster_size, (list, tuple, np.ndarray))
-    found = np.unique(np.asarray(cluster_size)).tolist() if several else [cluster_size]
-    if not found:
-        raise ValueError("cluster_size is empty. Give the size of the smallest cluster, or all.")
-    checked = sorted(_validate.integer_at_least("cluster_size", size, 1) for size in found)
-    if checked[0] == 1:
-        raise ValueError(
-            "cluster_size must be at least 2, got 1: a user alone has no peers. Merge small "
-            "clusters first."
-        )
-    return (checked[:1], True) if sizes == "at_least" else (checked, False)
+    protocol = (
+        f"Every user follows the protocol (flips once, with probability {flip_probability:.6g}; "
+        "picks a user of the cluster uniformly and independently at random; reports with "
+        f"probability {subsampling_rate:.6g}) and sends the learner nothing else."
+    )
+    messages = (
+        "Each message between users is seen by the one who asked, and is "
+        f"({_alone(flip_probability):.6g}, 0)-label-DP towards that user; this statement does not "
+        "cover it."
+    )
+    return (
+        Assumption("public-clusters", "holder", clusters),
+        Assumption("cluster-sizes", "holder", sizes),
+        Assumption("only-reports-seen", "users", reports),
+        Assumption("users-follow-protocol", "users", protocol),
+        Assumption("messages-between-users", "users", messages),
+    )
 
 
 class _Cluster:
@@ -181,7 +154,6 @@ class _Cluster:
         self._cores: dict[_Range, _Core] = {}
 
     def bound(self, ones: _Range, epsilon: float) -> float:
-        """Returns a bound for all compositions with so many other users of label 1."""
         if ones not in self._cores:
             self._cores[ones] = self._core(ones[0], self.size - 1 - ones[1])
         return self._cores[ones].delta(epsilon)
@@ -209,7 +181,6 @@ class _Cluster:
 
 @functools.lru_cache(maxsize=256)
 def _epsilon(alpha: float, theta: float, size: int, delta: float, larger: bool) -> float:
-    """Returns the least epsilon of a cluster at delta, rounded up."""
     most = _alone(alpha)
     if delta < _LEAST_DELTA or most == 0.0 or most > _MOST_EPSILON:
         return most
@@ -258,27 +229,27 @@ def _alone(alpha: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Core:
-    """Some users of a cluster, the looked-at one among them, and the reports drawn from them."""
+    """Some users of a cluster, one of them looked at, and the reports drawn from them."""
 
-    flip_probability: float
-    subsampling_rate: float
-    cluster_size: int  # n, of the whole cluster
-    larger: bool  # whether bounds are to hold for larger clusters too
+    alpha: float
+    theta: float
+    n: int  # users of the whole cluster
+    larger: bool  # whether bounds cover larger clusters too
     least_delta: float  # the smallest that matters
     ones: int  # users of the core with label 1, without the one looked at
     zeros: int
 
     @property
     def size(self) -> int:
-        """The number of users of the core, c."""
         return self.ones + self.zeros + 1
 
     @functools.cached_property
     def reports(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Blocks of N, largest values t (B,); P[N in this block or above] (B,); P[N above all]."""
-        n, rate = self.cluster_size, self.subsampling_rate * self.size / self.cluster_size
-        mean = self.subsampling_rate * self.size
-        deviation = math.sqrt(mean if self.larger else mean * max(1.0 - rate, 0.0))
+        from scipy import special
+
+        mean = self.theta * self.size
+        deviation = math.sqrt(mean if self.larger else mean * max(1.0 - mean / self.n, 0.0))
         width = _reach(mean if self.larger else deviation**2, self._log_tail)
         blocks = min(max(_ELEMENTS // self.noisy_ones[0].size, _BLOCKS[0]), _BLOCKS[1])
         top = math.sqrt(-2.0 * math.log(self.least_delta)) + 1.0
@@ -287,24 +258,17 @@ class _Core:
         few = np.arange(min(_SINGLE, last))
         edges = np.unique(np.concatenate([few, np.rint(grid), [last]]))
         if self.larger:
-            # Between mean - 1 and mean neither bound is known, but for P[N > 0], which decreases.
+            # Between mean - 1 and mean no bound is known, except P[N > 0], which decreases.
             edges = edges[(edges <= max(mean - 1.0, 0.0)) | (edges >= mean)]
         else:
-            edges = np.unique(np.minimum(edges, n))
-        above = self._above(edges)
+            edges = np.unique(np.minimum(edges, self.n))
+        # P[N > edge], or its bound for all larger clusters.
+        inside = np.minimum(edges, self.n - 1.0)
+        above = special.betainc(inside + 1.0, self.n - inside, min(mean / self.n, 1.0))
+        above = np.where(edges >= self.n, 0.0, above)
+        if self.larger:
+            above = np.where(edges >= mean, special.pdtrc(edges, mean), above)
         return edges, np.append(1.0, above[:-1]), float(above[-1])
-
-    def _above(self, edges: np.ndarray) -> np.ndarray:
-        """Returns P[N > edge], or what bounds it for all larger clusters."""
-        from scipy import special
-
-        n, mean = self.cluster_size, self.subsampling_rate * self.size
-        inside = np.minimum(edges, n - 1.0)
-        binomial = special.betainc(inside + 1.0, n - inside, min(mean / n, 1.0))
-        binomial = np.where(edges >= n, 0.0, binomial)
-        if not self.larger:
-            return binomial
-        return np.where(edges >= mean, special.pdtrc(edges, mean), binomial)
 
     @property
     def _log_tail(self) -> float:
@@ -313,7 +277,7 @@ class _Core:
     @functools.cached_property
     def noisy_ones(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Values of M (v,), and their probabilities under label 1 and under label 0 (v,)."""
-        alpha = self.flip_probability
+        alpha = self.alpha
         fewest, lost = _binomial(self.ones, alpha, self._log_tail)
         low, gained = _binomial(self.zeros, alpha, self._log_tail)
         low += self.ones - fewest - (lost.size - 1)
@@ -327,11 +291,10 @@ class _Core:
         )
 
     def delta(self, epsilon: float) -> float:
-        """Returns an upper bound of delta at epsilon."""
         largest, from_here, beyond = self.reports
-        given = self._delta_given(epsilon, largest)
-        bound = float(np.diff(given, prepend=0.0) @ from_here) + beyond
-        bound *= 1.0 + _TAIL_ERROR * self.cluster_size
+        deltas = self._delta_given(epsilon, largest)
+        bound = float(np.diff(deltas, prepend=0.0) @ from_here) + beyond
+        bound *= 1.0 + _TAIL_ERROR * self.n
         # Of M, five tails are left out, each in P_1 and in e^epsilon P_0, which is below P_1.
         return min(bound + 10.0 * self.least_delta * _LEFT_OUT, 1.0)
 
@@ -339,47 +302,41 @@ class _Core:
         """Returns delta (B,) given each number of reports (B,), increasing, on the safe side."""
         from scipy import special
 
-        values, one, zero = self.noisy_ones
+        values, law_one, law_zero = self.noisy_ones
         share = values / self.size
         start = self._first_likelier(epsilon, reports)
         some = start <= reports
         at, t = start[some, np.newaxis], reports[some, np.newaxis]
         tail = np.where(at > 0.0, special.betainc(np.maximum(at, 1.0), t - at + 1.0, share), 1.0)
         grown = math.exp(epsilon)
-        p_one, p_zero = tail @ one, grown * (tail @ zero)
+        p_one, p_zero = tail @ law_one, grown * (tail @ law_zero)
         delta = np.zeros(reports.size)
         delta[some] = np.maximum(p_one - p_zero, 0.0) + _ROUNDING * (p_one + p_zero)
         # An error of a tail counts in both sums, with a weight that mostly cancels.
-        delta[some] += _TAIL_ERROR * self.cluster_size * (tail @ np.abs(one - grown * zero))
+        delta[some] += _TAIL_ERROR * self.n * (tail @ np.abs(law_one - grown * law_zero))
         return np.maximum.accumulate(delta)
 
     def _first_likelier(self, epsilon: float, reports: np.ndarray) -> np.ndarray:
         """Returns the least k (B,) with P_1(k | t) > e^epsilon P_0(k | t); t + 1 for none."""
-        log_p, log_q, log_zero = self._logs
-        _, one, zero = self.noisy_ones
-        low, high = np.full(reports.size, -1.0), reports + 1.0
-        while np.any(apart := high - low > 1.0):
-            k = np.floor(0.5 * (low + high))
-            logs = np.multiply.outer(k, log_p) + np.multiply.outer(reports - k, log_q)
-            # So that the largest term for label 0 is one, and none for label 1 overflows.
-            likelihood = np.exp(logs - np.max(logs + log_zero, axis=1, keepdims=True))
-            likelier = likelihood @ one > math.exp(epsilon) * (likelihood @ zero)
-            high = np.where(apart & likelier, k, high)
-            low = np.where(apart & ~likelier, k, low)
-        return high
-
-    @functools.cached_property
-    def _logs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Logs of M / c, of 1 - M / c, and of the probabilities of M under label 0 (v,)."""
-        values, _, zero = self.noisy_ones
+        values, law_one, law_zero = self.noisy_ones
         with np.errstate(divide="ignore"):
             log_p = np.maximum(np.log(values / self.size), _NO_LOG)
             log_q = np.maximum(np.log1p(-values / self.size), _NO_LOG)
-            return log_p, log_q, np.log(zero)
+            log_zero = np.log(law_zero)
+        low, high = np.full(reports.size, -1.0), reports + 1.0
+        while np.any(undecided := high - low > 1.0):
+            k = np.floor(0.5 * (low + high))
+            logs = np.multiply.outer(k, log_p) + np.multiply.outer(reports - k, log_q)
+            # The largest term for label 0 becomes one, and none for label 1 overflows.
+            likelihood = np.exp(logs - np.max(logs + log_zero, axis=1, keepdims=True))
+            likelier = likelihood @ law_one > math.exp(epsilon) * (likelihood @ law_zero)
+            high = np.where(undecided & likelier, k, high)
+            low = np.where(undecided & ~likelier, k, low)
+        return high
 
 
 def _reach(variance: float, log_tail: float) -> float:
-    """Returns how far from its mean a sum of independent 0/1 variables may be, but for a tail.
+    """Returns how far from its mean a sum of independent 0/1 variables may be, except for a tail.
 
     Bernstein's inequality for one side; it holds for Poisson variables, their limits, too.
     """

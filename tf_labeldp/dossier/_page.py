@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import html
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -81,9 +82,12 @@ def page(content: dict[str, Any]) -> str:
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>Made on {_when(content['made_at'])} UTC by {_text(content['made_by'])}.</p>",
-        f"<div class=promise>\n<b>{_text(headline)}</b>",
-        f"<br>for one person, of all releases of {sets}.",
-        *(f"<br>{_text(line.strip())}" for line in lines if not line.startswith("  assumes")),
+        "<div class=promise>",
+        f"<b>{_text(headline)}</b><br>for one person, of all releases of {sets}.",
+        *(
+            f"<br>{_text(line.strip())}"
+            for line in itertools.takewhile(lambda line: "Assumptions" not in line, lines)
+        ),
         "</div>",
         *_sets(content),
         "<h2>Who must vouch for what</h2>",

@@ -31,16 +31,6 @@ from tf_labeldp.vault._store import LabelStore
 
 _LIBRARIES = ("dp-accounting", "keras", "numpy", "opendp", "scipy", "tensorflow")
 _FLAGS = ("seeded", "metrics_reported", "sample_weights")
-_VOUCHES = {
-    "nobody": "Not assigned: read these first",
-    "authors": "The authors of other code, and of declarations",
-    "users": "The users of a protocol without a server",
-    "trainer": "Those who train and publish",
-    "library": "This library, whose tests check it",
-    "machines": "Those who run the machines",
-    "holder": "The label holder",
-}
-"""Who must vouch for an assumption, by ``Assumption.who``, in the order of the report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +140,9 @@ def report(
         "statement": str(stated).splitlines(),
         "guarantee": json.loads(stated.to_json()),
         "label_sets": [_label_set(path, ledger) for path, ledger in ledgers.items()],
-        "assumptions": _by_who_vouches(stated),
+        "assumptions": {
+            party: list(map(str, texts)) for party, texts in stated.assumptions_by_voucher().items()
+        },
         "published": [_as_json(file) for file in files],
         "audits": [_audit_as_json(name, result) for name, result in found.items()],
         "not_audited": skipped,
@@ -217,14 +209,6 @@ def _release(receipt: Receipt) -> dict[str, Any]:
         "output_digest": receipt.output_digest,
         "version": receipt.version,
     }
-
-
-def _by_who_vouches(stated: PrivacyGuarantee) -> dict[str, list[str]]:
-    """Returns the assumptions by who must vouch for them; unknown ones are read first."""
-    groups: dict[str, list[str]] = {title: [] for title in _VOUCHES.values()}
-    for assumption in stated.assumptions:
-        groups[_VOUCHES.get(assumption.who, _VOUCHES["nobody"])].append(str(assumption))
-    return {title: texts for title, texts in groups.items() if texts}
 
 
 def _as_json(file: Published) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import numpy as np
 from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget, PrivacyGuarantee
 from tf_labeldp.accounting._budget import CountedCharges, compose_counted
 from tf_labeldp.accounting._events import pure_dp_event
-from tf_labeldp.accounting._guarantee import warn_of_delta
 from tf_labeldp.accounting._public_input import note_digests
 from tf_labeldp.accounting._receipts import (
     Composition,
@@ -224,7 +223,7 @@ class Ledger:
     ) -> Receipt:
         n = self.label_set.size
         if flags.get("unit") != "user":  # there are fewer users than labels
-            warn_of_delta(self.budget.delta, max(1, n))
+            PrivacyGuarantee(0.0, self.budget.delta, num_units=max(1, n)).warn_of_delta()
         return Receipt(
             self.label_set,
             charge,

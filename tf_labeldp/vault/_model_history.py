@@ -319,7 +319,7 @@ def load_model(path: str | os.PathLike[str], **settings: Setting[Any]) -> Any:
 
 
 def _histories_in(path: pathlib.Path) -> dict[str, History]:
-    from tf_labeldp.keras_layers._history_in_files import ASSET
+    from tf_labeldp.keras_layers._released_dense import ASSET
 
     histories: dict[str, History] = {}
     if not zipfile.is_zipfile(path):
