@@ -15,9 +15,10 @@ from tf_labeldp.features import (
     NeighbourSmoothing,
     PatchDictionary,
     RandomFourierFeatures,
+    Rows,
     find_clusters,
 )
-from tf_labeldp.features._reader import FeatureSource, Rows, Table, collected
+from tf_labeldp.features._reader import collected, table_columns
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.training._stage_data import Features
 
@@ -88,7 +89,7 @@ def of_row_source(inputs):
 
 READERS = {
     "rows": lambda inputs: Rows(inputs).array(),
-    "blocks": lambda inputs: np.concatenate(list(FeatureSource(inputs).blocks())),
+    "blocks": lambda inputs: np.concatenate(list(Rows(inputs).blocks())),
     "clusters": lambda inputs: np.eye(6)[find_clusters(inputs, 6).assign(inputs)],
     "smoothing": lambda inputs: NeighbourSmoothing(num_neighbours=3).fit(inputs).transform(inputs),
     "fourier": lambda inputs: RandomFourierFeatures(8).fit(inputs).transform(inputs),
@@ -301,4 +302,4 @@ def test_a_data_set_whose_later_batches_are_shuffled_is_refused():
 def test_a_tuple_of_vectors_is_no_table():
     x = np.random.default_rng(0).normal(size=(30, 4))
     with pytest.raises(ValueError, match="may be rows or columns"):
-        Table(tuple(x))
+        table_columns(tuple(x))

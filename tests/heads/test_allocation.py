@@ -117,11 +117,6 @@ def test_rounding_gets_no_share_at_any_budget():
     assert _public_rows.spread_map(covariance, 1e-30).shape == (8, 7)
 
 
-def test_no_map_for_no_noise_known_or_no_variance():
-    assert _public_rows.spread_map(np.eye(3, order="F"), None) is None
-    assert _public_rows.spread_map(np.zeros((3, 3), order="F"), 0.1) is None
-
-
 def test_the_signs_of_the_directions_are_fixed():
     """Those of an eigensolver are not; a stored release is of use for the same ones alone."""
     rows = np.random.default_rng(2).normal(size=(100, 5)) * [5.0, 4.0, 3.0, 2.0, 1.0]

@@ -13,10 +13,13 @@ import math
 import numpy as np
 
 _POINTS = 121
+"""Penalties of a path: about thirteen in each factor of ten."""
 _GUARD = 1.0 / 3.0
+"""Standard deviations that are added to an estimated risk, against lucky small penalties."""
 _RANK = 1e-12
 """An eigenvalue below this part of the largest is rounding of zero."""
 _LARGEST_SHARPNESS = 1e3
+"""The largest sharpness, over the size of the scores: probabilities are then 0 or 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Spectrum:
 
     @property
     def energies(self) -> np.ndarray:
-        """e (d,): squared lengths of the rows of z."""
+        """Squared lengths e (d,) of the rows of z."""
         return np.einsum("jc,jc->j", self.moments, self.moments)
 
     def coefficients(self, filter_: np.ndarray) -> np.ndarray:
