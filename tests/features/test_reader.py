@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from scipy import sparse
@@ -58,6 +59,7 @@ KINDS = {
     "tensor": lambda: tf.constant(X),
     "frame": frame,
     "frame of kinds of numbers": lambda: frame().astype({"c": np.float64}),
+    "arrow table": lambda: pa.table(columns()),
     "structured array": structured,
     "dict of columns": columns,
     "dict of matrices": lambda: {"x": X[:, :3], "y": X[:, 3:]},

@@ -173,10 +173,10 @@ def test_a_prior_before_the_spread_has_to_have_clearly_less_risk(
     head = SimpleNamespace(
         _scaling=SimpleNamespace(spread=np.eye(2)), _has_prior=True, intercept=True, noise_stddev_=1
     )
-    source = SimpleNamespace(kind=SimpleNamespace(code_variance=1.0))
-    mechanism = SimpleNamespace(num_classes=2)
+    kind, mechanism = SimpleNamespace(code_variance=1.0), SimpleNamespace(num_classes=2)
+    source = SimpleNamespace(kind=kind, mechanism=mechanism)
     rows = SimpleNamespace(gram=np.eye(2))
-    found, _ = PrivateRidge._least_risk(head, rows, None, mechanism, source)
+    found, _ = PrivateRidge._least_risk(head, rows, None, source)
     assert found.name == chosen
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin
 
 from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts, receipts_to_bytes
@@ -27,7 +27,7 @@ _LAYER_NAMES = frozenset(
 
 
 class _Family:
-    """Stands for an estimator and its clones."""
+    """Stands for an estimator and its clones; a class, so that it is pickled."""
 
 
 class Estimator(BaseEstimator):
@@ -79,15 +79,11 @@ class FeatureMap(Estimator):
     """A map of public inputs to features, with the tags of a transformer."""
 
     def __sklearn_tags__(self) -> Any:
-        return _tags_of(TransformerMixin)
+        return tags_of(TransformerMixin)
 
 
-def supervised_tags(*, is_number: bool) -> Any:
-    """Returns scikit-learn's tags (from 1.6 on) of a regressor or of a classifier."""
-    return _tags_of(RegressorMixin if is_number else ClassifierMixin)
-
-
-def _tags_of(mixin: type) -> Any:
+def tags_of(mixin: type) -> Any:
+    """Returns the tags of scikit-learn (from 1.6 on) of an estimator with this mixin."""
     return type(mixin.__name__, (mixin, BaseEstimator), {})().__sklearn_tags__()
 
 

@@ -16,7 +16,7 @@ from tf_labeldp.features._reader import table_columns
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
-"""Rows in the sample for the median distance; their distances are a 2048 x 2048 matrix."""
+"""Rows in the sample for the median distance, which takes a 2048 x 2048 matrix."""
 _BLOCK = 4096
 """Rows whose features are computed at a time."""
 _MOST_CATEGORIES = 10_000
@@ -85,7 +85,8 @@ class RandomFourierFeatures(FeatureMap):
 
         Args:
             table: public columns (n,) as a dict, structured array or data frame; an array or a
-                sparse matrix (n, p); or a ``tf.data.Dataset`` of batches of these, not shuffled.
+                sparse matrix (n, p), which is made dense; or a ``tf.data.Dataset`` of batches of
+                these, not shuffled.
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -188,14 +189,13 @@ class RandomFourierFeatures(FeatureMap):
         note_release(layer, getattr(self, "receipts_", ()))
         if self._is_matrix:
             return keras.Model(encoded, outputs, name="random_fourier_features")
-        # The inputs have the columns' names, which no other layer may have.
+        # No other layer may have the names of the inputs, which are the columns'.
         features = keras.Model(encoded, outputs, name="encoded_columns")
-        names = input_names(str(column.name) for column in self.columns_)
+        names_in_order = [str(column.name) for column in self.columns_]
+        names = input_names(names_in_order)
         inputs = {
-            str(column.name): keras.Input(
-                (1,), dtype=column.input_dtype, name=names[str(column.name)]
-            )
-            for column in self.columns_
+            name: keras.Input((1,), dtype=column.input_dtype, name=names[name])
+            for name, column in zip(names_in_order, self.columns_, strict=True)
         }
         return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
 
@@ -212,8 +212,7 @@ class RandomFourierFeatures(FeatureMap):
     def _check_arguments(self) -> None:
         if _validate.integer_at_least("num_features", self.num_features, 2) % 2:
             raise ValueError(
-                "num_features must be even, as cosines and sines come in pairs, got "
-                f"{self.num_features}."
+                f"num_features must be even, for pairs of cosine and sine, got {self.num_features}."
             )
         if not isinstance(self.bandwidth, str):
             _validate.positive_finite("bandwidth", self.bandwidth)
@@ -250,8 +249,7 @@ class NumericColumn:
     input_dtype = "float32"  # of a Keras input
 
     @property
-    def width(self) -> int:
-        """The number of places."""
+    def width(self) -> int:  # places in an encoded row
         return 1 + self.has_missing
 
     @classmethod
@@ -317,12 +315,10 @@ class CategoricalColumn:
 
     @property
     def width(self) -> int:
-        """The number of places."""
         return self.buckets or len(self.vocabulary) + 1
 
     @property
     def input_dtype(self) -> str:
-        """The dtype of a Keras input."""
         return "int64" if self.vocabulary.dtype.kind == "i" else "string"
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:

@@ -187,7 +187,7 @@ def table_columns(table: Any) -> dict[Any, np.ndarray]:
         table = collected(table)
     columns = _columns_of(table)
     if columns is None:
-        matrix = _side_by_side(parts_of(table)) if _is_several(table) else table
+        matrix: Any = _side_by_side(parts_of(table)) if _is_several(table) else table
         matrix = matrix.toarray() if _is_sparse(matrix) else np.asarray(matrix)
         if matrix.ndim != 2:
             raise TypeError(
@@ -365,8 +365,7 @@ def _is_sparse(inputs: Any) -> bool:
     return hasattr(inputs, "tocsr")
 
 
-def _is_several(inputs: Any) -> bool:
-    """Returns whether inputs are a tuple of arrays, rather than of rows."""
+def _is_several(inputs: Any) -> bool:  # a tuple of arrays, rather than of rows
     return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
 
 
@@ -392,10 +391,10 @@ def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
     extra = [repr(name) for name in found if name not in expected]
     problems = [f"lack {', '.join(missing)}"] if missing else []
     problems += [f"have {', '.join(extra)}, which fit did not see"] if extra else []
+    problem = " and ".join(problems) or "are in another order than in fit"
     raise ValueError(
-        "the columns of the features "
-        f"{' and '.join(problems) or 'are in another order than in fit'}: "
-        f"got {list(found)}, in fit they were {list(expected)}. Select these, in this order."
+        f"the columns of the features {problem}: got {list(found)}, in fit they were "
+        f"{list(expected)}. Select these, in this order."
     )
 
 

@@ -45,11 +45,11 @@ class BootstrappedHead(Head):
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
-        The heads' are Gaussian, and one of noise multiplier s_r is chosen after those before it; so
-        together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and Su,
-        "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon is added (basic
-        composition). The network learns from released probabilities alone. Charged to the vault,
-        which refuses before the first release if not all fit.
+        Those of the heads are Gaussian, of noise multipliers s_r, each chosen after the earlier
+        ones; together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and
+        Su, "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon is added (basic
+        composition). The network learns from released probabilities alone. The vault is charged,
+        and refuses before the first release if not all fit.
 
     Source: ours; every release is that of ``PrivateLogisticRegression``.
 
@@ -62,13 +62,13 @@ class BootstrappedHead(Head):
         encoder: from inputs to the first features, fitted without labels: a feature map, a Keras
             model or a callable; for images the best is
             ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs.
-        shares: of the squared precision that each release of a head gets; they sum to one.
+        shares: of the squared precision, one for each release of a head; they sum to one.
         draw_share: in [0, 1), the part of epsilon for noisy labels, which are drawn last by
             ``InformativeRR`` with the network's probabilities as priors; the network then learns
-            their posteriors. None for none below an epsilon of 2.5, and 0.85 from there on.
+            their posteriors. None for 0 below an epsilon of 2.5, and 0.85 from there on.
         epochs: of the network after each release.
         batch_size: of its training.
-        learning_rate: the highest, of AdamW; a cosine takes it down in every round.
+        learning_rate: the highest, of AdamW; a cosine lowers it in every round.
         views: Keras layers that change inputs at random but not their class, for images
             ``self_supervised.weak_views()``; None for none.
         key: the name of the releases in a vault, ``key/1``, ``key/2``, ...
@@ -115,8 +115,8 @@ class BootstrappedHead(Head):
     def fit(self: _Self, inputs: Public[Any], labels: Private[PrivateLabels]) -> _Self:
         """Releases and learns in turn.
 
-        A vault with a store also keeps the network after each round: a fit that was killed, or is
-        made again with the same key, reads releases and networks, and goes on.
+        A vault with a store also keeps the network after each round: a second fit with the same
+        key, or one after a kill, reads releases and networks, and goes on.
 
         Args:
             inputs: public, an array (n, ...) that the network takes.
@@ -161,7 +161,8 @@ class BootstrappedHead(Head):
 
     def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns class values (m,) for inputs as in ``fit``."""
-        return self.classes_[self.predict_proba(features).argmax(axis=1)]
+        likeliest = self.predict_proba(features).argmax(axis=1)
+        return self.classes_[likeliest]
 
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns the network's class probabilities (m, K) for inputs as in ``fit``."""
@@ -221,12 +222,7 @@ class BootstrappedHead(Head):
         return heads
 
     def _learn(
-        self,
-        inputs: np.ndarray,
-        targets: np.ndarray,
-        receipts: Receipts,
-        labels: PrivateLabels,
-        number: str,
+        self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, number: str
     ) -> None:
         """Trains the network on probabilities, or reads the weights of an earlier such training."""
         import keras

@@ -48,7 +48,7 @@ class LabelSource:
     Attributes:
         vault: of the labels.
         kind: of the labels.
-        mechanism: of the release.
+        mechanism: of the release, whose noise it adds.
     """
 
     def __init__(
@@ -82,16 +82,11 @@ class LabelSource:
             )
 
     def release(
-        self,
-        mechanism: AggregateMechanism,
-        public: PublicInput[Any],
-        rows: np.ndarray | None,
-        family: object,
+        self, public: PublicInput[Any], rows: np.ndarray | None, family: object
     ) -> tuple[NoisyStatistic, Receipts]:
         """Returns the noisy statistic, charged to the vault, and the receipts of the head.
 
         Args:
-            mechanism: of the release; it adds the noise.
             public: the public input of the release, with the receipts of the features.
             rows: keyed digests of each row, (n, k); None where there are none.
             family: the same object for clones of one head.
@@ -101,7 +96,7 @@ class LabelSource:
                 _validate.warn(str(receipt.charge.assumptions[0]))
         # The vault of an array has the budget of this release, and none for earlier ones.
         own = PublicInput(public.value) if self._is_array else public
-        statistic = self.vault.release(mechanism, public_input=own, key=self._key)
+        statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
         if not self._is_array:
             return statistic, statistic.receipts
         counted = with_other_fits(statistic.receipts, rows, family)

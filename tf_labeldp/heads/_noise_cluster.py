@@ -104,15 +104,12 @@ class NoiseCluster(Head):
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels of a wrong kind.
             ValueError: features that are not finite or of a wrong shape; labels outside of the
-                classes, or numbers; arguments out of range, missing or superfluous. Nothing was
-                charged.
+                classes, or numbers; arguments out of range, missing or superfluous.
             RuntimeError: an array of labels in a process that another one started (``n_jobs``).
 
         Warns:
-            UserWarning: delta is above 1/n; or these rows were fitted on before.
-
-        Each call with an array of labels is a release of its own. Fits of one process on the same
-        rows are recognised, and the statement is of their sum.
+            UserWarning: delta is above 1/n; or these rows were fitted on before, whose release is
+                then in the statement too.
         """
         source = LabelSource(self, labels, self._mechanism)
         public = public_input(features, self.encoder, self.clusters)
@@ -125,15 +122,15 @@ class NoiseCluster(Head):
         digests = None if features is None else raw_digests(read)
         rows = None if digests is None else digests[:, np.newaxis]
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
-        mechanism, family = source.mechanism, self._family_of_clones()
-        found, self.receipts_ = source.release(mechanism, public, rows, family)
+        found, self.receipts_ = source.release(public, rows, self._family_of_clones())
         self.clusters_ = clusters
         self.classes_ = source.kind.class_values
-        self.noise_stddev_ = mechanism.noise_stddev
+        self.noise_stddev_ = source.mechanism.noise_stddev
         # The release ends with the last cluster that has an example.
-        shape = (clusters.num_clusters, source.kind.num_classes)
-        counts = self.cluster_counts_ = np.zeros(shape, found.values.dtype)
+        shape = (clusters.num_clusters, source.mechanism.num_classes)
+        counts = np.zeros(shape, found.values.dtype)
         counts[: len(found.values)] = found.values
+        self.cluster_counts_ = counts
         overall = histogram_prior(counts.sum(axis=0))
         has_count = np.any(counts > 0, axis=1, keepdims=True)
         self.cluster_probabilities_ = np.where(has_count, histogram_prior(counts), overall)
@@ -147,25 +144,21 @@ class NoiseCluster(Head):
         """Returns class values (m,): those of the nearest clusters.
 
         Args:
-            features: (m, ...), as given to ``fit``.
+            features: (m, ...), as in ``fit``.
 
         Raises:
-            ValueError: the head was fitted with bare assignments, which new examples have none of.
+            ValueError: the head was fitted with bare assignments, which have no centres.
         """
         self._check_fitted()
         return self.cluster_classes_[self.clusters_.assign(features)]
 
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
-        """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K).
-
-        Args:
-            features: as for ``predict``.
-        """
+        """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K)."""
         self._check_fitted()
         return self.cluster_probabilities_[self.clusters_.assign(features)]
 
     def to_keras(self, encoder: Public[Any] = None) -> Any:
-        """Returns a ``keras.Model`` with fixed weights, that saves and loads.
+        """Returns a ``keras.Model`` of the probabilities, with fixed weights; it saves and loads.
 
         Import ``tf_labeldp.keras_layers`` before you load it in another program. It works in single
         precision: a row about equally near to two centres may get the other one.
@@ -173,9 +166,6 @@ class NoiseCluster(Head):
         Args:
             encoder: a Keras model from raw inputs to the features (m, d), put in front; None for
                 that of the clusters.
-
-        Returns:
-            A model of the inputs of ``fit`` whose outputs (m, K) are those of ``predict_proba``.
 
         Raises:
             TypeError: the clusters were found with a plain function as encoder, and none is given.

@@ -13,6 +13,7 @@ import math
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
@@ -29,7 +30,7 @@ from tf_labeldp.features._estimator import (
     Estimator,
     keras_model,
     note_release,
-    supervised_tags,
+    tags_of,
     with_encoder,
 )
 from tf_labeldp.features._reader import Rows
@@ -60,7 +61,7 @@ _SIGNIFICANT = 3.0
 
 
 class Head(Estimator, abc.ABC):
-    """Statement, score and scikit-learn's conventions, which all heads share."""
+    """The statement, the score and scikit-learn's conventions of all heads."""
 
     receipts_: tuple[Receipt, ...]
     sharpness_: float
@@ -115,7 +116,7 @@ class Head(Estimator, abc.ABC):
         return "regressor" if self._is_regressor() else "classifier"
 
     def __sklearn_tags__(self) -> Any:
-        return supervised_tags(is_number=self._is_regressor())
+        return tags_of(RegressorMixin if self._is_regressor() else ClassifierMixin)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -170,8 +171,7 @@ class OneReleaseHead(Head):
                 were fitted on before; or an encoder was trained without receipts.
 
         Each call with an array of labels is a release of its own. Fits of one process on the same
-        rows (cross-validation, a search over arguments) are recognised, and the statement covers
-        their sum. A ``PrivateLabels`` for all of them also enforces its budget.
+        rows (cross-validation, a search) are recognised, and the statement covers their sum.
         """
         before = dict(vars(self))
         try:
@@ -184,11 +184,11 @@ class OneReleaseHead(Head):
                 # for the L1 norm of the longest row. The mechanism adds the noise, in
                 # source.release.
                 max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
-                mechanism = with_max_l1(source.mechanism, max_l1)
+                source.mechanism = with_max_l1(source.mechanism, max_l1)
                 public = PublicInput(rows, inputs.receipts)
                 family = self._family_of_clones()
-                found, self.receipts_ = source.release(mechanism, public, rows.digests, family)
-                self._finish(rows, found.values, mechanism, source)
+                released, self.receipts_ = source.release(public, rows.digests, family)
+                self._finish(rows, released.values, source)
         except BaseException:  # a fitted head stays as it was, with its own statement
             self.__dict__.clear()
             self.__dict__.update(before)
@@ -225,8 +225,6 @@ class OneReleaseHead(Head):
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
 
-        The sharpness maximises the likelihood given the release, and needs no other labels.
-
         Raises:
             TypeError: the labels are numbers.
         """
@@ -242,17 +240,13 @@ class OneReleaseHead(Head):
     def to_keras(self, encoder: Public[Any] = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
 
-        Its file keeps the receipts. Import ``tf_labeldp.keras_layers`` before you load it in
-        another program; to serve the model without this package, ``model.export(folder)`` writes a
-        TensorFlow SavedModel.
+        Its outputs are those of ``predict_proba``, or of ``predict`` for numbers, (m, 1). Its file
+        keeps the receipts. Import ``tf_labeldp.keras_layers`` before you load it in another
+        program; to serve it without this package, ``model.export(folder)``.
 
         Args:
-            encoder: a Keras model from raw inputs to the features (m, d), put in front; None takes
-                the one the head was fitted with. Labels that it was trained on are counted.
-
-        Returns:
-            A model whose outputs are those of ``predict_proba``, or of ``predict`` for numbers, of
-            shape (m, 1).
+            encoder: a Keras model from raw inputs to the features (m, d), put in front; None for
+                that of the head. Labels that it was trained on are counted.
 
         Raises:
             TypeError: the head was fitted with a plain function as encoder, and none is given.
@@ -349,13 +343,7 @@ class OneReleaseHead(Head):
     def _constant(self) -> float:
         return _INTERCEPT if self.intercept else 0.0
 
-    def _finish(
-        self,
-        rows: PublicRows,
-        moments: np.ndarray,
-        mechanism: LabelMomentMechanism,
-        source: Any,
-    ) -> None:
+    def _finish(self, rows: PublicRows, moments: np.ndarray, source: Any) -> None:
         """Sets all that is fitted, from public numbers (overwritten) and the release."""
         self._label_range = source.kind.label_range
         self._is_of_rows = source.kind.num_labels is not None
@@ -363,9 +351,9 @@ class OneReleaseHead(Head):
         self.classes_ = source.kind.class_values
         self.n_features_in_ = self._scaling.mean.size
         width = rows.gram.shape[0]
-        self.noise_stddev_ = mechanism.noise_stddev(rows.num_rows, width)
+        self.noise_stddev_ = source.mechanism.noise_stddev(rows.num_rows, width)
         self.num_directions_ = width - bool(self.intercept)
-        problem, prior = self._least_risk(rows, moments, mechanism, source)
+        problem, prior = self._least_risk(rows, moments, source)
         spectrum = problem.spectrum
         self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
         if deviations < _SIGNIFICANT:
@@ -392,11 +380,7 @@ class OneReleaseHead(Head):
         self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
 
     def _least_risk(
-        self,
-        rows: PublicRows,
-        moments: np.ndarray,
-        mechanism: LabelMomentMechanism,
-        source: Any,
+        self, rows: PublicRows, moments: np.ndarray, source: Any
     ) -> tuple[_ridge_path.Problem, tuple[float, float]]:
         """Returns the release in its spectrum, and the variances of the prior.
 
@@ -414,7 +398,7 @@ class OneReleaseHead(Head):
                 rows.gram if scale is scales[-1] else rows.gram.copy(order="F"),
                 moments,
                 self.noise_stddev_,
-                centred=_is_one_hot(mechanism),
+                centred=_is_one_hot(source.mechanism),
                 intercept=bool(self.intercept),
                 scale=scale,
             )
@@ -472,13 +456,9 @@ class PrivateRidge(OneReleaseHead):
     label that grows with all of them), put ``RandomFourierFeatures`` in front.
 
     Pipelines, ``clone`` and ``set_params`` of scikit-learn work. But each ``fit`` on an array of
-    labels is a release of its own: a grid search, cross-validation or calibration releases many
-    times, which the statements of its heads add up; scores on true labels are not counted. With a
-    ``PrivateLabels`` they fail once its budget is spent.
-
-    The moments of the labels are exact before the noise. The Gram matrix A of the features is in
-    single precision from 512 directions of a spread on: its entry (i, j) is then off by at most
-    ``1.25e-4 sqrt(A_ii A_jj)``. It holds no label, so its rounding is no matter of privacy.
+    labels is a release of its own: a grid search releases many times, which the statements of its
+    heads add up; scores on true labels are not counted. With a ``PrivateLabels`` it fails once the
+    budget is spent.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
     public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
@@ -513,8 +493,8 @@ class PrivateRidge(OneReleaseHead):
         coef_: ``float64`` (K, d), of the centred features over the length of their spread row;
             (1, d) for two classes and for numbers.
         intercept_: ``float64`` (K,) or (1,).
-        coef_stddev_: the standard error (d,) that the noise of the release alone gives a
-            coefficient, given the penalty; the same in each row of ``coef_``.
+        coef_stddev_: the standard error (d,) of the coefficients in each row of ``coef_``, by the
+            noise of the release alone and given the penalty.
         num_directions_: how many directions got a share of the release.
         penalty_: the ridge penalty; None for ``"bayes"``.
         prior_: for ``"bayes"``, the chosen standard deviations of coefficients and residuals.

@@ -146,17 +146,13 @@ class HeadPriorRandomizer(Randomizer):
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:
-        """Fits the head, and draws; ``PrivateLabels.randomize`` calls it.
+        """Returns noisy labels, whose ``priors`` are the head's; for ``PrivateLabels.randomize``.
 
         Args:
             labels: the vault, of n classes.
-            key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. For
-                a name used before, stored results are returned free of charge; what was not drawn
-                yet is drawn.
+            key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. Of a
+                name used before, stored draws are returned free of charge, and the others are made.
             public: the features, numbers (n, d), or inputs of the encoder.
-
-        Returns:
-            Noisy labels, whose ``priors`` are the head's probabilities.
 
         Raises:
             BudgetExceededError: head and draw together would pass the budget; nothing was drawn.
@@ -335,10 +331,10 @@ def teacher_labels(
 ) -> TeacherLabels:
     """Returns targets for a student model, from the confident predictions of a head.
 
-    A student is worthwhile where it can use the inputs better than the head (it knows, say, that a
-    mirrored image shows the same thing), or where a small model is to be shipped; it has no more
-    information on the labels than the head. A threshold drops examples near the borders of the
-    classes, so it helps (as does ``hard``) only where the head is often wrong there.
+    A student pays where it can use the inputs better than the head (it knows, say, that a mirrored
+    image shows the same thing), or where a small model is to be shipped; it has no more information
+    on the labels than the head. A threshold drops examples near the borders of the classes, so it
+    helps (as does ``hard``) only where the head is often wrong there.
 
     Guarantee:
         That of the probabilities: this is post-processing, and nothing is charged.

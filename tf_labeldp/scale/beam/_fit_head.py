@@ -121,7 +121,7 @@ class FitPrivateHead:
         made = moments.result()
         rows.gram = np.asfortranarray(moments.gram())
         head._remember_columns(None)
-        head._finish(rows, made.values, mechanism, source)
+        head._finish(rows, made.values, _Source(kind, mechanism))
         head.receipts_ = made.receipts
         return head
 
