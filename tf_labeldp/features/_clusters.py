@@ -380,8 +380,8 @@ class DenoisedLabels:
     def _accuracy(self, cluster_accuracy: float | None) -> float:
         if cluster_accuracy is not None:
             return _checked_accuracy(cluster_accuracy)
-        known = self.cluster_accuracy
-        return self.estimated_cluster_accuracy() if known is None else known
+        accuracy = self.cluster_accuracy
+        return self.estimated_cluster_accuracy() if accuracy is None else accuracy
 
     def _channel(self) -> tuple[float, float, float]:
         """Returns P[y | y], P[z | y] for another class z, and their difference to all digits."""
@@ -443,10 +443,10 @@ def denoise_labels(
     noisy_labels, clusters, mechanism = public.value
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if mechanism is not None:
-        known = checked_mechanism(mechanism, RandomizedResponse).num_classes
-        if known != num_classes:
+        number = checked_mechanism(mechanism, RandomizedResponse).num_classes
+        if number != num_classes:
             raise ValueError(
-                f"num_classes={num_classes} is not that of the mechanism, {known}. Give the "
+                f"num_classes={num_classes} is not that of the mechanism, {number}. Give the "
                 "mechanism that drew the labels."
             )
     accuracy = None if cluster_accuracy is None else _checked_accuracy(cluster_accuracy)

@@ -143,8 +143,8 @@ class PatchDictionary(FeatureMap):
                 out = features[part, scale]
                 _fill(four[part], filters, pool, self.stride, float(self.threshold), out)
 
-        known = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         one_each = threadpool_limits(1, user_api="blas")
         with one_each, futures.ThreadPoolExecutor(cores) as threads:
             list(threads.map(fill, range(0, len(array), _SHARE)))  # raises the errors of threads

@@ -176,7 +176,7 @@ class _Fits:
                     # The earlier fit concerns only the shared rows of this one.
                     part: dict[str, Any] = {"labels": labels}
                     part["examples"] = None if shared.all() else np.flatnonzero(shared)
-                    others.append(tuple(dataclasses.replace(one, **part) for one in earlier))
+                    others.append(tuple(dataclasses.replace(use, **part) for use in earlier))
                 elif is_clone:
                     others.append(earlier)
             self._known.append((receipts, rows, family))

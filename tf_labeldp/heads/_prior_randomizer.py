@@ -159,7 +159,7 @@ class HeadPriorRandomizer(Randomizer):
             LabelStoreError: the stored draws of this name were made with other settings or
                 features.
             TypeError: the features are in a data set.
-            ValueError: the vault holds numbers, features are missing, or as for the head's ``fit``.
+            ValueError: labels that are numbers, missing features, or as for the head's ``fit``.
         """
         key = "head-prior" if key is None else key
         if labels.label_range is not None:
@@ -257,7 +257,7 @@ class TeacherLabels:
 
         Args:
             inputs: array (n, ...) of all n examples, kept or not.
-            batch_size: examples per batch; a batch holds ``views`` times as many rows.
+            batch_size: examples per batch, each with ``views`` rows.
             augment: changes a batch of inputs at random and keeps its shape and its classes, for
                 example a ``keras.Sequential`` of preprocessing layers; None for nothing. A Keras
                 layer is called with ``training=True``.

@@ -117,12 +117,12 @@ class PublicRows:
     def survey(self) -> None:
         """Reads all rows, and raises for rows that can't be scaled."""
         labels: list[np.ndarray] = []
-        known: list[np.ndarray] = []
-        known_raw: list[np.ndarray | None] = []
+        digests: list[np.ndarray] = []
+        raw_parts: list[np.ndarray | None] = []
 
         def see(x: Any, y: Any) -> None:
             if self._source.is_encoded:
-                known_raw.append(raw_digests(x))
+                raw_parts.append(raw_digests(x))
             if y is not None:
                 labels.append(np.asarray(y))
 
@@ -133,13 +133,13 @@ class PublicRows:
                 sample = self._new_sample(rows.shape[1], _DESIGN_ROWS)
             for part in _in_parts(rows):
                 _refuse_zeros(checked_norms(part, start) == 0.0, start)
-                known.append(row_digests(part))
+                digests.append(row_digests(part))
                 start += len(part)
             sample.add(rows)
             self.sample = sample.rows()
-        columns = [np.concatenate(known)]
-        raw = [part for part in known_raw if part is not None]
-        if raw and len(raw) == len(known_raw) and sum(map(len, raw)) == start:
+        columns = [np.concatenate(digests)]
+        raw = [part for part in raw_parts if part is not None]
+        if raw and len(raw) == len(raw_parts) and sum(map(len, raw)) == start:
             columns.append(np.concatenate(raw))
         self.digests, self.num_rows = np.stack(columns, axis=1), start
         self.labels = np.concatenate(labels) if labels else None
@@ -212,8 +212,9 @@ class PublicRows:
         return bool(distance <= _SKETCH_TOLERANCE * np.linalg.norm(self._sketch))
 
     def _new_sample(self, width: int, max_rows: int) -> RowSample:
-        known = max_rows if self._source.num_rows is None else self._source.num_rows
-        return RowSample(width, int(self._max_bytes / _SHARE), min(max_rows, known))
+        num_rows = self._source.num_rows
+        max_rows = max_rows if num_rows is None else min(max_rows, num_rows)
+        return RowSample(width, int(self._max_bytes / _SHARE), max_rows)
 
     def _scaled(self, task: str) -> Iterator[np.ndarray]:
         for block in self._blocks(task):
@@ -258,7 +259,7 @@ class RowSample:
 
 
 def check_memory(width: int, max_bytes: float) -> None:
-    """Raises if the matrices of so many features do not fit next to the samples of rows."""
+    """Raises if matrices of this width do not fit next to the samples of rows."""
     room = max_bytes * (1.0 - 2.0 / _SHARE)
     needed = 8.0 * _MATRICES * width**2
     if needed > room:

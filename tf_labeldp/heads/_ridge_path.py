@@ -148,7 +148,7 @@ def decompose(
 
 
 def ridge_filter(spectrum: Spectrum, penalty: float) -> np.ndarray:
-    """Returns ``1 / (l + penalty)``, zero where l is zero but for rounding."""
+    """Returns ``1 / (l + penalty)``, zero where l is zero up to rounding."""
     values = spectrum.values
     return np.where(values > _RANK * values[-1], 1.0 / (values + penalty), 0.0)
 
@@ -220,7 +220,7 @@ def signal_test(spectrum: Spectrum) -> tuple[float, float]:
 
 
 def expected_signal_to_noise(spectrum: Spectrum, label_energy: float) -> float:
-    """Returns what ``signal_test`` would find if features explained the labels fully and evenly."""
+    """Returns the signal-to-noise of features that explain the labels fully and evenly."""
     values = spectrum.values
     mean = max(spectrum.k_eff * float(values @ spectrum.noise), np.finfo(float).tiny)
     return label_energy * float(values @ values) / (values.size * mean)
