@@ -205,7 +205,7 @@ def test_merging_leaves_no_cluster_below_the_size():
 def test_what_cannot_be_merged():
     with pytest.raises(ValueError, match="no cluster has minimum_size=51 examples; the largest"):
         find_clusters(BLOBS, 4).merge_small(51)
-    with pytest.raises(ValueError, match="have no centres, so it isn't known which are near"):
+    with pytest.raises(ValueError, match="have no centres, so distances are unknown"):
         Clusters.from_assignments([0, 0, 1]).merge_small(2)
     with pytest.raises(ValueError, match="minimum_size must be at least 1"):
         find_clusters(BLOBS, 4).merge_small(0)

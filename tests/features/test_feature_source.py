@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
-from tf_labeldp.features._reader import FeatureSource
+from tf_labeldp.features import PatchDictionary, RandomFourierFeatures, Rows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _one_release_head
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.vault import PrivateLabels
@@ -103,12 +102,13 @@ def test_data_sets_of_raw_inputs_give_the_same_head(name):
 def test_features_that_are_not_kept_are_made_again():
     """The same to the last bit."""
     kept, again = Flatten(), Flatten()
-    one = FeatureSource(IMAGES, kept)
-    other = FeatureSource(IMAGES, again, max_bytes=1000.0)
-    before = kept.calls, again.calls
+    one = Rows(IMAGES, kept, max_bytes=2e9)
+    other = Rows(IMAGES, again, max_bytes=1000.0)
     found = []
     for source in (one, other):
         found.append(np.concatenate(list(source.blocks())))
+    before = kept.calls, again.calls
+    for source in (one, other):
         list(source.blocks())
     assert kept.calls == before[0] and again.calls > before[1] + 1
     np.testing.assert_array_equal(*found)
@@ -155,7 +155,7 @@ def test_the_sketch_of_a_release_knows_the_encoder(max_bytes):
     """Without the mean and the spread, nothing else of a release's name would."""
     scanned = []
     for encode in (Flatten(), lambda images: 2.0 * np.reshape(images, (len(images), -1)) ** 2):
-        rows = PublicRows(FeatureSource(IMAGES, encode, max_bytes), 8e9)
+        rows = PublicRows(Rows(IMAGES, encode, max_bytes=max_bytes), 8e9)
         rows.survey()
         rows.design(center=False, intercept=0.2, noise_to_signal=None)
         rows.scan()

@@ -75,7 +75,7 @@ def test_lists_find_most_neighbours_and_never_equals(monkeypatch):
             np.einsum("id,ikd->ik", several, several[which]).min(axis=1) for which in (found, exact)
         )
         assert np.mean(near > nearest - 1e-5) > 0.95
-    monkeypatch.setattr(_neighbour_smoothing, "_LOOKED_AT", 1)
+    monkeypatch.setattr(_neighbour_smoothing, "_SEARCHED_LISTS", 1)
     assert recall(listed_neighbours(rows, rows, 10, 0), nearest_neighbours(rows, rows, 10)) < 0.9
 
 
@@ -107,7 +107,7 @@ def test_lists_are_the_same_for_a_seed(monkeypatch):
     """However many threads search them."""
     faiss = pytest.importorskip("faiss")
     monkeypatch.setattr(_neighbour_smoothing, "_EXACT_PAIRS", 0.0)
-    monkeypatch.setattr(_neighbour_smoothing, "_LOOKED_AT", 4)
+    monkeypatch.setattr(_neighbour_smoothing, "_SEARCHED_LISTS", 4)
     one, other, third = (NeighbourSmoothing(seed=seed).fit_transform(X) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, other)
     assert np.any(one != third)

@@ -90,7 +90,7 @@ def test_the_number_of_cores_changes_nothing(monkeypatch):
     results = []
     for cores in (1, 5):
         module = "tf_labeldp.features._patch_dictionary"
-        monkeypatch.setattr(f"{module}._cores", lambda cores=cores: cores)
+        monkeypatch.setattr(f"{module}.os.sched_getaffinity", lambda pid, cores=cores: range(cores))
         results.append(PatchDictionary(5, 4, pooling=2).fit_transform(images))
     np.testing.assert_array_equal(*results)
 

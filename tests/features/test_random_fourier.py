@@ -11,7 +11,7 @@ import pytest
 
 from tf_labeldp.features import RandomFourierFeatures
 from tf_labeldp.features._random_fourier import encode, learn_columns
-from tf_labeldp.features._reader import Table
+from tf_labeldp.features._reader import table_columns
 
 
 def some_table(n=200, seed=0):
@@ -43,7 +43,7 @@ class KernelTrials:
         self.rows = rng.normal(size=(30, 4))
         model = RandomFourierFeatures(num_features, bandwidth=1.7, linear_weight=0.0)
         model.fit(self.rows)
-        z = encode(model.columns_, Table(self.rows))
+        z = encode(model.columns_, table_columns(self.rows))
         distance = ((z[:, np.newaxis] - z) ** 2).sum(axis=2)
         self.kernel = np.exp(-distance / (2 * 1.7**2))
         self.errors = []
@@ -84,7 +84,7 @@ def test_linear_part_adds_the_cosine():
     plain = RandomFourierFeatures(64, linear_weight=0.0).fit_transform(table)
     model = RandomFourierFeatures(64, linear_weight=0.3)
     both = model.fit_transform(table)
-    z = encode(model.columns_, Table(table))
+    z = encode(model.columns_, table_columns(table))
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
     np.testing.assert_allclose(both @ both.T, 0.7 * plain @ plain.T + 0.3 * z @ z.T, atol=1e-5)
 
@@ -99,7 +99,7 @@ def test_median_bandwidth():
 
 def test_encoding():
     table = {"x": np.array([1.0, 3.0]), "c": np.array(["b", "a"]), "flat": np.array([2.0, 2.0])}
-    columns = learn_columns(Table(table), None, None)
+    columns = learn_columns(table_columns(table), None, None)
     np.testing.assert_array_equal(encode(columns, table), [[-1, 0, 0, 1, 0], [1, 0, 1, 0, 0]])
     new = {"x": np.array([5.0]), "c": np.array(["zebra"]), "flat": np.array([2.5])}
     np.testing.assert_array_equal(encode(columns, new), [[3, 1, 0, 0, 0.5]])
@@ -108,7 +108,7 @@ def test_encoding():
 @pytest.mark.parametrize("values", [["a", "b", "a"], [7, 9, 7], [True, False, True], [2.0, 3.0, 2]])
 def test_kinds_of_categories(values):
     table = {"c": np.array(values)}
-    columns = learn_columns(Table(table), ["c"], None)
+    columns = learn_columns(table_columns(table), ["c"], None)
     rows = encode(columns, table)
     assert rows.shape == (3, 3)
     np.testing.assert_array_equal(rows[0], rows[2])
@@ -117,7 +117,7 @@ def test_kinds_of_categories(values):
 
 def test_hashed_categories_share_buckets():
     table = some_table()
-    columns = learn_columns(Table(table), ["zip", "job"], 10)
+    columns = learn_columns(table_columns(table), ["zip", "job"], 10)
     widths = {column.name: column.width for column in columns}
     assert widths == {"age": 1, "gain": 1, "job": 4, "zip": 10}  # three jobs stay one-hot
     rows = encode(columns, table)[:, -10:]
@@ -233,7 +233,7 @@ def test_bad_input_of_fit(arguments, table, message):
 def test_missing_numbers_become_the_mean_and_a_column(tmp_path):
     table = {**some_table(), "gain": np.where(np.arange(200) % 4, some_table()["gain"], np.nan)}
     model = RandomFourierFeatures(64).fit(table)
-    rows = encode(model.columns_, Table(table))
+    rows = encode(model.columns_, table_columns(table))
     missing = np.isnan(table["gain"])
     assert model.n_features_out_ == RandomFourierFeatures(64).fit(some_table()).n_features_out_ + 1
     np.testing.assert_array_equal(rows[:, 2], missing)

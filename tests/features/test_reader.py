@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from scipy import sparse
@@ -15,9 +16,10 @@ from tf_labeldp.features import (
     NeighbourSmoothing,
     PatchDictionary,
     RandomFourierFeatures,
+    Rows,
     find_clusters,
 )
-from tf_labeldp.features._reader import FeatureSource, Rows, Table, collected
+from tf_labeldp.features._reader import collected, table_columns
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.training._stage_data import Features
 
@@ -57,6 +59,7 @@ KINDS = {
     "tensor": lambda: tf.constant(X),
     "frame": frame,
     "frame of kinds of numbers": lambda: frame().astype({"c": np.float64}),
+    "arrow table": lambda: pa.table(columns()),
     "structured array": structured,
     "dict of columns": columns,
     "dict of matrices": lambda: {"x": X[:, :3], "y": X[:, 3:]},
@@ -88,7 +91,7 @@ def of_row_source(inputs):
 
 READERS = {
     "rows": lambda inputs: Rows(inputs).array(),
-    "blocks": lambda inputs: np.concatenate(list(FeatureSource(inputs).blocks())),
+    "blocks": lambda inputs: np.concatenate(list(Rows(inputs).blocks())),
     "clusters": lambda inputs: np.eye(6)[find_clusters(inputs, 6).assign(inputs)],
     "smoothing": lambda inputs: NeighbourSmoothing(num_neighbours=3).fit(inputs).transform(inputs),
     "fourier": lambda inputs: RandomFourierFeatures(8).fit(inputs).transform(inputs),
@@ -301,4 +304,4 @@ def test_a_data_set_whose_later_batches_are_shuffled_is_refused():
 def test_a_tuple_of_vectors_is_no_table():
     x = np.random.default_rng(0).normal(size=(30, 4))
     with pytest.raises(ValueError, match="may be rows or columns"):
-        Table(tuple(x))
+        table_columns(tuple(x))

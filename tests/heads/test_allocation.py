@@ -117,11 +117,6 @@ def test_rounding_gets_no_share_at_any_budget():
     assert _public_rows.spread_map(covariance, 1e-30).shape == (8, 7)
 
 
-def test_no_map_for_no_noise_known_or_no_variance():
-    assert _public_rows.spread_map(np.eye(3, order="F"), None) is None
-    assert _public_rows.spread_map(np.zeros((3, 3), order="F"), 0.1) is None
-
-
 def test_the_signs_of_the_directions_are_fixed():
     """Those of an eigensolver are not; a stored release is of use for the same ones alone."""
     rows = np.random.default_rng(2).normal(size=(100, 5)) * [5.0, 4.0, 3.0, 2.0, 1.0]
@@ -178,10 +173,10 @@ def test_a_prior_before_the_spread_has_to_have_clearly_less_risk(
     head = SimpleNamespace(
         _scaling=SimpleNamespace(spread=np.eye(2)), _has_prior=True, intercept=True, noise_stddev_=1
     )
-    source = SimpleNamespace(kind=SimpleNamespace(code_variance=1.0))
-    mechanism = SimpleNamespace(num_classes=2)
+    kind, mechanism = SimpleNamespace(code_variance=1.0), SimpleNamespace(num_classes=2)
+    source = SimpleNamespace(kind=kind, mechanism=mechanism)
     rows = SimpleNamespace(gram=np.eye(2))
-    found, _ = PrivateRidge._least_risk(head, rows, None, mechanism, source)
+    found, _ = PrivateRidge._least_risk(head, rows, None, source)
     assert found.name == chosen
 
 

@@ -129,7 +129,7 @@ def test_given_clusters():
     assert np.array_equal(bare.cluster_classes_, one.cluster_classes_)
     with pytest.raises(ValueError, match="have no centres"):
         bare.predict(X)
-    with pytest.raises(ValueError, match="no centres to look for in a model"):
+    with pytest.raises(ValueError, match="which have no centres"):
         bare.to_keras()
 
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.features import RandomFourierFeatures
-from tf_labeldp.features._reader import FeatureSource
+from tf_labeldp.features import RandomFourierFeatures, Rows
 from tf_labeldp.heads import (
     PrivateLogisticRegression,
     PrivateRidge,
@@ -358,11 +357,11 @@ def test_bad_input_with_a_vault_costs_nothing(kind, examples):
 
 
 def test_the_features_are_read_as_often_as_needed(examples, tmp_path, monkeypatch):
-    """Twice, but for Laplace noise, whose scale has to be known before the release."""
+    """For the survey and the scan; for the release, where the scaled rows were not kept."""
     readings = []
-    blocks = FeatureSource.blocks
+    blocks = Rows.blocks
     monkeypatch.setattr(
-        FeatureSource, "blocks", lambda self, see=None: readings.append(1) or blocks(self, see)
+        Rows, "blocks", lambda self, see=None: readings.append(1) or blocks(self, see)
     )
     x, y = examples.features, examples.classes
     budget = PrivacyBudget(9.0, 1e-6)
@@ -370,7 +369,8 @@ def test_the_features_are_read_as_often_as_needed(examples, tmp_path, monkeypatc
     for arguments, times in (
         ({"delta": 1e-6, "key": "gaussian"}, 2),
         ({"delta": 1e-6, "key": "gaussian"}, 2),  # from the store
-        ({"key": "laplace", "noise": "laplace"}, 3),
+        ({"key": "laplace", "noise": "laplace"}, 2),
+        ({"delta": 1e-6, "key": "little memory", "max_bytes": 2e5}, 3),
     ):
         PrivateRidge(1.0, **arguments).fit(x, vault)
         assert len(readings) == times

@@ -295,6 +295,11 @@ def _(put: Put) -> Any:
     return features.RandomFourierFeatures(8).fit(put("table", X))
 
 
+@builds("features.Rows")
+def _(put: Put) -> Any:
+    return features.Rows(put("inputs", X), put("encoder", dense(3)))
+
+
 @builds("features.find_clusters")
 def _(put: Put) -> Any:
     return features.find_clusters(put("features", X), 2, encoder=put("encoder", dense(3)))
@@ -375,9 +380,7 @@ def _(put: Put) -> Any:
 
 @builds("heads.HeadPriorRandomizer")
 def _(put: Put) -> Any:
-    options = {} if put.name != "options" else put("options", {"center": False})
-    encoder = None if put.name != "encoder" else put("encoder", dense(3))
-    randomizer = heads.HeadPriorRandomizer(4.0, DELTA / 2, options=options, encoder=encoder)
+    randomizer = heads.HeadPriorRandomizer(4.0, DELTA / 2, encoder=put("encoder", dense(3)))
     return labels_of().randomize(randomizer, features=X)
 
 

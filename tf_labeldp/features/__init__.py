@@ -1,14 +1,16 @@
-"""Public features: feature maps, neighbours and clusters; loads neither TensorFlow nor Keras."""
+"""Public features: their reader, feature maps and clusters; loads neither TensorFlow nor Keras."""
 
 from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
+from tf_labeldp.features._reader import Rows
 
 __all__ = [
     "NeighbourSmoothing",
     "PatchDictionary",
     "RandomFourierFeatures",
+    "Rows",
     "denoise_labels",
     "find_clusters",
 ]

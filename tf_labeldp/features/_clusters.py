@@ -10,6 +10,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, public_input
+from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.mechanisms import RandomizedResponse
@@ -18,21 +19,22 @@ from tf_labeldp.mechanisms._base import checked_mechanism
 _MINI_BATCHES_ABOVE = 100_000
 """Examples beyond which k-means is fitted on mini-batches."""
 _ITERATIONS = 100
+"""Rounds of k-means, at most."""
 _MOST_CLUSTERS = 1 << 31
-"""Cluster numbers beyond are hashes or ids, not numbers."""
+"""Larger cluster numbers are hashes or ids."""
 _BLOCK_CELLS = 1 << 23
-"""Distances that are held at a time."""
+"""Distances in memory at a time."""
 _THREADS = 2
-"""The sums of two threads add up to the same in either order, those of more do not: another run,
-other clusters, and a stored release for them could not be found again."""
+"""Sums of two threads are the same in either order, those of more are not: another run would give
+other clusters, for which a stored release could not be found again."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Clusters:
-    """A cluster for each example, made by ``find_clusters`` or ``Clusters.from_assignments``.
+    """A cluster for each example, from ``find_clusters`` or ``Clusters.from_assignments``.
 
     Guarantee:
-        No label is looked at, if the encoder has seen none; all of it is public like the features.
+        No label is looked at, if the encoder has seen none; clusters are public like the features.
 
     Attributes:
         assignments: the cluster of each example, ``int64`` (n,) in 0..C-1.
@@ -40,9 +42,9 @@ class Clusters:
         centres: ``float64`` (P, d), of the (encoded) features; P = C, or more after
             ``merge_small``. None where only the assignments are known.
         cluster_of_centre: the cluster of each centre, ``int64`` (P,); None without centres.
-        encoder: what made features of the inputs; None for features as they are.
+        encoder: from inputs to features; None for features as they are.
         feature_names: names of the columns of ``find_clusters``, if any; ``assign`` refuses others.
-        receipts: of the uses of labels that features and encoder were made of.
+        receipts: of the uses of labels behind features and encoder.
 
     Example:
         >>> features = np.array([[0.0], [0.2], [5.0], [5.1], [9.0]])
@@ -65,7 +67,7 @@ class Clusters:
     def from_assignments(
         cls, assignments: Public[Any], num_clusters: int | None = None
     ) -> Clusters:
-        """Returns clusters that were found elsewhere; they have no centres.
+        """Returns clusters without centres, from elsewhere.
 
         Args:
             assignments: integers (n,) in 0..C-1, made without looking at labels.
@@ -74,10 +76,6 @@ class Clusters:
         Raises:
             TypeError: the assignments are not integers.
             ValueError: a wrong shape, none at all, or assignments outside of 0..C-1.
-
-        Example:
-            >>> Clusters.from_assignments([0, 2, 2, 1]).sizes.tolist()
-            [1, 1, 2]
         """
         public = public_input(assignments)
         array = np.asarray(public.value)
@@ -112,13 +110,10 @@ class Clusters:
         return int(self.assignments.size)
 
     def assign(self, features: Public[Any]) -> np.ndarray:
-        """Returns the cluster of the nearest centre, of equally near ones the first.
+        """Returns the clusters of the nearest centres, ``int64`` (m,); the first of equally near.
 
         Args:
-            features: (m, ...), or what the encoder takes, as given to ``find_clusters``.
-
-        Returns:
-            ``int64`` (m,). For the features of ``find_clusters``, the assignments again.
+            features: (m, ...) as in ``find_clusters``, whose own features get their assignments.
 
         Raises:
             ValueError: these clusters have no centres; or features that are not finite, or have
@@ -129,8 +124,7 @@ class Clusters:
                 "these clusters have no centres, so new examples can't be assigned. Make them with "
                 "find_clusters, or assign new examples where the clusters come from."
             )
-        found = Rows(features, self.encoder, columns=self.feature_names, flatten=True)
-        rows = found.array()
+        rows = Rows(features, self.encoder, columns=self.feature_names, flatten=True).array()
         if rows.shape[1] != self.centres.shape[1]:
             raise ValueError(
                 f"features have {rows.shape[1]} columns, the centres {self.centres.shape[1]}. Give "
@@ -163,7 +157,7 @@ class Clusters:
             )
         if self.centres is None or self.cluster_of_centre is None:
             raise ValueError(
-                "these clusters have no centres, so it isn't known which are near. Make them with "
+                "these clusters have no centres, so distances are unknown. Make them with "
                 "find_clusters, or merge the assignments where they come from."
             )
         new_number = np.cumsum(large) - 1
@@ -211,18 +205,15 @@ def find_clusters(
 
     Guarantee:
         No label is looked at. Assumes that ``encoder`` has seen none of the labels either, except
-        through noisy labels and releases of the vault that the clusters are used with (a head such
-        as ``NoiseCluster`` checks it).
+        through uses that its receipts count.
 
     Source: steps 2 and 3 of Algorithm 4 of ``ghazi2021``.
 
     Args:
-        features: numbers (n, ...), finite, flattened to (n, d): an array, a sparse matrix, a table
-            of columns, or a ``tf.data.Dataset`` of batches of these, not shuffled. Or what the
-            encoder takes.
+        features: numbers (n, ...), finite, flattened to (n, d), or inputs of the encoder, of any
+            kind that ``Rows`` reads.
         num_clusters: C, at least 1, at most n.
-        encoder: a Keras model, an object with ``transform``, or a callable, from inputs to (m, d);
-            arrays are given to it in blocks.
+        encoder: as for ``Rows``.
         seed: of the starting centres; public.
 
     Raises:
@@ -237,10 +228,8 @@ def find_clusters(
     """
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
     seed = _validate.integer_at_least("seed", seed, 0)
-    public = public_input(features, encoder)
-    features, encoder = public.value
-    found = Rows(features, encoder, flatten=True)
-    rows = found.array()
+    read = Rows(features, encoder, flatten=True)
+    rows = read.array()
     if num_clusters > rows.shape[0]:
         raise ValueError(
             f"num_clusters must be at most the number of examples, {rows.shape[0]}, got "
@@ -252,9 +241,9 @@ def find_clusters(
         num_clusters,
         _frozen(centres),
         _frozen(np.arange(num_clusters)),
-        encoder,
-        found.columns,
-        public.receipts,
+        bare(encoder),
+        read.columns,
+        read.receipts,
     )
 
 
@@ -319,7 +308,7 @@ def checked_clusters(clusters: Any) -> Clusters:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenoisedLabels:
-    """What ``denoise_labels`` makes: the examples that keep their noisy label, and the others.
+    """The examples that keep their noisy label in ``denoise_labels``, and the others.
 
     Attributes:
         labelled: the examples whose noisy label is the class of their cluster, ascending, ``int64``
@@ -329,15 +318,13 @@ class DenoisedLabels:
         cluster_classes: the class of each cluster, ``int64`` (C,); 0 for an empty one.
         kept_fraction: m / n.
         mechanism: the randomized response that drew the labels, or None.
-        cluster_accuracy: as given to ``denoise_labels``, or None.
-        receipts: of the uses of labels that noisy labels and clusters were made of.
+        cluster_accuracy: as in ``denoise_labels``, or None.
+        receipts: of the uses of labels behind noisy labels and clusters.
 
     Example:
         >>> mechanism = RandomizedResponse(epsilon=1.0, num_classes=2)
-        >>> made = denoise_labels([0, 0, 1, 1, 1], [0, 0, 0, 1, 1], 2, mechanism)
-        >>> made.labelled.tolist(), made.unlabelled.tolist(), made.kept_fraction
-        ([0, 1, 3, 4], [2], 0.8)
-        >>> round(made.expected_purity(0.9), 4)
+        >>> denoised = denoise_labels([0, 0, 1, 1, 1], [0, 0, 0, 1, 1], 2, mechanism)
+        >>> round(denoised.expected_purity(0.9), 4)
         0.9607
     """
 
@@ -358,13 +345,12 @@ class DenoisedLabels:
         and independent of the noise.
 
         Args:
-            cluster_accuracy: a in [0, 1]; None for that given to ``denoise_labels``, or else for
+            cluster_accuracy: a in [0, 1]; None for that of ``denoise_labels``, or else for
                 ``estimated_cluster_accuracy()``.
         """
         a = self._accuracy(cluster_accuracy)
-        if a == 0.0:
-            return 0.0
-        return a / (a + (1.0 - a) * math.exp(-self._known_mechanism().epsilon))
+        kept, other, _ = self._channel()
+        return a / (a + (1.0 - a) * other / kept) if a > 0.0 else 0.0
 
     def expected_kept_fraction(self, cluster_accuracy: float | None = None) -> float:
         """Returns the share of examples whose labels are expected to be kept.
@@ -375,7 +361,7 @@ class DenoisedLabels:
         Args:
             cluster_accuracy: as for ``expected_purity``.
         """
-        kept, other = self._channel()
+        kept, other, _ = self._channel()
         a = self._accuracy(cluster_accuracy)
         return a * kept + (1.0 - a) * other
 
@@ -388,30 +374,25 @@ class DenoisedLabels:
         Guarantee:
             Computed from noisy labels; nothing is charged.
         """
-        kept, other = self._channel()
-        gap = -kept * math.expm1(-self._known_mechanism().epsilon)  # kept - other, to all digits
+        _, other, gap = self._channel()
         return min(max((self.kept_fraction - other) / gap, 0.0), 1.0)
 
-    def _accuracy(self, given: float | None) -> float:
-        if given is not None:
-            return _checked_accuracy(given)
-        known = self.cluster_accuracy
-        return self.estimated_cluster_accuracy() if known is None else known
+    def _accuracy(self, cluster_accuracy: float | None) -> float:
+        if cluster_accuracy is not None:
+            return _checked_accuracy(cluster_accuracy)
+        accuracy = self.cluster_accuracy
+        return self.estimated_cluster_accuracy() if accuracy is None else accuracy
 
-    def _channel(self) -> tuple[float, float]:
-        """Returns P[y | y] and P[z | y] for another class z."""
-        mechanism = self._known_mechanism()
-        shrink = math.exp(-mechanism.epsilon)
-        kept = 1.0 / (1.0 + (mechanism.num_classes - 1) * shrink)
-        return kept, kept * shrink
-
-    def _known_mechanism(self) -> RandomizedResponse:
+    def _channel(self) -> tuple[float, float, float]:
+        """Returns P[y | y], P[z | y] for another class z, and their difference to all digits."""
         if self.mechanism is None:
             raise ValueError(
                 "the mechanism of the noisy labels is not known; give denoise_labels the "
                 "RandomizedResponse that drew them, mechanism=."
             )
-        return self.mechanism
+        shrink = math.exp(-self.mechanism.epsilon)
+        kept = 1.0 / (1.0 + (self.mechanism.num_classes - 1) * shrink)
+        return kept, kept * shrink, -kept * math.expm1(-self.mechanism.epsilon)
 
 
 def denoise_labels(
@@ -421,11 +402,11 @@ def denoise_labels(
     mechanism: Public[RandomizedResponse | None] = None,
     cluster_accuracy: float | None = None,
 ) -> DenoisedLabels:
-    """Returns which noisy labels agree with the majority of their cluster, and are worth keeping.
+    """Returns the noisy labels that agree with the majority of their cluster.
 
     The class of a cluster is the most frequent of its noisy labels (the lowest of several, 0 for
     an empty cluster). An example whose noisy label is that class keeps it; all others become
-    unlabelled examples for semi-supervised learning. Of the labels that are left, more are true.
+    unlabelled examples for semi-supervised learning. Of the remaining labels, more are true.
 
     Guarantee:
         Post-processing of noisy labels; nothing is charged. Assumes that the clusters were made
@@ -453,19 +434,19 @@ def denoise_labels(
         ValueError: sizes that differ, or arguments out of range.
 
     Example:
-        >>> made = denoise_labels([2, 2, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], num_classes=3)
-        >>> made.cluster_classes.tolist(), made.labels.tolist(), made.unlabelled.tolist()
-        ([2, 1], [2, 2, 1, 1, 1], [2])
+        >>> denoised = denoise_labels([2, 2, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], num_classes=3)
+        >>> denoised.cluster_classes.tolist(), denoised.unlabelled.tolist()
+        ([2, 1], [2])
     """
     num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
     public = public_input(noisy_labels, clusters, mechanism)
     noisy_labels, clusters, mechanism = public.value
     noisy = _validate.class_indices("noisy_labels", noisy_labels, num_classes)
     if mechanism is not None:
-        known = checked_mechanism(mechanism, RandomizedResponse).num_classes
-        if known != num_classes:
+        number = checked_mechanism(mechanism, RandomizedResponse).num_classes
+        if number != num_classes:
             raise ValueError(
-                f"num_classes={num_classes} is not that of the mechanism, {known}. Give the "
+                f"num_classes={num_classes} is not that of the mechanism, {number}. Give the "
                 "mechanism that drew the labels."
             )
     accuracy = None if cluster_accuracy is None else _checked_accuracy(cluster_accuracy)
@@ -473,7 +454,7 @@ def denoise_labels(
     if len(found) != noisy.size:
         raise ValueError(
             f"there are {noisy.size} noisy labels and {len(found)} examples in the clusters; give "
-            "one label an example, in the same order."
+            "one label per example, in the same order."
         )
     shape = (found.num_clusters, num_classes)
     flat = found.assignments * num_classes + noisy
@@ -481,17 +462,16 @@ def denoise_labels(
     agrees = noisy == classes[found.assignments]
     labelled = np.flatnonzero(agrees)
     return DenoisedLabels(
-        labelled=labelled,
-        labels=noisy[labelled],
-        unlabelled=np.flatnonzero(~agrees),
-        cluster_classes=classes,
-        kept_fraction=labelled.size / noisy.size,
-        mechanism=mechanism,
-        cluster_accuracy=accuracy,
-        receipts=public.receipts,
+        labelled,
+        noisy[labelled],
+        np.flatnonzero(~agrees),
+        classes,
+        labelled.size / noisy.size,
+        mechanism,
+        accuracy,
+        public.receipts,
     )
 
 
 def _checked_accuracy(value: Any) -> float:
-    """Returns a share in [0, 1], or raises."""
     return 1.0 if value == 1 else _validate.number_in("cluster_accuracy", value, "[0, 1)")

@@ -1,4 +1,4 @@
-"""What fitted feature maps and heads share: scikit-learn's manners, and the way into Keras."""
+"""``Estimator``, the base of feature maps and heads: scikit-learn's conventions, Keras export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin
 
 from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts, receipts_to_bytes
@@ -15,7 +15,7 @@ from tf_labeldp.vault._model_history import counted_weights
 
 _Self = TypeVar("_Self", bound="Estimator")
 _INPUT_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.-]*")
-"""Of Keras inputs that save, load and are exported for serving."""
+"""Names of Keras inputs that save, load and are exported for serving."""
 _LAYER_NAMES = frozenset(
     """
     above_low clip encoded_columns head label_range neighbour_smoothing neighbours
@@ -23,11 +23,11 @@ _LAYER_NAMES = frozenset(
     unit_spread_rows
     """.split()
 )
-"""Of the layers behind the inputs; names are unique within a Keras model."""
+"""Names of the layers behind the inputs; names are unique within a Keras model."""
 
 
 class _Family:
-    """Stands for an estimator and its clones."""
+    """Stands for an estimator and its clones; a class, so that it is pickled."""
 
 
 class Estimator(BaseEstimator):
@@ -49,13 +49,13 @@ class Estimator(BaseEstimator):
         return super().set_params(**params)
 
     def __sklearn_clone__(self: _Self) -> _Self:
-        # scikit-learn would clone an encoder too: unfitted, or without what it knows of labels.
-        made = type(self)(**self.get_params())
-        made._family = self._family_of_clones()
-        return made
+        # scikit-learn would clone an encoder too: unfitted, or without its receipts.
+        clone = type(self)(**self.get_params())
+        clone._family = self._family_of_clones()
+        return clone
 
     def _family_of_clones(self) -> object:
-        """Returns what is the same object for this estimator and all its clones."""
+        """Returns an object that this estimator shares with all its clones."""
         if not hasattr(self, "_family"):
             self._family: object = _Family()
         return self._family
@@ -66,7 +66,7 @@ class Estimator(BaseEstimator):
             raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
 
     def _remember_columns(self, columns: tuple[str, ...] | None) -> None:
-        """Keeps the names of the columns of ``fit``, as scikit-learn does: only if there are."""
+        """Keeps the names of the columns of ``fit``, if any, as scikit-learn does."""
         self.__dict__.pop("feature_names_in_", None)
         if columns is not None:
             self.feature_names_in_ = columns
@@ -79,23 +79,16 @@ class FeatureMap(Estimator):
     """A map of public inputs to features, with the tags of a transformer."""
 
     def __sklearn_tags__(self) -> Any:
-        return _tags_of(TransformerMixin)
+        return tags_of(TransformerMixin)
 
 
-def supervised_tags(*, is_number: bool) -> Any:
-    """Returns scikit-learn's tags (from 1.6 on) of a regressor, or else of a classifier."""
-    return _tags_of(RegressorMixin if is_number else ClassifierMixin)
-
-
-def _tags_of(mixin: type) -> Any:
+def tags_of(mixin: type) -> Any:
+    """Returns the tags of scikit-learn (from 1.6 on) of an estimator with this mixin."""
     return type(mixin.__name__, (mixin, BaseEstimator), {})().__sklearn_tags__()
 
 
 def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
-    """Notes what a layer was made of, in its files and wherever its weights turn up.
-
-    ``weights`` are those that were made of the release; None for all.
-    """
+    """Gives a layer the receipts of its weights, or of some of them, also in its files."""
     layer.label_dp_receipts = receipts_to_bytes(receipts) if receipts else b""
     if receipts:
         counted_weights(layer, receipts, layer.weights if weights is None else weights)
@@ -104,7 +97,7 @@ def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
 def input_names(columns: Iterable[str]) -> dict[str, str]:
     """Returns the name of the Keras input of each column: its own where Keras can have it.
 
-    Serving has letters, digits and underscores alone, in which two names must differ, too.
+    Names must also differ in their letters, digits and underscores, which alone serving keeps.
     """
     names: dict[str, str] = {}
     taken = set(_LAYER_NAMES)
@@ -137,7 +130,7 @@ def keras_model(inputs: Any, outputs: Any, name: str) -> Any:
 
 
 def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
-    """Returns new Keras inputs, and what an encoder (or None) makes of them, (m, width)."""
+    """Returns new Keras inputs, and an encoder's outputs for them (m, width)."""
     import keras
 
     encoder = bare(encoder)
@@ -152,7 +145,7 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
         )
     try:
         # A Sequential model has ``inputs``, but ``input`` only once another has called it.
-        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        old_inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         shape = tuple(model.output_shape)
     except AttributeError:
         raise TypeError(
@@ -165,6 +158,6 @@ def with_encoder(encoder: Any, width: int) -> tuple[Any, Any]:
             "Pass the encoder that made them, flattened."
         )
     inputs = keras.tree.map_structure(
-        lambda one: keras.Input(tuple(one.shape[1:]), dtype=one.dtype, name=one.name), given
+        lambda old: keras.Input(tuple(old.shape[1:]), dtype=old.dtype, name=old.name), old_inputs
     )
     return inputs, model(inputs)

@@ -13,14 +13,17 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
-from tf_labeldp.accounting import Public, Setting, public_input
+from tf_labeldp.accounting import Public, Setting
 from tf_labeldp.features._estimator import FeatureMap, keras_model, note_release, with_encoder
 from tf_labeldp.features._reader import Rows, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
+"""Rows that are mapped at a time."""
 _QUERIES = 512
+"""Queries whose products with all rows are in memory at a time."""
 _GROUPS = 32
+"""Groups of rows of which only the best are searched for the largest products."""
 _SAME = 1.0 - 1e-6
 """Cosines above count as the row itself."""
 _SAMPLE = 20_000
@@ -28,17 +31,17 @@ _SAMPLE = 20_000
 _SEARCH_COMPONENTS = 100
 """Principal directions in which neighbours are looked for, at most."""
 _NEGLIGIBLE = 0.01
-"""What is left of the start when the smoothing ends."""
+"""The weight of the start at which the smoothing ends."""
 _COLUMNS = 64
 """Features that are smoothed at a time."""
 _EXACT_PAIRS = 1e10
-"""Up to so many pairs of examples are compared."""
-_LISTS, _LOOKED_AT = 4.0, 32
-"""Lists over the root of the number of rows, and how many of them are searched for a query."""
+"""Pairs of examples up to which all are compared: a minute on one core."""
+_LISTS, _SEARCHED_LISTS = 4.0, 32
+"""Lists over the root of the number of rows, and lists that are searched for a query."""
 _TRAINING_ROWS, _TRAINING_ROUNDS = 32, 5
-"""Of the k-means that makes the lists: rows a list, and rounds."""
+"""Rows per list and rounds of the k-means that makes the lists."""
 _FOUND = 4096
-"""Neighbours of a query that the search by lists may be asked for, on the way past its equals."""
+"""Neighbours that the search by lists returns for a query at most, its equals included."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -48,8 +51,8 @@ class NeighbourSmoothing(FeatureMap):
     Features that vary slowly over the graph of neighbours separate classes in few strong
     directions, and a release of few strong directions loses less to noise. With P the mean over an
     example's nearest neighbours, features X become the fixed point of
-    ``F = strength * P F + (1 - strength) * X``. The same equation gives the features of a new
-    example from those of its neighbours in the training set.
+    ``F = strength * P F + (1 - strength) * X``; a new example takes those of its neighbours in the
+    training set.
 
     X are the principal components of the encoder's outputs. Neighbours are nearest by cosine in
     the first 100 of them, each divided by the fourth root of its variance; equals do not count.
@@ -65,18 +68,15 @@ class NeighbourSmoothing(FeatureMap):
     loss on Adult, a table (``docs/heads.md``).
 
     Up to 100,000 examples all pairs are compared: 20 seconds on one core for 60,000. For more, with
-    ``pip install 'tf-labeldp[neighbours]'`` (faiss-cpu), neighbours are searched for in lists of
-    similar rows: 99 % of the nearest ten were found, heads lost 0.1 points of accuracy, and a
-    million examples took six minutes on two busy cores. Without it all pairs are compared, an hour
-    or two for a million.
+    ``pip install 'tf-labeldp[neighbours]'`` (faiss-cpu), lists of similar rows are searched: 99 %
+    of the nearest ten were found, heads lost 0.1 points of accuracy, and a million examples took
+    six minutes on two busy cores, in place of an hour or two.
 
     The map and its Keras model keep two tables of the training set, 120 megabytes for 60,000
-    examples. Where that is too much, let the head's predictions teach a small model
-    (``teacher_labels``).
+    examples; to ship less, distil the head into a small model (``teacher_labels``).
 
     Args:
-        encoder: a fitted map, a Keras model or a callable, from raw inputs to features (n, d); None
-            if the inputs are features.
+        encoder: from raw inputs to features (n, d), as for ``Rows``; None for features.
         num_neighbours: number of nearest neighbours.
         strength: in [0, 1), the weight of the neighbours; 0 for none.
         num_components: number of principal components, at most.
@@ -110,9 +110,7 @@ class NeighbourSmoothing(FeatureMap):
         """Finds the principal directions and the neighbours, and smooths.
 
         Args:
-            inputs: public numbers (n, d), an array, a sparse matrix, a table of columns or a
-                ``tf.data.Dataset`` of batches of these; or what ``encoder`` takes. More rows than
-                ``num_neighbours``.
+            inputs: public, of any kind that ``Rows`` reads; more rows than ``num_neighbours``.
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -125,8 +123,8 @@ class NeighbourSmoothing(FeatureMap):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
-        public = public_input(inputs, self.encoder)
-        rows, self.receipts_ = Rows(public.value[0], self.encoder), public.receipts
+        rows = Rows(inputs, self.encoder)
+        self.receipts_ = rows.receipts
         if len(rows) <= k:
             raise ValueError(
                 f"there are {len(rows)} rows for {k} neighbours of each. Give more rows, or a "
@@ -144,13 +142,10 @@ class NeighbourSmoothing(FeatureMap):
         return self
 
     def transform(self, inputs: Public[Any]) -> np.ndarray:
-        """Returns the smoothed features of examples, old or new.
+        """Returns the smoothed features of examples, ``float32`` (m, n_features_out_).
 
         Args:
             inputs: as in ``fit``, of any number of rows.
-
-        Returns:
-            ``float32`` ``(m, n_features_out_)``.
 
         Raises:
             ValueError: not fitted, or other features than in ``fit``.
@@ -173,7 +168,7 @@ class NeighbourSmoothing(FeatureMap):
     def to_keras(self) -> Any:
         """Returns a ``keras.Model`` from raw inputs to the smoothed features; it saves and loads.
 
-        Import ``tf_labeldp.keras_layers`` before loading its file. Of neighbours that are equally
+        Import ``tf_labeldp.keras_layers`` before you load its file. Of neighbours that are equally
         near to the last digit, it may take others than ``transform``.
 
         Raises:
@@ -228,7 +223,7 @@ class NeighbourSmoothing(FeatureMap):
         )
         kept = values > 1e-9 * max(values[-1], 1e-30)
         if not np.any(kept):
-            raise ValueError("all rows are equal; there is nothing to tell them apart by.")
+            raise ValueError("all rows are equal; give rows that differ.")
         self._vectors = vectors[:, kept][:, ::-1].astype(np.float32)
         self._variances = values[kept][::-1].astype(np.float32)
 
@@ -245,7 +240,7 @@ class NeighbourSmoothing(FeatureMap):
         return out
 
     def _search_keys(self, components: np.ndarray) -> np.ndarray:
-        """Returns what neighbours are nearest in: rows of unit norm, or zero."""
+        """Returns the rows that are compared, of unit norm or zero."""
         keys = components[:, :_SEARCH_COMPONENTS] * self._variances[:_SEARCH_COMPONENTS] ** -0.25
         lengths = np.linalg.norm(keys, axis=1, keepdims=True)
         return keys / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)
@@ -292,7 +287,7 @@ def _smooth_in_place(start: np.ndarray, neighbours: np.ndarray, strength: float)
 
 
 def find_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) -> np.ndarray:
-    """Returns the nearest rows of each query, of very many pairs approximately; see below."""
+    """Returns the nearest rows of each query, approximately where there are too many pairs."""
     pairs = float(len(queries)) * len(rows)
     if pairs <= _EXACT_PAIRS:
         return nearest_neighbours(queries, rows, num)
@@ -307,10 +302,10 @@ def find_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) 
 
 
 def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int) -> np.ndarray:
-    """Returns what ``nearest_neighbours`` would, but for rows in lists that are not looked at.
+    """Returns the result of ``nearest_neighbours``, except for rows in lists that are not searched.
 
-    Rows are in lists around the centres of k-means, and those whose centres are nearest to a query
-    are searched. The same seed finds the same rows.
+    Lists are around the centres of k-means, and those with the centres nearest to a query are
+    searched. The same seed finds the same rows.
     """
     import faiss
 
@@ -323,23 +318,23 @@ def listed_neighbours(queries: np.ndarray, rows: np.ndarray, num: int, seed: int
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, _TRAINING_ROWS
     index.train(rows)
     index.add(rows)
-    index.nprobe = _LOOKED_AT
+    index.nprobe = _SEARCHED_LISTS
     # Queries with the same nearest centre after each other: their lists are then in the cache.
     order = np.argsort(index.quantizer.search(queries, 1)[1][:, 0], kind="stable")
     found = np.full((len(queries), num), -1, np.int32)
     progress = Progress("Neighbours", len(queries))
     for start in range(0, len(queries), _BLOCK):
         places = order[start : start + _BLOCK]
-        asked = num + 1  # one is the query itself
-        while places.size and asked <= min(_FOUND, size):
-            cosines, near = index.search(queries[places], asked)  # the nearest first
+        wanted = num + 1  # one is the query itself
+        while places.size and wanted <= min(_FOUND, size):
+            cosines, near = index.search(queries[places], wanted)  # the nearest first
             first = (cosines > _SAME).sum(axis=1)
             columns = first[:, np.newaxis] + np.arange(num)
-            near = np.take_along_axis(near, np.minimum(columns, asked - 1), axis=1)
-            done = (first + num <= asked) & (near[:, -1] >= 0)
+            near = np.take_along_axis(near, np.minimum(columns, wanted - 1), axis=1)
+            done = (first + num <= wanted) & (near[:, -1] >= 0)
             found[places[done]] = near[done]
             places = places[~done]
-            asked *= 8
+            wanted *= 8
         progress.advance(len(order[start : start + _BLOCK]))
     progress.end()
     missing = np.flatnonzero(found[:, 0] < 0)

@@ -5,10 +5,8 @@ The responses of patches to filters are computed as the layer ``PatchFeatures`` 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
 from concurrent import futures
 from typing import Any, TypeVar
 
@@ -21,10 +19,11 @@ from tf_labeldp.features._reader import collected, is_dataset
 
 _Self = TypeVar("_Self", bound="PatchDictionary")
 _BLOCK_BYTES = 2**21
-"""Memory of one block's responses: what stays in the cache of a core between the steps."""
+"""Bytes of one block's responses, which stay in the cache of a core between the steps."""
 _SHARE = 512
 """Images that a thread takes at a time."""
 _CLUSTER_ROWS = 16_384
+"""Patches that are compared with the atoms at a time."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -34,7 +33,7 @@ class PatchDictionary(FeatureMap):
     ``fit`` samples patches, removes mean and contrast, whitens them, and clusters them into
     ``num_atoms`` directions. A feature is the mean, over one cell of a grid on the image, of the
     part of a direction's responses above a threshold, on one of its two sides. 70,000 images of
-    28 x 28 pixels take some 15 seconds on two cores; patches exist for a few images at a time.
+    28 x 28 pixels take some 15 seconds on two cores.
 
     The defaults give 1,800 features. With ``num_atoms=50, patch_size=(5, 9), pooling=4``, which
     gives 3,200, a head gained 0.2 to 1 percent of accuracy on MNIST and Fashion-MNIST for epsilon
@@ -53,15 +52,14 @@ class PatchDictionary(FeatureMap):
         pooling: cells a side of the grid.
         stride: step between patches.
         threshold: of the responses, at least zero; about their standard deviation is one.
-        whitening: what is added to the eigenvalues of the patches' covariance (one on average).
-        contrast: what is added to a patch's variance, in units of the mean variance of a patch;
-            flat patches stay flat.
-        max_patches: the most patches that ``fit`` looks at.
-        seed: of the sample and of the first directions; the same seed gives the same features.
-            It concerns no privacy.
+        whitening: added to the eigenvalues of the patches' covariance (one on average).
+        contrast: added to a patch's variance, in units of the mean variance of a patch; flat
+            patches stay flat.
+        max_patches: the most patches that ``fit`` samples.
+        seed: of the sample and of the first directions; public.
 
     Attributes:
-        filters_: what was learnt, one entry a patch size.
+        filters_: the learnt filters, one entry per patch size.
         image_shape_: (h, w) or (h, w, c).
         n_features_out_: 2 * num_atoms * pooling^2 for each patch size.
 
@@ -93,13 +91,15 @@ class PatchDictionary(FeatureMap):
 
         Args:
             images: public numbers (n, h, w) or (n, h, w, c), or a ``tf.data.Dataset`` of batches
-                of them, not shuffled; all other images must have the same scale (0..255 or 0..1).
+                of them, not shuffled. Images of ``transform`` need their scale (0..255 or 0..1).
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
             The map itself.
         """
         del labels
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
         sides = self._checked_sides()
         public = public_input(images)
         array, self.receipts_ = _checked_images(public.value), public.receipts
@@ -108,24 +108,23 @@ class PatchDictionary(FeatureMap):
         self._pools = self._pooling_matrices(array.shape[1:3], sides)
         self.image_shape_ = tuple(array.shape[1:])
         rng = np.random.default_rng(self.seed)
-        with _one_blas_thread():
+        with threadpool_limits(1, user_api="blas"):  # the products are too small for several
             self.filters_ = tuple(self._learn_filters(array, side, rng) for side in sides)
         self.n_features_out_ = 2 * self.num_atoms * self.pooling**2 * len(sides)
         return self
 
     def transform(self, images: Public[Any]) -> np.ndarray:
-        """Returns the features of images.
+        """Returns the features of images, ``float32`` (m, n_features_out_), none below zero.
 
         Args:
             images: (m, h, w) or (m, h, w, c), of the shape and the scale of those of ``fit``.
-
-        Returns:
-            ``float32`` ``(m, n_features_out_)``, none below zero.
 
         Raises:
             TypeError: images that are not numbers.
             ValueError: not fitted, images of another shape, or not finite.
         """
+        from threadpoolctl import threadpool_limits
+
         self._refuse_unfitted("filters_", "fit(images)")
         array = _checked_images(images)
         if tuple(array.shape[1:]) != self.image_shape_:
@@ -144,9 +143,11 @@ class PatchDictionary(FeatureMap):
                 out = features[part, scale]
                 _fill(four[part], filters, pool, self.stride, float(self.threshold), out)
 
-        with _one_blas_thread(), futures.ThreadPoolExecutor(_cores()) as threads:
-            for _ in threads.map(fill, range(0, len(array), _SHARE)):
-                pass  # raises what a thread has raised
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        one_each = threadpool_limits(1, user_api="blas")
+        with one_each, futures.ThreadPoolExecutor(cores) as threads:
+            list(threads.map(fill, range(0, len(array), _SHARE)))  # raises the errors of threads
         return features.reshape(len(array), self.n_features_out_)
 
     def fit_transform(self, images: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
@@ -159,7 +160,7 @@ class PatchDictionary(FeatureMap):
         """Returns a ``keras.Model`` from raw images to the features; it saves and loads.
 
         Its input has the shape and the scale of the images of ``fit``. Import
-        ``tf_labeldp.keras_layers`` before loading its file.
+        ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._refuse_unfitted("filters_", "fit(images)")
         import keras
@@ -193,8 +194,8 @@ class PatchDictionary(FeatureMap):
         mean_variance = float(variance.mean(dtype=np.float64))
         if mean_variance == 0.0:
             raise ValueError(
-                f"images have no contrast: every patch of {side} x {side} pixels that was looked "
-                "at is constant. Check how they were read."
+                f"images have no contrast: every sampled patch of {side} x {side} pixels is "
+                "constant. Check how they were read."
             )
         contrast_floor = float(self.contrast) * mean_variance
         patches /= np.sqrt(variance + contrast_floor)[:, np.newaxis]
@@ -233,8 +234,8 @@ class PatchDictionary(FeatureMap):
         for name in ("whitening", "contrast"):
             _validate.positive_finite(name, getattr(self, name))
         _validate.number_in("threshold", self.threshold, "[0, inf)")
-        given = self.patch_size
-        sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        size = self.patch_size
+        sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
         if not sides:
             raise ValueError("patch_size must be an integer or a tuple of them, got none.")
         for side in sides:
@@ -268,7 +269,7 @@ def _checked_images(images: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """What was learnt for one patch size; the arrays are those of the layer ``PatchFeatures``."""
+    """Learnt filters of one patch size; the arrays are those of the layer ``PatchFeatures``."""
 
     patch_size: int
     weights: np.ndarray  # float32 (patch_size^2 * channels, num_atoms), each column of sum zero
@@ -285,21 +286,6 @@ def _pooling_matrix(rows: int, columns: int, cells: int) -> np.ndarray:
         one_hot = (cell_of[:, np.newaxis] == np.arange(cells)).astype(np.float64)
         sides.append(one_hot / one_hot.sum(axis=0))
     return np.einsum("ia,jb->ijab", *sides).reshape(rows * columns, -1).astype(np.float32)
-
-
-@contextlib.contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Keeps linear algebra on the calling threads: products here are too small for several."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    with threadpool_limits(1, user_api="blas"):
-        yield
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use."""
-    known = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 def _fill(

@@ -12,11 +12,11 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.features._estimator import FeatureMap, input_names, keras_model, note_release
-from tf_labeldp.features._reader import Table
+from tf_labeldp.features._reader import table_columns
 
 _Self = TypeVar("_Self", bound="RandomFourierFeatures")
 _PAIRS = 2048
-"""Rows in the sample for the median distance; their distances are a 2048 x 2048 matrix."""
+"""Rows in the sample for the median distance, which takes a 2048 x 2048 matrix."""
 _BLOCK = 4096
 """Rows whose features are computed at a time."""
 _MOST_CATEGORIES = 10_000
@@ -25,11 +25,11 @@ _MOST_CATEGORIES = 10_000
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RandomFourierFeatures(FeatureMap):
-    """Maps a table to random features of a Gaussian kernel, beside the columns themselves.
+    """Maps a table to random features of a Gaussian kernel and to the encoded columns themselves.
 
     Numeric columns are standardised; where ``fit`` saw missing numbers (NaN), these become the mean
-    and another column says where they are. Categorical columns become one-hot (with one more place
-    for categories that ``fit`` did not see) or are hashed; a missing text is a category of its own
+    and another column marks them. Categorical columns become one-hot (with one more place for
+    categories that ``fit`` did not see) or are hashed; a missing text is a category of its own
     (``None`` is ``"None"``, NaN is ``"nan"``). The features are cosines and sines of random
     projections of the encoded row, and the encoded row itself scaled to unit norm. Every row of
     features has unit norm.
@@ -49,11 +49,11 @@ class RandomFourierFeatures(FeatureMap):
             ``"median"`` for the median distance between rows of a sample.
         categorical: names, or places in a 2-D array, of categorical columns; None takes all that
             are not numbers, so all of an array of objects.
-        hash_buckets: columns of more categories than this are hashed into so many buckets; None
+        hash_buckets: columns of more categories than this are hashed into this many buckets; None
             for none.
         linear_weight: in [0, 1), the share of the encoded row in the squared norm; zero leaves it
             out.
-        seed: of the frequencies and of the sample. It concerns no privacy.
+        seed: of the frequencies and of the sample; public.
 
     Attributes:
         columns_: how each column is encoded.
@@ -85,7 +85,8 @@ class RandomFourierFeatures(FeatureMap):
 
         Args:
             table: public columns (n,) as a dict, structured array or data frame; an array or a
-                sparse matrix (n, p); or a ``tf.data.Dataset`` of batches of these, not shuffled.
+                sparse matrix (n, p), which is made dense; or a ``tf.data.Dataset`` of batches of
+                these, not shuffled.
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -94,8 +95,8 @@ class RandomFourierFeatures(FeatureMap):
         del labels
         self._check_arguments()
         public = public_input(table)
-        columns, self.receipts_ = Table(public.value), public.receipts
-        size = columns.num_rows
+        columns, self.receipts_ = table_columns(public.value), public.receipts
+        size = len(next(iter(columns.values())))
         if size == 0:
             raise ValueError("the table has no rows; give at least one.")
         if len({str(name) for name in columns}) < len(columns):
@@ -108,9 +109,9 @@ class RandomFourierFeatures(FeatureMap):
             values.dtype.kind in "biuf" for values in columns.values()
         )
         rng = np.random.default_rng(self.seed)
-        sample = columns.take(rng.choice(size, min(size, _PAIRS), replace=False))
+        sample = rng.choice(size, min(size, _PAIRS), replace=False)
         if self.bandwidth == "median":
-            self.bandwidth_ = _median_distance(encode(self.columns_, sample))
+            self.bandwidth_ = _median_distance(encode(self.columns_, columns, sample))
         else:
             self.bandwidth_ = float(self.bandwidth)
         width = sum(column.width for column in self.columns_)
@@ -120,14 +121,11 @@ class RandomFourierFeatures(FeatureMap):
         return self
 
     def transform(self, table: Public[Any]) -> np.ndarray:
-        """Returns the features of a table with the columns of ``fit``.
+        """Returns the features of a table, ``float32`` (m, n_features_out_).
 
         Args:
             table: as in ``fit``. Columns are found by name, in any order, and others ignored; an
                 array has the same columns as in ``fit``.
-
-        Returns:
-            ``float32`` ``(m, n_features_out_)``.
 
         Raises:
             TypeError: a column of another kind than in ``fit``.
@@ -135,7 +133,7 @@ class RandomFourierFeatures(FeatureMap):
                 column that was complete in ``fit``.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
-        columns = Table(table)
+        columns = table_columns(table)
         missing = [repr(column.name) for column in self.columns_ if column.name not in columns]
         if missing:
             raise ValueError(f"the table lacks columns that fit saw: {', '.join(missing)}.")
@@ -144,10 +142,11 @@ class RandomFourierFeatures(FeatureMap):
                 f"the table has {len(columns)} columns, in fit it had {len(self.columns_)}. Give "
                 "the same ones, or use names: then others are ignored."
             )
-        out = np.empty((columns.num_rows, self.n_features_out_), np.float32)
-        for start in range(0, len(out), _BLOCK):
+        size = len(columns[self.columns_[0].name])
+        out = np.empty((size, self.n_features_out_), np.float32)
+        for start in range(0, size, _BLOCK):
             part = slice(start, start + _BLOCK)
-            out[part] = self._features(columns.take(part))
+            out[part] = self._features(encode(self.columns_, columns, part))
         return out
 
     def fit_transform(self, table: Public[Any], labels: Setting[Any] = None) -> np.ndarray:
@@ -162,7 +161,7 @@ class RandomFourierFeatures(FeatureMap):
         It takes an array (n, p) of numbers if ``fit`` did, and otherwise a dict of columns (n, 1)
         by name: float32, int64, or text. Inputs of names that Keras cannot have, or that a layer
         has, have others (``column_price_unit`` for ``price/unit``), of which Keras warns; the dict
-        keeps the names of the columns. Import ``tf_labeldp.keras_layers`` before loading its file.
+        keeps the names of the columns. Import ``tf_labeldp.keras_layers`` before you load its file.
         """
         self._refuse_unfitted("_frequencies", "fit(table)")
         import keras
@@ -190,20 +189,18 @@ class RandomFourierFeatures(FeatureMap):
         note_release(layer, getattr(self, "receipts_", ()))
         if self._is_matrix:
             return keras.Model(encoded, outputs, name="random_fourier_features")
-        # The inputs have the columns' names, which no other layer may have.
+        # No other layer may have the names of the inputs, which are the columns'.
         features = keras.Model(encoded, outputs, name="encoded_columns")
-        names = input_names(str(column.name) for column in self.columns_)
+        names_in_order = [str(column.name) for column in self.columns_]
+        names = input_names(names_in_order)
         inputs = {
-            str(column.name): keras.Input(
-                (1,), dtype=column.input_dtype, name=names[str(column.name)]
-            )
-            for column in self.columns_
+            name: keras.Input((1,), dtype=column.input_dtype, name=names[name])
+            for name, column in zip(names_in_order, self.columns_, strict=True)
         }
         return keras_model(inputs, features([*inputs.values()]), "random_fourier_features")
 
-    def _features(self, table: Table) -> np.ndarray:
-        """Returns the features, as the layer ``FourierFeatures`` does."""
-        rows = encode(self.columns_, table)
+    def _features(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the features of encoded rows, as the layer ``FourierFeatures`` does."""
         phases = rows @ self._frequencies
         gain = np.float32(math.sqrt(2.0 * (1.0 - self.linear_weight) / self.num_features))
         parts = [gain * np.cos(phases), gain * np.sin(phases)]
@@ -215,8 +212,7 @@ class RandomFourierFeatures(FeatureMap):
     def _check_arguments(self) -> None:
         if _validate.integer_at_least("num_features", self.num_features, 2) % 2:
             raise ValueError(
-                "num_features must be even, as cosines and sines come in pairs, got "
-                f"{self.num_features}."
+                f"num_features must be even, for pairs of cosine and sine, got {self.num_features}."
             )
         if not isinstance(self.bandwidth, str):
             _validate.positive_finite("bandwidth", self.bandwidth)
@@ -243,7 +239,7 @@ def _median_distance(rows: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers, standardised; and a second one that says where numbers are missing."""
+    """A column of numbers, standardised; and a second one that marks missing numbers."""
 
     name: str | int
     mean: float
@@ -253,21 +249,20 @@ class NumericColumn:
     input_dtype = "float32"  # of a Keras input
 
     @property
-    def width(self) -> int:
-        """The number of places."""
+    def width(self) -> int:  # places in an encoded row
         return 1 + self.has_missing
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray) -> NumericColumn:
         """Returns the column with the mean and the standard deviation of public values."""
-        given = _numbers(name, values)
-        numbers = given[~np.isnan(given)]
+        all_numbers = _numbers(name, values)
+        numbers = all_numbers[~np.isnan(all_numbers)]
         if not numbers.size:
             raise ValueError(f"column {name!r} holds no number, NaN alone. Leave it out.")
         stddev = float(numbers.std())
         # Of a constant column, rounding leaves a deviation that must not be divided by.
         constant = stddev <= 1e-12 * float(np.abs(numbers).max(initial=0.0))
-        has_missing = numbers.size < given.size
+        has_missing = numbers.size < all_numbers.size
         return cls(name, float(numbers.mean()), 1.0 if constant else stddev, has_missing)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
@@ -307,7 +302,7 @@ class CategoricalColumn:
 
     @classmethod
     def learn(cls, name: str | int, values: np.ndarray, buckets: int | None) -> CategoricalColumn:
-        """Returns the column with the categories of public values; many ones are hashed."""
+        """Returns the column with the categories of public values, hashed if there are many."""
         vocabulary = np.unique(_categories(name, values))
         hashed = buckets is not None and len(vocabulary) > buckets
         if not hashed and len(vocabulary) > _MOST_CATEGORIES:
@@ -320,12 +315,10 @@ class CategoricalColumn:
 
     @property
     def width(self) -> int:
-        """The number of places."""
         return self.buckets or len(self.vocabulary) + 1
 
     @property
     def input_dtype(self) -> str:
-        """The dtype of a Keras input."""
         return "int64" if self.vocabulary.dtype.kind == "i" else "string"
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
@@ -395,13 +388,15 @@ def learn_columns(
     )
 
 
-def encode(columns: tuple[Column, ...], table: Mapping[Any, np.ndarray]) -> np.ndarray:
-    """Returns rows of numbers, ``float32`` (n, sum of widths)."""
-    size = len(table[columns[0].name])
+def encode(
+    columns: tuple[Column, ...], table: Mapping[Any, np.ndarray], rows: Any = slice(None)
+) -> np.ndarray:
+    """Returns some rows of a table as numbers, ``float32`` (m, sum of widths)."""
+    size = len(table[columns[0].name][rows])
     out = np.empty((size, sum(column.width for column in columns)), np.float32)
     start = 0
     for column in columns:
-        column.encode(table[column.name], out[:, start : start + column.width])
+        column.encode(table[column.name][rows], out[:, start : start + column.width])
         start += column.width
     return out
 

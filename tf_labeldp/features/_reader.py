@@ -1,24 +1,24 @@
-"""The one reader of public inputs: which kinds there are, how they become rows, what is refused.
-
-Inputs are arrays, lists of rows, sparse matrices, tables (dicts of columns, structured arrays, data
-frames), tuples of arrays, and ``tf.data`` data sets of batches of these; with an encoder in front
-where there is one. Labels of a data set of pairs are handed on to who asks for them, or dropped.
-"""
+"""``Rows``, the one reader of public input: its kinds, how they become numbers, what is refused."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from tf_labeldp.accounting import Public, Setting, public_input
 from tf_labeldp.accounting._public_input import bare
+from tf_labeldp.accounting._receipts import Receipts
 
 _BLOCK_BYTES = 1 << 26
+"""Bytes of a block in double precision, which suits matrix products."""
 _ENCODED_ROWS = 4096
-"""Rows that an encoder is given at a time."""
+"""Rows that an encoder gets at a time."""
 _FINITE_CELLS = 1 << 24
+"""Numbers that are checked at a time."""
 NO_ROWS = "features hold no rows; give at least one."
 SHUFFLED = (
     "the data set gave other rows, or the same in another order, when it was read again. It must "
@@ -28,113 +28,137 @@ SHUFFLED = (
 
 
 class Rows:
-    """Public inputs as rows of numbers (n, d), which are encoded when they are read.
+    """Public inputs as rows of numbers (n, d), read by number or in order, encoded when read.
 
     Args:
-        inputs: of any kind that this module names; or whatever the encoder takes.
+        inputs: numbers (n, d): an array, a list of rows, a sparse matrix, a table (a dict of
+            columns, a structured array, a data frame of pandas, Polars or Arrow), a tuple of
+            arrays, or a ``tf.data.Dataset`` of batches x or (x, y) of these, which gives the same
+            rows whenever it is read. Or whatever the encoder takes.
         encoder: a fitted map with ``transform``, a Keras model, a callable, or an object with
-            ``predict``; None if the inputs are features. It gets arrays in blocks, and anything
-            else whole.
-        columns: the names of the columns that ``fit`` saw, if there were any.
-        flatten: whether rows of more dimensions are flattened, and not refused.
+            ``predict``; None if the inputs are features. It gets arrays in blocks, and all other
+            inputs whole.
+        columns: the names of the columns in ``fit``, which are then required; None for any.
+        flatten: whether rows of more dimensions are flattened; otherwise they are refused.
+        max_bytes: the most memory in which ``blocks`` keeps encoded features; larger ones are
+            encoded again on each reading.
 
     Attributes:
-        columns: names of the columns of a table, else None.
-        encoder: what encodes rows when they are read; None where they are encoded already.
+        columns: the names of the columns of a table; None for other inputs.
+        is_encoded: whether there is an encoder.
+
+    Raises:
+        TypeError: inputs of another kind or that are no numbers, or an encoder of another kind.
+        ValueError: no rows, rows of a wrong shape, other columns than in ``fit``, or a data set
+            that has no end or is shuffled. Most of these are raised on reading.
+
+    Example:
+        >>> rows = Rows({"age": np.array([20, 30]), "height": np.array([1.6, 1.8])})
+        >>> rows.columns, rows.array().tolist()
+        (('age', 'height'), [[20.0, 1.6], [30.0, 1.8]])
     """
 
     def __init__(
-        self, inputs: Any, encoder: Any = None, *, columns: Any = None, flatten: bool = False
+        self,
+        inputs: Public[Any],
+        encoder: Public[Any] = None,
+        *,
+        columns: Setting[Any] = None,
+        flatten: bool = False,
+        max_bytes: float = 0.0,
     ) -> None:
-        inputs, encoder = bare(inputs), _checked_encoder(encoder)
-        self.columns = column_names(inputs)
-        # A fitted map knows its columns, and a dict's are asked for by name.
-        if encoder is None or not (hasattr(encoder, "transform") or isinstance(inputs, Mapping)):
+        self._public = (inputs, encoder)
+        self._inputs, self._encoder = bare(inputs), _checked_encoder(bare(encoder))
+        self.is_encoded = encoder is not None
+        self._flatten, self._max_bytes = flatten, max_bytes
+        self._digest: str | None = None  # of a data set, once it was read
+        self.columns = column_names(self._inputs)
+        # A fitted map knows its columns, and columns of a dict are found by name.
+        by_name = hasattr(encoder, "transform") or isinstance(self._inputs, Mapping)
+        if encoder is None or not by_name:
             _check_columns(self.columns, columns)
-        if is_dataset(inputs):
-            inputs = collected(inputs)
+        if is_dataset(self._inputs):
+            _refuse_endless(self._inputs)
+
+    @property
+    def receipts(self) -> Receipts:
+        """The receipts of the uses of labels that inputs and encoder were made of."""
+        return public_input(*self._public).receipts
+
+    @property
+    def num_rows(self) -> int | None:
+        """n; None for a data set, which has to be read for it."""
+        return None if is_dataset(self._inputs) else len(self)
+
+    @functools.cached_property
+    def _source(self) -> tuple[Any, Any]:
+        """Inputs that are read by number, and their encoder; None where these are features."""
+        inputs = collected(self._inputs) if is_dataset(self._inputs) else self._inputs
         is_plain = isinstance(inputs, np.ndarray) and not inputs.dtype.names and inputs.ndim > 0
-        self.encoder = encoder if is_plain else None
-        self._rows = inputs if self.encoder is not None else _features_of(inputs, encoder, flatten)
+        if is_plain and self._encoder is not None:
+            return inputs, self._encoder
+        return _features_of(inputs, self._encoder, self._flatten), None
 
     def __len__(self) -> int:
-        return int(self._rows.shape[0])
+        """Returns n."""
+        return int(self._source[0].shape[0])
 
-    def take(self, rows: Any) -> np.ndarray:
+    def take(self, rows: Setting[Any]) -> np.ndarray:
         """Returns some rows (m, d), by a slice or their numbers."""
-        block = take_rows(self._rows, rows)
-        return block if self.encoder is None else _features_of(block, self.encoder)
+        source, encoder = self._source
+        block = take_rows(source, rows)
+        return block if encoder is None else _features_of(block, encoder)
 
     def array(self) -> np.ndarray:
-        """Returns all rows (n, d), finite ones; raises if there are none."""
+        """Returns all rows (n, d), at least one and all finite."""
         if len(self) == 0:
             raise ValueError(NO_ROWS)
-        step = len(self) if self.encoder is None else _ENCODED_ROWS
+        step = len(self) if self._source[1] is None else _ENCODED_ROWS
         parts = [self.take(slice(at, at + step)) for at in range(0, len(self), step)]
         return checked_finite(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
-
-class FeatureSource:
-    """Rows of features that can be read again and again in the same order, also of a data set.
-
-    Args:
-        source: as for ``Rows``; a data set has batches x or (x, y), the same whenever it is read.
-        encoder: as for ``Rows``.
-        max_bytes: the most memory for features of an encoder that are kept; if they are larger,
-            the encoder is asked again on each reading.
-
-    Attributes:
-        num_rows: n, or None for a data set, which has to be read for it.
-        columns: names of the columns of a table, else None.
-        is_encoded: whether an encoder makes the features.
-    """
-
-    def __init__(self, source: Any, encoder: Any = None, max_bytes: float = 2e9) -> None:
-        source, encoder = bare(source), _checked_encoder(encoder)
-        self._source, self._encoder = source, encoder
-        self.is_encoded = encoder is not None
-        self.num_rows: int | None = None
-        if is_dataset(source):
-            _refuse_endless(source)
-            self.columns = column_names(source)
-            return
-        self._rows = Rows(source, encoder)
-        self.columns = self._rows.columns
-        self.num_rows = len(self._rows)
-        if self.num_rows == 0:
-            raise ValueError(NO_ROWS)
-        width = self._rows.take(slice(0, 1)).shape[1]
-        self._step = _block_rows(width)
-        if self._rows.encoder is None:
-            return
-        if 4.0 * width * self.num_rows > max_bytes:
-            self._step = _ENCODED_ROWS
-            return
-        kept = np.empty((self.num_rows, width), np.float32)
-        for start in range(0, self.num_rows, self._step):
-            kept[start : start + self._step] = self._rows.take(slice(start, start + self._step))
-        self._rows = Rows(kept)
-
-    def blocks(self, see: Callable[[Any, Any], None] | None = None) -> Iterator[np.ndarray]:
-        """Yields rows of features (m, d), in blocks of a size that suits matrix products.
+    def blocks(
+        self, see: Setting[Callable[[Any, Any], None] | None] = None
+    ) -> Iterator[np.ndarray]:
+        """Yields all rows in blocks (m, d), and a data set of any size without collecting it.
 
         Args:
-            see: called with what was given, before any encoder, and its labels or None: a data set
-                batch after batch, anything else as a whole.
+            see: called with inputs before the encoder and their labels or None: for each batch of
+                a data set, and once for all other inputs.
         """
-        if self.num_rows is None:
+        if is_dataset(self._inputs):
             yield from self._joined_batches(see)
             return
         if see is not None:
-            see(self._source, None)
-        for start in range(0, self.num_rows, self._step):
-            block = self._rows.take(slice(start, start + self._step))
-            yield block if self._rows.encoder is None else block.astype(np.float32)
+            see(self._inputs, None)
+        step = self._block_length()
+        for start in range(0, len(self), step):
+            block = self.take(slice(start, start + step))
+            yield block if self._source[1] is None else block.astype(np.float32)
 
-    def _joined_batches(self, see: Callable[[Any, Any], None] | None) -> Iterator[np.ndarray]:
+    def _block_length(self) -> int:
+        """Returns the rows of a block; encodes all rows once where they may be kept."""
+        if len(self) == 0:
+            raise ValueError(NO_ROWS)
+        width = self.take(slice(0, 1)).shape[1]
+        step = max(1, _BLOCK_BYTES // (8 * width))
+        if self._source[1] is None:
+            return step
+        if 4.0 * width * len(self) > self._max_bytes:
+            return _ENCODED_ROWS
+        kept = np.empty((len(self), width), np.float32)
+        for start in range(0, len(self), step):
+            kept[start : start + step] = self.take(slice(start, start + step))
+        self._source = kept, None
+        return step
+
+    def _joined_batches(self, see: Any) -> Iterator[np.ndarray]:
+        digest = hashlib.sha256()
         waiting: list[np.ndarray] = []
-        for element in self._source.as_numpy_iterator():
+        is_empty = True
+        for element in self._inputs.as_numpy_iterator():
             x, y = _pair(element)
+            _add_to_digest(digest, x)
             rows = _features_of(x, self._encoder)
             if y is not None and np.shape(y)[:1] != rows.shape[:1]:
                 raise ValueError("a batch has another number of labels than of rows.")
@@ -142,77 +166,43 @@ class FeatureSource:
                 see(x, y)
             if not rows.shape[0]:
                 continue
+            is_empty = False
             waiting.append(rows)
             _check_widths(waiting)
-            if sum(map(len, waiting)) >= _block_rows(rows.shape[1]):
+            if 8 * sum(map(np.size, waiting)) >= _BLOCK_BYTES:
                 yield np.concatenate(waiting) if len(waiting) > 1 else rows
                 waiting = []
+        if is_empty:
+            raise ValueError(NO_ROWS)
         if waiting:
             yield np.concatenate(waiting)
+        self._digest = self._digest or digest.hexdigest()
+        if digest.hexdigest() != self._digest:
+            raise ValueError(SHUFFLED)
 
 
-class Table(Mapping[Any, np.ndarray]):
-    """The columns (n,) of a table by name, or by place for an array (n, p) or a sparse matrix.
-
-    Args:
-        table: a table, an array or a sparse matrix, or a data set of batches of one.
-
-    Raises:
-        TypeError: none of these.
-        ValueError: no column, or columns of different lengths.
-    """
-
-    def __init__(self, table: Any) -> None:
-        if is_dataset(table):
-            table = collected(table)
-        self._columns = _columns_of(table)
-        self._matrix: Any = None
-        if self._columns is None:
-            if _is_several(table):
-                table = _side_by_side(parts_of(table))
-            self._matrix = table.tocsc() if _is_sparse(table) else np.asarray(table)
-            if self._matrix.ndim != 2:
-                raise TypeError(
-                    "a table must be a dict of columns, a structured array, a data frame, an array "
-                    f"(n, p) or a sparse matrix, got {type(table).__name__} of shape "
-                    f"{self._matrix.shape}."
-                )
-        if len(self) == 0:
-            raise ValueError("the table has no columns; give at least one.")
-        shapes = {values.shape for values in (self._columns or {}).values()}
-        if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
-            raise ValueError(
-                f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
+def table_columns(table: Any) -> dict[Any, np.ndarray]:
+    """Returns columns (n,) by name, or by place for an array (n, p) or a sparse matrix."""
+    if is_dataset(table):
+        table = collected(table)
+    columns = _columns_of(table)
+    if columns is None:
+        matrix: Any = _side_by_side(parts_of(table)) if _is_several(table) else table
+        matrix = matrix.toarray() if _is_sparse(matrix) else np.asarray(matrix)
+        if matrix.ndim != 2:
+            raise TypeError(
+                "a table must be a dict of columns, a structured array, a data frame, an array "
+                f"(n, p) or a sparse matrix, got {type(table).__name__} of shape {matrix.shape}."
             )
-
-    @property
-    def num_rows(self) -> int:
-        """n."""
-        if self._columns is None:
-            return int(self._matrix.shape[0])
-        return int(next(iter(self._columns.values())).size)
-
-    def __len__(self) -> int:
-        return self._matrix.shape[1] if self._columns is None else len(self._columns)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(range(len(self)) if self._columns is None else self._columns)
-
-    def __getitem__(self, name: Any) -> np.ndarray:
-        if self._columns is not None:
-            return self._columns[name]
-        if name not in range(len(self)):
-            raise KeyError(name)
-        if _is_sparse(self._matrix):
-            return self._matrix[:, [name]].toarray()[:, 0]
-        return self._matrix[:, name]
-
-    def take(self, rows: Any) -> Table:
-        """Returns a table of some rows; a dense one."""
-        if self._columns is not None:
-            return Table({name: values[rows] for name, values in self._columns.items()})
-        found = self._matrix[rows]
-        return Table(found.toarray() if _is_sparse(found) else found)
+        columns = dict(enumerate(matrix.T))
+    if not columns:
+        raise ValueError("the table has no columns; give at least one.")
+    shapes = {values.shape for values in columns.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
+        raise ValueError(
+            f"the columns of a table must all have shape (n,), got shapes {sorted(shapes)}."
+        )
+    return columns
 
 
 def is_dataset(inputs: Any) -> bool:
@@ -253,9 +243,8 @@ def as_rows(part: Any) -> Any:
         return part.tocsr()
     if _is_frame(part) or _is_structured(part):
         array = np.asarray(part)
-        if array.dtype.kind in "OV":  # kinds of numbers that differ: column by column
-            array = _side_by_side(parts_of(part))
-        return array
+        # Columns of different dtypes are joined one by one.
+        return _side_by_side(parts_of(part)) if array.dtype.kind in "OV" else array
     if isinstance(part, (list, tuple)):
         part = np.asarray(part)
     elif hasattr(part, "to_numpy"):
@@ -276,24 +265,24 @@ def as_rows(part: Any) -> Any:
 
 
 def take_rows(part: Any, rows: Any) -> Any:
-    """Returns rows of what ``as_rows`` gives, sparse ones as a dense array."""
+    """Returns rows of a result of ``as_rows``, sparse ones as a dense array."""
     found = part[rows]
     return found.toarray() if _is_sparse(found) else found
 
 
 def all_rows(part: Any) -> np.ndarray:
-    """Returns what ``as_rows`` gives as one dense array."""
+    """Returns a result of ``as_rows`` as one dense array."""
     if _is_sparse(part):
         return part.toarray()
     return np.asarray(part if hasattr(part, "__array__") else part[np.arange(len(part))])
 
 
 def check_lengths(parts: list[Any]) -> int:
-    """Returns the number of rows that all parts have; raises if they differ."""
+    """Returns the number of rows that all parts have."""
     lengths = sorted({np.shape(part)[0] if _is_sparse(part) else len(part) for part in parts})
     if len(lengths) > 1:
         raise ValueError(
-            f"all parts of features need the same length, got lengths {lengths}. Give one row an "
+            f"all parts of features need the same length, got lengths {lengths}. Give one row per "
             "example in each."
         )
     if not lengths or lengths[0] == 0:
@@ -302,7 +291,7 @@ def check_lengths(parts: list[Any]) -> int:
 
 
 def check_numbers(dtype: Any) -> None:
-    """Raises if features of this dtype are no numbers."""
+    """Refuses features of a dtype that is no number."""
     if np.dtype(dtype).kind not in "biuf":
         raise TypeError(
             f"features must be numbers, got dtype {dtype}. Encode texts and categories first, for "
@@ -312,9 +301,9 @@ def check_numbers(dtype: Any) -> None:
 
 
 def checked_finite(rows: np.ndarray) -> np.ndarray:
-    """Returns rows (n, d) as they are, or raises if some are not finite."""
+    """Returns rows (n, d) as they are, if all numbers are finite."""
     step = max(1, _FINITE_CELLS // max(1, rows.shape[1]))
-    # Sums would overflow where numbers do not, so each is looked at.
+    # Each number is checked, as sums of finite numbers may overflow.
     bad = sum(
         int(np.count_nonzero(~np.isfinite(rows[start : start + step]).all(axis=1)))
         for start in range(0, rows.shape[0], step)
@@ -331,7 +320,7 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
     """Returns the structure of dicts and tuples with the function's values in place of leaves."""
     first = structures[0]
     if isinstance(first, Mapping):
-        return {key: map_parts(function, *(one[key] for one in structures)) for key in first}
+        return {key: map_parts(function, *(part[key] for part in structures)) for key in first}
     if isinstance(first, tuple):
         parts = [map_parts(function, *part) for part in zip(*structures, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
@@ -341,15 +330,18 @@ def map_parts(function: Callable[..., Any], *structures: Any) -> Any:
 def collected(dataset: Any) -> Any:
     """Returns all inputs of a data set of batches x or (x, y) in one; labels are dropped."""
     _refuse_endless(dataset)
-    batches = [_pair(element)[0] for element in dataset.as_numpy_iterator()]
+    batches, digests = [], []
+    for reading in range(2):
+        digest = hashlib.sha256()
+        for element in dataset.as_numpy_iterator():
+            x, _ = _pair(element)
+            _add_to_digest(digest, x)
+            if reading == 0:
+                batches.append(x)
+        digests.append(digest.digest())
     if not batches:
         raise ValueError(NO_ROWS)
-    first, again = new_digest(), new_digest()
-    for x in batches:
-        add_to_digest(first, x)
-    for element in dataset.as_numpy_iterator():
-        add_to_digest(again, _pair(element)[0])
-    if first.digest() != again.digest():
+    if digests[0] != digests[1]:
         raise ValueError(SHUFFLED)
 
     def joined(*parts: Any) -> np.ndarray:
@@ -358,11 +350,6 @@ def collected(dataset: Any) -> Any:
         return np.concatenate(arrays)
 
     return map_parts(joined, *batches)
-
-
-def new_digest() -> Any:
-    """Returns a hash to be updated."""
-    return hashlib.sha256()
 
 
 def _is_frame(inputs: Any) -> bool:
@@ -378,8 +365,7 @@ def _is_sparse(inputs: Any) -> bool:
     return hasattr(inputs, "tocsr")
 
 
-def _is_several(inputs: Any) -> bool:
-    """Returns whether inputs are a tuple of arrays, and not of rows."""
+def _is_several(inputs: Any) -> bool:  # a tuple of arrays, rather than of rows
     return isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
 
 
@@ -388,30 +374,27 @@ def _names_of(table: Any) -> Any:
     if isinstance(table, Mapping):
         return table
     if _is_frame(table):
-        return list(table.columns)
+        return list(getattr(table, "column_names", table.columns))  # Arrow's, and all others'
     return table.dtype.names if _is_structured(table) else None
 
 
 def _columns_of(table: Any) -> dict[Any, np.ndarray] | None:
-    """Returns the columns of a table by name; None of other inputs."""
     names = _names_of(table)
     return None if names is None else {name: np.asarray(table[name]) for name in names}
 
 
 def _check_columns(found: tuple[str, ...] | None, expected: Any) -> None:
-    """Raises if columns have other names or another order than in ``fit``.
-
-    Inputs without names are taken as they come.
-    """
+    """Refuses columns of other names or another order than in ``fit``, if both are known."""
     if found is None or expected is None or found == tuple(expected):
         return
     missing = [repr(name) for name in expected if name not in found]
-    unseen = [repr(name) for name in found if name not in expected]
-    what = [f"lack {', '.join(missing)}"] if missing else []
-    what += [f"have {', '.join(unseen)}, which fit did not see"] if unseen else []
+    extra = [repr(name) for name in found if name not in expected]
+    problems = [f"lack {', '.join(missing)}"] if missing else []
+    problems += [f"have {', '.join(extra)}, which fit did not see"] if extra else []
+    problem = " and ".join(problems) or "are in another order than in fit"
     raise ValueError(
-        f"the columns of the features {' and '.join(what) or 'are in another order than in fit'}: "
-        f"got {list(found)}, in fit they were {list(expected)}. Select these, in this order."
+        f"the columns of the features {problem}: got {list(found)}, in fit they were "
+        f"{list(expected)}. Select these, in this order."
     )
 
 
@@ -423,23 +406,18 @@ def _check_widths(blocks: list[np.ndarray]) -> None:
 
 
 def _checked_encoder(encoder: Any) -> Any:
-    """Returns an encoder that came as a public input or by itself, or raises."""
-    encoder = bare(encoder)
     usable = callable(encoder) or hasattr(encoder, "transform") or hasattr(encoder, "predict")
     if encoder is None or (usable and not isinstance(encoder, type)):
         return encoder
-    given = f"the class {encoder.__name__}" if isinstance(encoder, type) else repr(encoder)
+    found = f"the class {encoder.__name__}" if isinstance(encoder, type) else repr(encoder)
     raise TypeError(
         "an encoder must be a fitted feature map, a Keras model or a function from raw inputs to "
-        f"(m, d), got {given}."
+        f"(m, d), got {found}."
     )
 
 
 def _features_of(inputs: Any, encoder: Any, flatten: bool = False) -> Any:
-    """Returns the features (m, d) of inputs: what their encoder gives, or the inputs themselves.
-
-    Without an encoder they may be a CSR matrix, or a part of an array.
-    """
+    """Returns the encoder's outputs (m, d), or the inputs, which may stay a CSR matrix."""
     if encoder is None:
         return _as_matrix(inputs, flatten)
     if hasattr(encoder, "transform"):
@@ -474,14 +452,12 @@ def _as_matrix(inputs: Any, flatten: bool) -> Any:
             rows = rows.reshape(rows.shape[0], -1)
     if rows.ndim != 2 or rows.shape[1] == 0:
         hint = (
-            "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and a data set in "
-            "batches."
+            "Flatten images with .reshape(len(x), -1), or pass an encoder that makes features of "
+            "them."
+            if rows.ndim > 2
+            else "Give one example as x[np.newaxis], one feature as x[:, np.newaxis], and a data "
+            "set in batches."
         )
-        if rows.ndim > 2:
-            hint = (
-                "Flatten images with .reshape(len(x), -1), or pass an encoder that makes features "
-                "of them."
-            )
         raise ValueError(f"features must have shape (n, d), got {rows.shape}. {hint}")
     check_numbers(rows.dtype)
     return rows
@@ -508,17 +484,12 @@ def _refuse_endless(dataset: Any) -> None:
         raise ValueError("the data set has no end. Leave out .repeat(), or add .take(steps).")
 
 
-def add_to_digest(digest: Any, x: Any) -> None:
-    """Adds one batch of inputs to a hash."""
+def _add_to_digest(digest: Any, x: Any) -> None:
     if isinstance(x, (Mapping, tuple)):
         for part in (x[name] for name in sorted(x)) if isinstance(x, Mapping) else x:
-            add_to_digest(digest, part)
+            _add_to_digest(digest, part)
         return
     part = np.asarray(x)
     digest.update(f"{part.dtype.str}{part.shape[1:]}".encode())
     content = repr(part.tolist()).encode() if part.dtype.kind == "O" else None
     digest.update(np.ascontiguousarray(part).data if content is None else content)
-
-
-def _block_rows(width: int) -> int:
-    return max(1, _BLOCK_BYTES // (8 * width))

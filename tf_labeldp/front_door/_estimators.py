@@ -15,7 +15,7 @@ from tf_labeldp.accounting._budget import default_delta
 from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
 from tf_labeldp.features import NeighbourSmoothing, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.features._estimator import FeatureMap
-from tf_labeldp.features._reader import Table, column_names, is_dataset
+from tf_labeldp.features._reader import column_names, is_dataset, table_columns
 from tf_labeldp.front_door._recommend import recommend
 from tf_labeldp.heads import (
     BootstrappedHead,
@@ -122,7 +122,8 @@ class _FrontDoor(Head):
         if not size:
             raise ValueError("there are no labels; give at least one.")
         kind = kind_of(features)
-        rows = Table(features).num_rows if kind == "table" else np.shape(features)[0]
+        first = next(iter(table_columns(features).values())) if kind == "table" else features
+        rows = np.shape(first)[0]
         if rows != size:
             raise ValueError(
                 f"there are {rows} rows of features and {size} labels; give one label per row, in "

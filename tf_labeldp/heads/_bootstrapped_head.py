@@ -1,4 +1,4 @@
-"""Release, learn, release again: heads whose features are learnt from the heads before them."""
+"""``BootstrappedHead``: a network distilled from private heads on features that it learns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
 from tf_labeldp.features._reader import Rows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
-from tf_labeldp.heads._one_release_head import Head, warn_of_unknown
+from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
 from tf_labeldp.mechanisms import InformativeRR, Priors
 from tf_labeldp.mechanisms._base import Mechanism
@@ -27,47 +27,48 @@ from tf_labeldp.vault._records import npz, publish
 
 _Self = TypeVar("_Self", bound="BootstrappedHead")
 _MARGIN = 1e-5
-"""What is left of epsilon, relatively: releases are rounded to a grid, which the ledger counts."""
+"""The share of epsilon that stays unspent: the ledger also counts the rounding of releases."""
 _ROWS = 512
+"""Rows that the network predicts at a time."""
 _LEAST = 1e-12
+"""The least probability whose logarithm is taken, and the least length that is divided by."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class BootstrappedHead(Head):
-    """A network that heads teach: each release is on features learnt from the releases before.
+    """A network distilled from private heads, each on features learnt from the earlier releases.
 
-    A ``PrivateLogisticRegression`` on label-free features makes the first release. Its
-    probabilities teach the network, on random views of all inputs. The next head is fitted on what
-    the network has learnt, its last hidden layer, beside the label-free features; the sum of the
-    heads' log-probabilities teaches the network further, and so on. The result is the network.
+    A ``PrivateLogisticRegression`` on label-free features makes the first release. The network
+    learns its probabilities on random views of all inputs. The next head is fitted on the network's
+    last hidden layer and the label-free features; the network then learns the sum of the heads'
+    log-probabilities, and so on. The result is the network.
 
     Guarantee:
         (epsilon, delta)-label-DP for the replacement of one label, whatever the number of releases.
-        The heads' are Gaussian, and one of noise multiplier s_r is chosen after those before it; so
-        together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and Su,
-        "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon is added (basic
-        composition). The network learns from released probabilities alone. Charged to the vault,
-        which refuses before the first release if not all fit.
+        Those of the heads are Gaussian, of noise multipliers s_r, each chosen after the earlier
+        ones; together they are as private as one of ``1 / s^2 = sum_r 1 / s_r^2`` (Dong, Roth and
+        Su, "Gaussian differential privacy", 2022, Corollary 2). The draw's epsilon is added (basic
+        composition). The network learns from released probabilities alone. The vault is charged,
+        and refuses before the first release if not all fit.
 
     Source: ours; every release is that of ``PrivateLogisticRegression``.
 
     Args:
         epsilon: of all releases together, finite and above zero.
         delta: in (0, 1), below 1/n for n labels.
-        network: a built Keras model from inputs to logits (n, K), which is trained in place. What
-            its last layer, a dense one, sees should be a few hundred wide: the time of a release
-            grows with the cube of that.
-        encoder: what makes the first features of inputs, fitted without labels: a feature map, a
-            Keras model or a callable; for images the best is
-            ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for the inputs as they
-            are, flattened.
-        shares: of the squared precision that each release of a head gets; they sum to one.
+        network: a built Keras model from inputs to logits (n, K), which is trained in place. Its
+            last hidden layer should be a few hundred wide: the time of a release grows with the
+            cube of that. The last layer is dense.
+        encoder: from inputs to the first features, fitted without labels: a feature map, a Keras
+            model or a callable; for images the best is
+            ``NeighbourSmoothing(PatchDictionary().fit(x)).fit(x)``. None for flattened inputs.
+        shares: of the squared precision, one for each release of a head; they sum to one.
         draw_share: in [0, 1), the part of epsilon for noisy labels, which are drawn last by
             ``InformativeRR`` with the network's probabilities as priors; the network then learns
-            their posteriors. None for none below an epsilon of 2.5, and 0.85 from there on.
+            their posteriors. None for 0 below an epsilon of 2.5, and 0.85 from there on.
         epochs: of the network after each release.
         batch_size: of its training.
-        learning_rate: the highest, of AdamW; a cosine takes it down in every round.
+        learning_rate: the highest, of AdamW; a cosine lowers it in every round.
         views: Keras layers that change inputs at random but not their class, for images
             ``self_supervised.weak_views()``; None for none.
         key: the name of the releases in a vault, ``key/1``, ``key/2``, ...
@@ -114,8 +115,8 @@ class BootstrappedHead(Head):
     def fit(self: _Self, inputs: Public[Any], labels: Private[PrivateLabels]) -> _Self:
         """Releases and learns in turn.
 
-        A vault with a store also keeps the network after each round: a fit that was killed, or is
-        made again with the same key, reads releases and networks, and goes on.
+        A vault with a store also keeps the network after each round: a second fit with the same
+        key, or one after a kill, reads releases and networks, and goes on.
 
         Args:
             inputs: public, an array (n, ...) that the network takes.
@@ -130,18 +131,16 @@ class BootstrappedHead(Head):
         from scipy import special
 
         public = public_input(inputs, self.encoder, self.network, self.views)
-        warn_of_unknown(public)
         inputs = np.asarray(public.value[0])
         heads = self._heads(len(inputs), labels, public.receipts)
         first = Rows(inputs, self.encoder, flatten=True).array()
-        features, believed = first, np.zeros(())
-        receipts = public.receipts
+        features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
-            head.fit(public_input(features, public).with_value(features), labels)
-            believed = believed + np.log(np.maximum(head.predict_proba(features), _LEAST))
+            head.fit(public.with_value(features), labels)
+            logits = logits + np.log(np.maximum(head.predict_proba(features), _LEAST))
             receipts = merge_receipts(receipts, head.receipts_)
-            self._learn(inputs, special.softmax(believed, axis=1), receipts, labels, str(number))
-            features = np.concatenate([_of_unit_length(self._hidden(inputs)), first], axis=1)
+            self._learn(inputs, special.softmax(logits, axis=1), receipts, labels, str(number))
+            features = np.concatenate([self._hidden(inputs), first], axis=1)
         if self._for_draw():
             priors = Priors(self._probabilities(inputs).astype(np.float64), receipts=receipts)
             drawn = labels.randomize(self._draw(labels), priors=priors, key=f"{self.key}/draw")
@@ -152,7 +151,7 @@ class BootstrappedHead(Head):
         return self
 
     def epsilons(self) -> tuple[float, ...]:
-        """Returns what each release of a head costs by itself, at ``delta``."""
+        """Returns the epsilon of each release of a head by itself, at ``delta``."""
         epsilon = (self.epsilon - self._for_draw()) * (1.0 - _MARGIN)
         return tuple(gaussian_share(epsilon, self.delta, share) for share in self.shares)
 
@@ -161,12 +160,12 @@ class BootstrappedHead(Head):
         return bare(self.network)
 
     def predict(self, features: Public[Any]) -> np.ndarray:
-        """Returns class values (m,) for inputs as given to ``fit``."""
+        """Returns class values (m,) for inputs as in ``fit``."""
         likeliest = self.predict_proba(features).argmax(axis=1)
         return self.classes_[likeliest]
 
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
-        """Returns the network's class probabilities (m, K) for inputs as given to ``fit``."""
+        """Returns the network's class probabilities (m, K) for inputs as in ``fit``."""
         self._check_fitted()
         return self._probabilities(np.asarray(features))
 
@@ -183,7 +182,7 @@ class BootstrappedHead(Head):
     def _heads(
         self, num_rows: int, labels: PrivateLabels, receipts: Receipts
     ) -> list[PrivateLogisticRegression]:
-        """Returns heads to fit, once all arguments are checked and the whole is affordable."""
+        """Returns heads to fit, after all arguments and the budget for the whole are checked."""
         from tf_labeldp.self_supervised._training import built_network
 
         if not isinstance(labels, PrivateLabels):
@@ -222,46 +221,37 @@ class BootstrappedHead(Head):
             labels.check_budget(missing, receipts=receipts)
         return heads
 
-    def _compile(self, steps: int) -> None:
+    def _learn(
+        self, inputs: Any, targets: Any, receipts: Receipts, labels: PrivateLabels, number: str
+    ) -> None:
+        """Trains the network on probabilities, or reads the weights of an earlier such training."""
         import keras
 
+        steps = -(-len(inputs) // self.batch_size) * self.epochs
         warm = min(100, steps // 2)
         rate = keras.optimizers.schedules.CosineDecay(
             0.1 * self.learning_rate, steps - warm, 0.05, "cosine", self.learning_rate, warm
         )
-        self._model.compile(
-            keras.optimizers.AdamW(rate, weight_decay=1e-3),
-            keras.losses.CategoricalCrossentropy(from_logits=True),
-        )
-
-    def _learn(
-        self,
-        inputs: np.ndarray,
-        targets: np.ndarray,
-        receipts: Receipts,
-        labels: PrivateLabels,
-        number: str,
-    ) -> None:
-        """Trains the network on probabilities, or reads what it became when they were new."""
-        self._compile(-(-len(inputs) // self.batch_size) * self.epochs)
-        kept = None
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+        self._model.compile(keras.optimizers.AdamW(rate, weight_decay=1e-3), loss)
+        stored = None
         if labels.store_path is not None:  # a key names one release of one set of labels
             name = f"{self.key}-{number}.npz".replace("/", "-")
-            kept = pathlib.Path(labels.store_path) / "networks" / name
+            stored = pathlib.Path(labels.store_path) / "networks" / name
         with counted_training(self._model, receipts):
-            if kept is not None and kept.exists():
-                with np.load(kept, allow_pickle=False) as weights:
+            if stored is not None and stored.exists():
+                with np.load(stored, allow_pickle=False) as weights:
                     self._model.set_weights([weights[name] for name in weights])
                 return
-            views = teacher_labels(targets)
-            batches = views.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
+            taught = teacher_labels(targets)
+            batches = taught.batches(inputs, self.batch_size, augment=self.views, seed=self.seed)
             self._model.fit(batches, epochs=self.epochs, verbose=self.verbose)
-        if kept is not None:
-            kept.parent.mkdir(exist_ok=True)
+        if stored is not None:
+            stored.parent.mkdir(exist_ok=True)
             with contextlib.suppress(OSError):  # not every file system knows modes
-                kept.parent.chmod(0o700)
+                stored.parent.chmod(0o700)
             weights = {f"arr_{i}": value for i, value in enumerate(self._model.get_weights())}
-            publish(kept, npz(weights), replace=True)
+            publish(stored, npz(weights), replace=True)
 
     def _for_draw(self) -> float:
         """Returns the epsilon of the noisy labels."""
@@ -280,13 +270,9 @@ class BootstrappedHead(Head):
         return special.softmax(logits, axis=1)
 
     def _hidden(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns what the network's last layer sees, (n, width)."""
+        """Returns the inputs of the network's last layer (n, width), over their mean length."""
         import keras
 
-        hidden = keras.Model(self._model.inputs, self._model.layers[-1].input)
-        return hidden.predict(inputs, batch_size=_ROWS, verbose=0)
-
-
-def _of_unit_length(rows: np.ndarray) -> np.ndarray:
-    """Returns rows over their mean length."""
-    return rows / max(float(np.linalg.norm(rows, axis=1).mean()), _LEAST)
+        model = keras.Model(self._model.inputs, self._model.layers[-1].input)
+        rows = model.predict(inputs, batch_size=_ROWS, verbose=0)
+        return rows / max(float(np.linalg.norm(rows, axis=1).mean()), _LEAST)

@@ -1,6 +1,6 @@
-"""The labels of one fit, in a vault: the one that was given, or one that is made of an array.
+"""The labels of one fit, in a vault: the given one, or one that is made of an array.
 
-Fits on arrays share no vault, so this process keeps account of them by keyed digests of the rows.
+Fits on arrays share no vault, so this process counts them by keyed digests of the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Assumption, PrivacyBudget, PublicInput
-from tf_labeldp.accounting._receipts import Receipts, compose_receipts, merge_receipts
+from tf_labeldp.accounting._receipts import Receipts, compose_receipts, merge_receipts, standing
 from tf_labeldp.features._reader import all_rows, as_rows, parts_of
 from tf_labeldp.mechanisms import AggregateMechanism
 from tf_labeldp.vault import LabelKind, PrivateLabels
@@ -39,7 +39,7 @@ class LabelSource:
     """Labels in a vault, for one release.
 
     Args:
-        head: its arguments describe the labels, and limit what the release may cost.
+        head: its arguments describe the labels, and limit the cost of the release.
         labels: a ``PrivateLabels``; or an array, of which a vault with the budget of one release
             is made.
         mechanism_of: returns the mechanism of the release for a kind of labels; raises for
@@ -48,7 +48,7 @@ class LabelSource:
     Attributes:
         vault: of the labels.
         kind: of the labels.
-        mechanism: of the release.
+        mechanism: of the release, whose noise it adds.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class LabelSource:
         arguments = kind_arguments(head)
         self._key = head.key
         self._is_array = not isinstance(labels, PrivateLabels)
-        if not self._is_array:
-            self.vault: PrivateLabels = labels
-            self.kind = labels.kind
-            _check_arguments(arguments, self.kind, head.insecure_seed)
-        else:
+        if self._is_array:
             self.kind = label_kind(**arguments)
             refuse_worker_processes()
+        else:
+            self.kind = labels.kind
+            _check_arguments(arguments, self.kind, head.insecure_seed)
         self.mechanism: Any = mechanism_of(self.kind)  # checks arguments before it sees labels
+        self.vault: PrivateLabels = labels
         if self._is_array:
             budget = PrivacyBudget(head.epsilon, head.delta)
             self.vault = PrivateLabels(
@@ -82,28 +82,25 @@ class LabelSource:
             )
 
     def release(
-        self,
-        mechanism: AggregateMechanism,
-        public: PublicInput[Any],
-        rows: np.ndarray | None,
-        family: object,
+        self, public: PublicInput[Any], rows: np.ndarray | None, family: object
     ) -> tuple[NoisyStatistic, Receipts]:
-        """Returns the noisy statistic, charged to the vault, and the receipts of a head made of it.
+        """Returns the noisy statistic, charged to the vault, and the receipts of the head.
 
         Args:
-            mechanism: of the release; it adds the noise.
             public: the public input of the release, with the receipts of the features.
-            rows: keyed digests by which each row is known, (n, k); None where there are none.
+            rows: keyed digests of each row, (n, k); None where there are none.
             family: the same object for clones of one head.
         """
+        for receipt in standing(public.receipts):
+            if receipt.kind == "unknown":  # trained without receipts, so that nothing is promised
+                _validate.warn(str(receipt.charge.assumptions[0]))
+        # The vault of an array has the budget of this release, and none for earlier ones.
+        own = PublicInput(public.value) if self._is_array else public
+        statistic = self.vault.release(self.mechanism, public_input=own, key=self._key)
         if not self._is_array:
-            made = self.vault.release(mechanism, public_input=public, key=self._key)
-            return made, made.receipts
-        # The vault of an array has the budget of this release, and none for what came before.
-        bare = PublicInput(public.value)
-        made = self.vault.release(mechanism, public_input=bare, key=self._key)
-        own = with_other_fits(made.receipts, rows, family)
-        return made, merge_receipts(public.receipts, own)
+            return statistic, statistic.receipts
+        counted = with_other_fits(statistic.receipts, rows, family)
+        return statistic, merge_receipts(public.receipts, counted)
 
 
 def refuse_worker_processes() -> None:
@@ -117,18 +114,15 @@ def refuse_worker_processes() -> None:
 
 
 def with_other_fits(receipts: Receipts, rows: np.ndarray | None, family: object) -> Receipts:
-    """Returns the receipts of a fit on an array of labels, with those of earlier fits on its rows.
+    """Returns the receipts of a fit on an array, with those of earlier fits on its rows.
 
-    Args:
-        receipts: of the fit, from the vault that was made of the array.
-        rows: keyed digests by which each row is known, (n, k); None where there are none.
-        family: the same object for clones of one head.
+    Arguments as for ``LabelSource.release``.
     """
     own = []
-    for one in receipts:
-        notes = tuple(dict.fromkeys((*one.charge.assumptions, _BY_THIS_PROCESS)))
-        charge = dataclasses.replace(one.charge, assumptions=notes)
-        own.append(dataclasses.replace(one, charge=charge))
+    for receipt in receipts:
+        notes = tuple(dict.fromkeys((*receipt.charge.assumptions, _BY_THIS_PROCESS)))
+        charge = dataclasses.replace(receipt.charge, assumptions=notes)
+        own.append(dataclasses.replace(receipt, charge=charge))
     return _FITS.with_others(tuple(own), rows, family)
 
 
@@ -138,7 +132,7 @@ def kind_arguments(head: Any) -> dict[str, Any]:
 
 
 def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
-    """Raises if a head's arguments contradict the vault that it is fitted on."""
+    """Refuses arguments of a head that contradict the vault that it is fitted on."""
     if insecure_seed is not None:
         raise ValueError(
             "insecure_seed must be None with a PrivateLabels: it has its own source of random "
@@ -176,17 +170,13 @@ class _Fits:
                 if rows is not None and earlier_rows is not None:
                     shared = np.isin(rows, earlier_rows).max(axis=1)
                     if is_clone and not np.isin(earlier_rows, rows).max(axis=1).all():
-                        # Rows of it may be here with other features.
+                        # Its other rows may be among these with other features.
                         shared = np.ones(len(rows), bool)
                 if shared is not None and shared.any():
-                    # The earlier fit as the rows of this one saw it.
-                    examples = None if shared.all() else np.flatnonzero(shared)
-                    others.append(
-                        tuple(
-                            dataclasses.replace(one, labels=labels, examples=examples)
-                            for one in earlier
-                        )
-                    )
+                    # The earlier fit concerns only the shared rows of this one.
+                    part: dict[str, Any] = {"labels": labels}
+                    part["examples"] = None if shared.all() else np.flatnonzero(shared)
+                    others.append(tuple(dataclasses.replace(use, **part) for use in earlier))
                 elif is_clone:
                     others.append(earlier)
             self._known.append((receipts, rows, family))
@@ -196,7 +186,7 @@ class _Fits:
             _validate.warn(
                 f"this is fit number {len(others) + 1} on rows whose labels were released before "
                 f"in this process; together epsilon={total.epsilon:.4g}, which guarantee() states. "
-                "One PrivateLabels for all of them keeps account, and refuses to pass its budget."
+                "Give all fits one PrivateLabels: it tracks the budget and enforces it."
             )
         return together
 
@@ -209,8 +199,8 @@ _KEY = np.frombuffer(secrets.token_bytes(8 * 4097), np.uint64) | np.uint64(1)
 def row_digests(block: np.ndarray) -> np.ndarray:
     """Returns a keyed digest of each row of numbers (m, d), ``uint64`` (m,).
 
-    Rows that differ have the same digest with a probability of about 2^-32 at most; such rows would
-    be taken for the same, which only overstates.
+    Rows that differ have the same digest with a probability of about 2^-32 at most; they would
+    count as the same row, which only overstates.
     """
     bits = np.ascontiguousarray(block, dtype=np.float32).view(np.uint32).astype(np.uint64)
     width = bits.shape[1]
@@ -219,7 +209,7 @@ def row_digests(block: np.ndarray) -> np.ndarray:
 
 def _factors(places: np.ndarray) -> np.ndarray:
     """Returns the random factors of columns (m,), ``uint64`` (m,)."""
-    # Places beyond the key's length are told apart by a second factor.
+    # A second factor distinguishes places beyond the key's length.
     turn, place = np.divmod(places, _KEY.size - 1)
     return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]
 
@@ -229,7 +219,7 @@ def _mixed(sums: np.ndarray, width: int) -> np.ndarray:
 
 
 def _sparse_digests(rows: Any) -> np.ndarray:
-    """Returns what ``row_digests`` would of a CSR matrix, without its zeros: they add nothing."""
+    """Returns the ``row_digests`` of a CSR matrix, whose zeros add nothing."""
     if not rows.has_canonical_format:
         rows = rows.copy()
         rows.sum_duplicates()
@@ -240,22 +230,22 @@ def _sparse_digests(rows: Any) -> np.ndarray:
 
 
 def raw_digests(inputs: Any) -> np.ndarray | None:
-    """Returns digests of the rows of inputs of any kind but data sets; None of what has no rows."""
+    """Returns digests of the rows of inputs of any kind but data sets; None without rows."""
     try:
-        given = parts_of(inputs)
-        if len(given) == 1 and hasattr(given[0], "tocsr") and given[0].dtype.kind in "biuf":
-            return _sparse_digests(as_rows(given[0]))
-        parts = [_as_numbers(part) for part in given]
+        found = parts_of(inputs)
+        if len(found) == 1 and hasattr(found[0], "tocsr") and found[0].dtype.kind in "biuf":
+            return _sparse_digests(as_rows(found[0]))
+        parts = [_as_numbers(part) for part in found]
     except (TypeError, ValueError):
         return None
     if not parts or len({len(part) for part in parts}) > 1:
         return None
     step = max(1, (1 << 24) // max(1, sum(part.shape[1] for part in parts)))
-    found = np.zeros(len(parts[0]), np.uint64)
-    for start in range(0, found.size, step):
+    digests = np.zeros(len(parts[0]), np.uint64)
+    for start in range(0, digests.size, step):
         block = [part[start : start + step].astype(np.float32) for part in parts]
-        found[start : start + step] = row_digests(np.concatenate(block, axis=1))
-    return found
+        digests[start : start + step] = row_digests(np.concatenate(block, axis=1))
+    return digests
 
 
 def _as_numbers(part: Any) -> np.ndarray:

@@ -21,16 +21,58 @@ from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
 
 _ENTRIES = 1 << 22
+"""Scores that are computed at a time."""
 _STEP = 0.3
-"""Of the finite difference, in standard deviations of the noise."""
+"""The step of the finite difference, in standard deviations of the noise."""
 _LEAST, _MOST = 0.25, 4096.0
+"""The range of multiples in which the search moves."""
 _PROBE_ENTRIES, _MOST_PROBES = 256, 16
+"""Entries of all probes together, and the most probes: the fewer entries, the more probes."""
 
 
-class PrivateLogisticRegression(OneReleaseHead):
+class LikelihoodHead(OneReleaseHead):
+    """A head whose labels enter the likelihood through the released moments alone."""
+
+    _sample_rows = None
+    _penalties = ("auto",)
+
+    def _maximise(
+        self,
+        problem: _ridge_path.Problem,
+        rows: PublicRows,
+        prior: tuple[float, float],
+        make: Callable[[np.ndarray, float], Any],
+        *,
+        unit: float = 1.0,
+        offset: float | None = None,
+        least: float = 0.0,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the result of ``_choose``, in ``unit`` of the likelihood's coefficients.
+
+        With an offset, the fit starts at it, and so does the constant; ``least`` is subtracted
+        from losses.
+        """
+        likelihood, start, kept = likelihood_problem(
+            problem, rows, _ridge_path.bayes_filter(problem.spectrum, *prior), make
+        )
+        if offset is not None:
+            start[-1] = 0.0
+        fit, path = likelihood.chosen(self.penalty, start, rows.num_rows)
+        self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.loss - least, fit.sharpness
+        self.risk_path_ = (np.array(list(path)), np.array(list(path.values())) - least)
+        vectors = problem.spectrum.vectors[:, kept]
+        weights = unit * (vectors @ fit.coefficients[: vectors.shape[1]])
+        last = np.zeros(weights.shape[1])
+        if self.intercept:
+            last = unit * fit.coefficients[-1] + (offset or 0.0) - problem.column @ weights
+        filter_ = first_order_filter(likelihood, fit, kept, problem.spectrum.k_eff)
+        return weights, last, unit * filter_
+
+
+class PrivateLogisticRegression(LikelihoodHead):
     """A linear head with the logistic loss that sees the labels once, through noisy ``X^T Y``.
 
-    In logistic regression too, labels enter the likelihood through their moments with the features
+    In logistic regression, too, labels enter the likelihood through their moments with the features
     alone (its link is canonical). So all Newton steps, penalties and probabilities are computed
     from the release that serves ``PrivateRidge``, and from the public features.
 
@@ -51,18 +93,12 @@ class PrivateLogisticRegression(OneReleaseHead):
             sum over rows in the likelihood is taken over a uniform sample of them.
 
     Attributes:
-        coef_: ``float64`` (K, d), of the centred features over the length of their spread row;
-            (1, d) for two classes. For two classes and for rows of labels, halves of log-odds.
-        intercept_: ``float64`` (K,) or (1,).
-        coef_stddev_: the standard error (d,) that the noise of the release alone gives a
-            coefficient, given the penalty: to first order; right in total over the features, a
-            rough guide for a single one.
+        coef_: as in ``PrivateRidge``, like all attributes that are not below. For two classes and
+            for rows of labels, halves of log-odds.
+        coef_stddev_: to first order; right in total over the features, a rough guide for one.
         penalty_: the multiple.
         risk_: the estimate of the mean log-loss on the training set.
         risk_path_: (multiples, estimates) of those that were tried, ascending.
-        sharpness_: what scores are multiplied by for probabilities.
-        noise_stddev_: as in ``PrivateRidge``, like ``num_directions_``, ``signal_to_noise_``,
-            ``classes_`` and ``n_features_in_``.
 
     Raises:
         ValueError: ``fit`` on arguments out of range, features that are not finite, or labels that
@@ -78,9 +114,6 @@ class PrivateLogisticRegression(OneReleaseHead):
         True
     """
 
-    _sample_rows = None
-    _penalties = ("auto",)
-
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
         if kind.label_range is not None:
             raise ValueError(
@@ -92,22 +125,10 @@ class PrivateLogisticRegression(OneReleaseHead):
     def _choose(
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        bayes = _ridge_path.bayes_filter(problem.spectrum, *prior)
         softmax = self.classes_ is not None and len(self.classes_) > 2
         make = functools.partial(Likelihood, softmax=softmax)
-        logistic, start, kept = likelihood_problem(problem, rows, bayes, make)
-        fit, path = logistic.chosen(self.penalty, start, rows.num_rows)
-        self.penalty_, self.risk_, self.sharpness_ = fit.multiple, fit.loss, fit.sharpness
-        self.risk_path_ = (np.array(list(path)), np.array(list(path.values())))
         # Log-odds s are kept as s / 2, the scores of two classes being s / 2 and -s / 2.
-        half = 1.0 if logistic.likelihood.softmax else 0.5
-        vectors = problem.spectrum.vectors[:, kept]
-        weights = half * (vectors @ fit.coefficients[: int(kept.sum())])
-        last = np.zeros(weights.shape[1])
-        if self.intercept:
-            last = half * fit.coefficients[-1] - problem.column @ weights
-        filter_ = first_order_filter(logistic, fit, kept, problem.spectrum.k_eff)
-        return weights, last, half * filter_
+        return self._maximise(problem, rows, prior, make, unit=1.0 if softmax else 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +153,7 @@ class Likelihood:
         return curvature / (scores.shape[1] - 1.0 if self.softmax else 2.0)
 
     def first_multiple(self, columns: int) -> float:
-        """Returns the multiple of the penalties that the search begins with."""
+        """Returns the multiple of the penalties at which the search begins."""
         return 2.0 ** round(math.log2(1.2 / self.curvature(columns)))
 
     def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
@@ -173,7 +194,7 @@ class Likelihood:
         return sharpness, _ridge_path.log_loss(scores, agreement, sharpness)
 
     def scores(self, coefficients: np.ndarray) -> np.ndarray:
-        """Returns scores whose softmax, rows of log-odds made (-s/2, s/2), are probabilities."""
+        """Returns scores whose softmax gives probabilities; log-odds s become (-s/2, s/2)."""
         scores = self.rows @ coefficients.astype(np.float32)
         if self.softmax:
             return scores
@@ -182,7 +203,7 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodFit:
-    """A fit for one multiple of the penalties, and what it is worth."""
+    """A fit for one multiple of the penalties."""
 
     coefficients: np.ndarray  # U (d, C)
     multiple: float  # c
@@ -227,15 +248,16 @@ class LikelihoodProblem:
         )
         return self._centred(found.x.reshape(moments.shape) * scale)
 
-    def agreement(
+    def assess(
         self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
-    ) -> tuple[np.ndarray, float, np.ndarray]:
-        """Returns the fit U, an estimate of ``tr(U^T B) / n``, and what the noise gives rows of U.
+    ) -> LikelihoodFit:
+        """Returns the fit for a multiple, with its sharpness and estimated log-loss.
 
-        By Stein's identity, with the divergence of the fit found from random probes.
+        ``tr(U^T B) / n`` is estimated by Stein's identity, with the divergence of the fit found
+        from random probes.
         """
         u = self.fit(multiple, self.moments, start)
-        # The same probes for all multiples: what these add by chance hardly tells them apart.
+        # All multiples have the same probes, whose chance then hardly matters between them.
         rng = np.random.default_rng(probe_seed)
         number = min(_MOST_PROBES, math.ceil(_PROBE_ENTRIES / self.moments.size))
         overlap, variance = 0.0, np.zeros(len(u))
@@ -245,13 +267,7 @@ class LikelihoodProblem:
             change = (self.fit(multiple, self.moments + _STEP * probe, u) - u) / _STEP
             overlap += float((probe * change).sum()) / number
             variance += np.square(change).sum(axis=1) / number
-        return u, (float((u * self.moments).sum()) - overlap) / num_rows, variance
-
-    def assess(
-        self, multiple: float, start: np.ndarray, num_rows: int, probe_seed: int = 0
-    ) -> LikelihoodFit:
-        """Returns the fit for a multiple, with its sharpness and estimated log-loss."""
-        u, agreement, variance = self.agreement(multiple, start, num_rows, probe_seed)
+        agreement = (float((u * self.moments).sum()) - overlap) / num_rows
         error = math.sqrt(float(self.noise @ (np.square(u).sum(axis=1) + variance))) / num_rows
         sharpness, loss = self.likelihood.worth(u, agreement, error, num_rows)
         return LikelihoodFit(u, multiple, sharpness, loss, variance)
@@ -259,10 +275,7 @@ class LikelihoodProblem:
     def chosen(
         self, penalty: str | float, start: np.ndarray, num_rows: int
     ) -> tuple[LikelihoodFit, dict[float, float]]:
-        """Returns a fit and the estimated loss by multiple: of this one, or of all that are tried.
-
-        ``"auto"`` is the multiple of least estimated loss.
-        """
+        """Returns the fit for a penalty, and the estimated loss of each multiple that was tried."""
         if penalty != "auto":
             fit = self.assess(float(penalty), start, num_rows)
             return fit, {fit.multiple: fit.loss}

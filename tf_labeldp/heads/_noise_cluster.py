@@ -16,18 +16,18 @@ from tf_labeldp.features._clusters import Clusters, checked_clusters
 from tf_labeldp.features._estimator import keras_model, note_release, with_encoder
 from tf_labeldp.features._reader import collected, is_dataset
 from tf_labeldp.heads._label_source import LabelSource, raw_digests
-from tf_labeldp.heads._one_release_head import Head, warn_of_unknown
+from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.mechanisms import HistogramMechanism
 from tf_labeldp.vault import LabelKind
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class NoiseCluster(Head):
-    """Clusters public features, and asks once, privately, which class each cluster has.
+    """Clusters public features, and releases once the counts of classes in each cluster.
 
-    An example gets the class of its cluster: the one with the largest noisy count. The labels serve
-    nothing else, so an epsilon far below what other heads need is enough. Once every cluster has
-    its right class, more epsilon does not help: the remaining errors are those of the clusters.
+    An example gets the class with the largest noisy count in its cluster. The labels serve nothing
+    else, so an epsilon far below that of other heads is enough. Once every cluster has its right
+    class, more epsilon does not help: the remaining errors are those of the clusters.
 
     Guarantee:
         The head, with all its attributes and predictions, is (epsilon, delta)-DP for the
@@ -35,12 +35,11 @@ class NoiseCluster(Head):
         noise of scale 2/epsilon for ``delta=0``, else Gaussian noise of the analytic calibration
         for an L2 sensitivity of sqrt(2). The rest is post-processing. Assumes that the features,
         the order and the number of the examples and all arguments are public, and that the encoder
-        and the clusters were made without the labels; labels that an encoder is known to have been
-        trained on are counted. ``guarantee()`` states what it covers.
+        and the clusters were made without the labels, except for uses that their receipts count.
 
-    Source: Algorithm 2 and Theorem 1 of ``tang2022``, whose clusters are SCAN's. Not in the paper:
-    the noise of ``delta=0``, probabilities, and that a cluster without any count above zero gets
-    the shares of all clusters together in place of the largest of its noise.
+    Source: Algorithm 2 and Theorem 1 of ``tang2022``, whose clusters are SCAN's. Ours: the noise of
+    ``delta=0``, probabilities, and that a cluster without a count above zero gets the shares of all
+    clusters together.
 
     Args:
         num_clusters: C, at least 1; None with ``clusters``.
@@ -48,10 +47,9 @@ class NoiseCluster(Head):
         delta: in (0, 1), below 1/n for n labels, for Gaussian noise; 0 for a pure guarantee.
         num_classes: K, for labels 0..K-1. Leave it out for a vault, which knows its labels.
         classes: the class values in the order of their codes, for other labels; public.
-        encoder: what makes features of raw inputs, as for ``features.find_clusters``; None for
-            features as they are.
-        clusters: what ``find_clusters`` returned for the training examples, in place of k-means
-            on the features; or integers (n,), which ``predict`` can't extend.
+        encoder: as for ``features.find_clusters``; None for features as they are.
+        clusters: the training examples' clusters of ``find_clusters``, in place of k-means on the
+            features; or integers (n,), which ``predict`` can't extend.
         cluster_seed: of k-means; public.
         key: the name of the release in a vault.
         insecure_seed: makes the noise repeatable, and the statement "not private: seeded".
@@ -94,8 +92,8 @@ class NoiseCluster(Head):
         """Clusters the features, and releases the counts of the labels by cluster.
 
         Args:
-            features: numbers (n, ...), or what ``encoder`` takes; with ``clusters`` they are not
-                looked at, and may be None.
+            features: numbers (n, ...), or what ``encoder`` takes; unused, and may be None, with
+                ``clusters``.
             labels: (n,) classes, from which a vault with the budget (epsilon, delta) is made; or a
                 ``PrivateLabels`` for classes, which charges the release to its own budget.
 
@@ -106,19 +104,15 @@ class NoiseCluster(Head):
             BudgetExceededError: a vault's budget does not allow the release; nothing was released.
             TypeError: features or labels of a wrong kind.
             ValueError: features that are not finite or of a wrong shape; labels outside of the
-                classes, or numbers; arguments out of range, missing or superfluous. Nothing was
-                charged.
+                classes, or numbers; arguments out of range, missing or superfluous.
             RuntimeError: an array of labels in a process that another one started (``n_jobs``).
 
         Warns:
-            UserWarning: delta is above 1/n; or these rows were fitted on before.
-
-        Each call with an array of labels is a release of its own. Fits of one process on the same
-        rows are recognised, and the statement is of their sum.
+            UserWarning: delta is above 1/n; or these rows were fitted on before, whose release is
+                then in the statement too.
         """
         source = LabelSource(self, labels, self._mechanism)
         public = public_input(features, self.encoder, self.clusters)
-        warn_of_unknown(public)
         features = public.value[0]
         # A data set is read once, for its clusters and for its digests.
         read = collected(features) if is_dataset(features) else features
@@ -128,55 +122,50 @@ class NoiseCluster(Head):
         digests = None if features is None else raw_digests(read)
         rows = None if digests is None else digests[:, np.newaxis]
         # Sensitivity: one label moves two counts by one. The mechanism adds the noise.
-        mechanism = source.mechanism
-        made, self.receipts_ = source.release(mechanism, public, rows, self._family_of_clones())
+        found, self.receipts_ = source.release(public, rows, self._family_of_clones())
         self.clusters_ = clusters
         self.classes_ = source.kind.class_values
-        self.noise_stddev_ = mechanism.noise_stddev
+        self.noise_stddev_ = source.mechanism.noise_stddev
         # The release ends with the last cluster that has an example.
-        shape = (clusters.num_clusters, source.kind.num_classes)
-        self.cluster_counts_ = np.zeros(shape, made.values.dtype)
-        self.cluster_counts_[: len(made.values)] = made.values
-        self.cluster_probabilities_ = _shares(self.cluster_counts_)
+        shape = (clusters.num_clusters, source.mechanism.num_classes)
+        counts = np.zeros(shape, found.values.dtype)
+        counts[: len(found.values)] = found.values
+        self.cluster_counts_ = counts
+        overall = histogram_prior(counts.sum(axis=0))
+        has_count = np.any(counts > 0, axis=1, keepdims=True)
+        self.cluster_probabilities_ = np.where(has_count, histogram_prior(counts), overall)
         self.cluster_classes_ = source.vault.decode(self.cluster_probabilities_.argmax(axis=1))
-        found_here = self.clusters is None and self.encoder is None
-        found_here = found_here and not isinstance(features, tuple)
-        self._input_shape = np.shape(features)[1:] if found_here else ()
+        is_array = self.clusters is None and not isinstance(features, tuple)
+        is_array = is_array and self.encoder is None
+        self._input_shape = np.shape(features)[1:] if is_array else ()
         return self
 
     def predict(self, features: Public[Any]) -> np.ndarray:
         """Returns class values (m,): those of the nearest clusters.
 
         Args:
-            features: (m, ...), as given to ``fit``.
+            features: (m, ...), as in ``fit``.
 
         Raises:
-            ValueError: the head was fitted with bare assignments, which new examples have none of.
+            ValueError: the head was fitted with bare assignments, which have no centres.
         """
         self._check_fitted()
         return self.cluster_classes_[self.clusters_.assign(features)]
 
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
-        """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K).
-
-        Args:
-            features: as for ``predict``.
-        """
+        """Returns the shares of the classes in the nearest clusters, ``float64`` (m, K)."""
         self._check_fitted()
         return self.cluster_probabilities_[self.clusters_.assign(features)]
 
     def to_keras(self, encoder: Public[Any] = None) -> Any:
-        """Returns a ``keras.Model`` with fixed weights, that saves and loads.
+        """Returns a ``keras.Model`` of the probabilities, with fixed weights; it saves and loads.
 
-        Before it is loaded in another program, ``import tf_labeldp.keras_layers``. It works in
-        single precision: a row about equally near to two centres may get the other one.
+        Import ``tf_labeldp.keras_layers`` before you load it in another program. It works in single
+        precision: a row about equally near to two centres may get the other one.
 
         Args:
-            encoder: a Keras model from raw inputs to the features (m, d), put in front; None takes
-                the one that the clusters were found with.
-
-        Returns:
-            A model of the inputs of ``fit`` whose outputs (m, K) are those of ``predict_proba``.
+            encoder: a Keras model from raw inputs to the features (m, d), put in front; None for
+                that of the clusters.
 
         Raises:
             TypeError: the clusters were found with a plain function as encoder, and none is given.
@@ -186,8 +175,8 @@ class NoiseCluster(Head):
         clusters = self.clusters_
         if clusters.centres is None or clusters.cluster_of_centre is None:
             raise ValueError(
-                "the head was fitted with bare assignments, which have no centres to look for in a "
-                "model. Fit it with features, or with clusters of find_clusters."
+                "the head was fitted with bare assignments, which have no centres. Fit it with "
+                "features, or with clusters of find_clusters."
             )
         import keras
 
@@ -232,10 +221,3 @@ class NoiseCluster(Head):
         delta = _validate.number_in("delta", self.delta, "[0, 1)")
         noise = "gaussian" if delta > 0.0 else "discrete_laplace"
         return HistogramMechanism(self.epsilon, kind.num_classes, noise=noise, delta=delta)
-
-
-def _shares(counts: np.ndarray) -> np.ndarray:
-    """Returns the shares of the classes by cluster; those of all where no count is above zero."""
-    overall = histogram_prior(counts.sum(axis=0))
-    told = np.any(counts > 0, axis=1, keepdims=True)
-    return np.where(told, histogram_prior(counts), overall)

@@ -13,6 +13,7 @@ import math
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
 
 from tf_labeldp import _validate
 from tf_labeldp.accounting import (
@@ -24,15 +25,15 @@ from tf_labeldp.accounting import (
     Setting,
     public_input,
 )
-from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts, standing
+from tf_labeldp.accounting._receipts import compose_receipts, merge_receipts
 from tf_labeldp.features._estimator import (
     Estimator,
     keras_model,
     note_release,
-    supervised_tags,
+    tags_of,
     with_encoder,
 )
-from tf_labeldp.features._reader import FeatureSource, Rows
+from tf_labeldp.features._reader import Rows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._label_source import LabelSource
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
@@ -41,14 +42,15 @@ from tf_labeldp.vault import LabelKind
 
 _Self = TypeVar("_Self", bound="OneReleaseHead")
 _PREDICT_ROWS = 4096
+"""Rows whose predictions are made at a time."""
 _INTERCEPT = 0.2
-"""The constant column beside a row of length one: it costs the other features 2 % of signal, and
+"""The constant column next to a row of length one: it costs the other features 2 % of signal, and
 makes the noise on the mean of n centred codes sigma / (0.2 n)."""
 _L1_STEPS = 2.0**14
 """Parts of one to which the L1 norm of the longest row is rounded up: a stored release of Laplace
 noise is then found again on a machine that rounds the rows otherwise."""
 _SMALL_ENTRIES, _SMALL_WIDTH = 1 << 25, 512
-"""Up to so many numbers and columns of features a fit is on one thread: two took 2 to 10 times its
+"""Numbers and columns of features up to which a fit is on one thread: two took 2 to 10 times its
 processor time."""
 _CLEAR = 0.02
 """On raw pixels of MNIST, where coefficients are alike before the spread, the risk is 2.6 to 5 %
@@ -59,22 +61,23 @@ _SIGNIFICANT = 3.0
 
 
 class Head(Estimator, abc.ABC):
-    """What all heads share: their statement, their score, and scikit-learn's conventions."""
+    """The statement, the score and scikit-learn's conventions of all heads."""
 
     receipts_: tuple[Receipt, ...]
     sharpness_: float
+    _label_range: tuple[float, float] | None = None  # of numbers
 
     @abc.abstractmethod
     def predict(self, features: Any) -> np.ndarray:
-        """Returns predictions for features as given to ``fit``."""
+        """Returns predictions for features as in ``fit``."""
 
     def score(self, features: Public[Any], labels: Public[Any]) -> float:
         """Returns the share of right predictions, or R^2 for numbers.
 
         Args:
             features: as for ``predict``.
-            labels: of the shape of ``predict``'s values. They are compared as they are, so they
-                must be public: the score of private labels is not private.
+            labels: of the shape of the predictions, public: the score of private labels is not
+                private.
 
         Raises:
             ValueError: labels of another shape.
@@ -91,7 +94,7 @@ class Head(Estimator, abc.ABC):
         return float(1.0 - np.mean((labels - predicted) ** 2) / np.var(labels))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
-        """Returns the statement for all that the head was made of, encoder included.
+        """Returns the statement on all releases in the head, those of its encoder included.
 
         Args:
             delta: of the statement; None for that of the vault's budget.
@@ -102,8 +105,6 @@ class Head(Estimator, abc.ABC):
     def _check_fitted(self) -> None:
         self._refuse_unfitted("receipts_", "fit(features, labels)")
 
-    _label_range: tuple[float, float] | None = None  # of numbers
-
     def _is_regressor(self) -> bool:
         return self._label_range is not None
 
@@ -111,11 +112,11 @@ class Head(Estimator, abc.ABC):
         return hasattr(self, "receipts_")
 
     @property
-    def _estimator_type(self) -> str:  # what scikit-learn before 1.6 asks for, in place of tags
+    def _estimator_type(self) -> str:  # scikit-learn before 1.6 reads it in place of tags
         return "regressor" if self._is_regressor() else "classifier"
 
     def __sklearn_tags__(self) -> Any:
-        return supervised_tags(is_number=self._is_regressor())
+        return tags_of(RegressorMixin if self._is_regressor() else ClassifierMixin)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -140,13 +141,17 @@ class OneReleaseHead(Head):
     max_bytes: float = 8e9
     insecure_seed: int | None = None
 
+    _sample_rows: ClassVar[int | None] = 8192
+    _penalties: ClassVar[tuple[str, ...]]  # those that have a name
+    _link: ClassVar[str] = "linear"  # Keras's activation of the scores, for labels that are numbers
+    _has_prior = True  # whether the fit follows a prior, so that it may choose one
+
     def fit(self: _Self, features: Public[Any], labels: Private[Any] = None) -> _Self:
         """Releases the moments of the labels, and fits.
 
         Args:
             features: numbers (n, d), or what ``encoder`` takes; or a ``tf.data.Dataset`` of batches
-                x or (x, y), which is read twice (three times with ``noise="laplace"``) and must
-                not be shuffled.
+                x or (x, y), which is read up to three times and must not be shuffled.
             labels: a ``PrivateLabels``, which charges the release to its own budget; or (n,)
                 classes or numbers, or (n, L) zeros and ones, from which a vault with the budget
                 (epsilon, delta) is made. None for a data set of pairs.
@@ -166,29 +171,25 @@ class OneReleaseHead(Head):
                 were fitted on before; or an encoder was trained without receipts.
 
         Each call with an array of labels is a release of its own. Fits of one process on the same
-        rows (cross-validation, a search over arguments) are recognised, and the statement covers
-        their sum. A ``PrivateLabels`` for all of them also enforces its budget.
+        rows (cross-validation, a search) are recognised, and the statement covers their sum.
         """
         before = dict(vars(self))
         try:
-            public = public_input(features, self.encoder)
-            warn_of_unknown(public)
-            rows, source = self._read(public.value[0], labels)
+            inputs = Rows(features, self.encoder, max_bytes=0.25 * self.max_bytes)
+            rows, source = self._survey(inputs, labels)
             with _threads_that_pay(*rows.shape):
+                self._design(rows, source)
+                rows.scan()
                 # Sensitivity: every row has L2 norm one, the mechanism's max_norm; Laplace noise is
                 # for the L1 norm of the longest row. The mechanism adds the noise, in
                 # source.release.
-                mechanism = source.mechanism
-                if mechanism.noise == "laplace":
-                    rows.scan()
-                    max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
-                    mechanism = with_max_l1(mechanism, max_l1)
-                made, self.receipts_ = source.release(
-                    mechanism, public.with_value(rows), rows.digests, self._family_of_clones()
-                )
-                rows.scan()  # a release that was stored has not read them
-                self._finish(rows, made.values, mechanism, source)
-        except BaseException:  # a head that was fitted stays as it was, with its own statement
+                max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
+                source.mechanism = with_max_l1(source.mechanism, max_l1)
+                public = PublicInput(rows, inputs.receipts)
+                family = self._family_of_clones()
+                released, self.receipts_ = source.release(public, rows.digests, family)
+                self._finish(rows, released.values, source)
+        except BaseException:  # a fitted head stays as it was, with its own statement
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
@@ -224,8 +225,6 @@ class OneReleaseHead(Head):
     def predict_proba(self, features: Public[Any]) -> np.ndarray:
         """Returns class probabilities (m, K), or of each label (m, L): softmax of sharpened scores.
 
-        The sharpness maximises the likelihood given the release, and needs no other labels.
-
         Raises:
             TypeError: the labels are numbers.
         """
@@ -241,29 +240,30 @@ class OneReleaseHead(Head):
     def to_keras(self, encoder: Public[Any] = None) -> Any:
         """Returns a ``keras.Model`` with fixed weights, that saves and loads.
 
-        Its file keeps the receipts: ``guarantee`` of the model that is loaded is that of this
-        head. Before it is loaded in another program, ``import tf_labeldp.keras_layers``; to serve
-        the model without this package, ``model.export(folder)`` writes a TensorFlow SavedModel.
+        Its outputs are those of ``predict_proba``, or of ``predict`` for numbers, (m, 1). Its file
+        keeps the receipts. Import ``tf_labeldp.keras_layers`` before you load it in another
+        program; to serve it without this package, ``model.export(folder)``.
 
         Args:
-            encoder: a Keras model from raw inputs to the features (m, d), put in front; None takes
-                the one the head was fitted with. It must not have been trained with these labels,
-                or its training counts as well.
-
-        Returns:
-            A model whose outputs are those of ``predict_proba``, or of ``predict`` for numbers, of
-            shape (m, 1).
+            encoder: a Keras model from raw inputs to the features (m, d), put in front; None for
+                that of the head. Labels that it was trained on are counted.
 
         Raises:
             TypeError: the head was fitted with a plain function as encoder, and none is given.
             ValueError: an encoder whose outputs are not the head's features.
         """
         self._check_fitted()
-        weights, bias = self._column_weights, self.intercept_
-        activation, clip_to = "softmax", None
+        from keras import layers
+
+        from tf_labeldp.keras_layers._released_dense import ReleasedDense
+
+        weights, bias, activation = self._column_weights, self.intercept_, "softmax"
+        shift = 0.0  # which of the label range the bias adds
         if self._label_range is not None:
-            activation, clip_to = self._link, self._label_range
-            bias = bias + (0.5 * sum(self._label_range) if activation == "linear" else 0.0)
+            activation = self._link
+            if activation == "linear":
+                shift = self._label_range[0]
+                bias = bias + 0.5 * sum(self._label_range) - shift
         elif self.classes_ is None:
             activation = "sigmoid"
             weights, bias = 2.0 * self.sharpness_ * weights, 2.0 * self.sharpness_ * bias
@@ -271,24 +271,18 @@ class OneReleaseHead(Head):
             weights = self.sharpness_ * _ridge_path.class_scores(weights)
             bias = self.sharpness_ * _ridge_path.class_scores(bias[np.newaxis])[0]
         public = public_input(self.encoder if encoder is None else encoder)
-        return _export(
-            weights,
-            bias,
-            activation=activation,
-            scaling=self._scaling,
-            clip_to=clip_to,
-            encoder=public.value,
-            receipts=merge_receipts(self.receipts_, public.receipts),
-        )
-
-    _sample_rows: ClassVar[int | None] = 8192
-    _penalties: ClassVar[tuple[str, ...]]  # those that have a name
-    _link: ClassVar[str] = "linear"  # of labels that are numbers: Keras's activation of the scores
-
-    @property
-    def _has_prior(self) -> bool:
-        """Whether the fit follows a prior, so that it may choose one."""
-        return True
+        inputs, rows = with_encoder(public.value, self._scaling.mean.size)
+        dense = ReleasedDense(weights.shape[1], activation, name="head", **_FIXED)
+        outputs = dense(_scaled(rows, self._scaling))
+        dense.set_weights([weights.astype(np.float32), bias.astype(np.float32)])
+        note_release(dense, merge_receipts(self.receipts_, public.receipts))
+        if self._label_range is not None:
+            low, high = self._label_range
+            if shift != low:
+                outputs = layers.Rescaling(1.0, -low, dtype="float32", name="above_low")(outputs)
+            outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
+            outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
+        return keras_model(inputs, outputs, "one_release_head")
 
     @abc.abstractmethod
     def _choose(
@@ -306,8 +300,8 @@ class OneReleaseHead(Head):
             **kind.mechanism_arguments(),
         )
 
-    def _read(self, features: Any, labels: Any) -> tuple[PublicRows, LabelSource]:
-        """Returns what a release needs: all of it public, but for the labels in their source."""
+    def _survey(self, inputs: Rows, labels: Any) -> tuple[PublicRows, LabelSource]:
+        """Returns surveyed rows and their labels, after all checks of arguments."""
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty not in self._penalties:
@@ -316,13 +310,12 @@ class OneReleaseHead(Head):
                 f"penalty must be {words} or a number above zero, got {self.penalty!r}."
             )
         _validate.positive_finite("max_bytes", self.max_bytes)
-        # Labels that are given are checked before the features are read.
+        # Labels in hand are checked before the features are read.
         source = None if labels is None else LabelSource(self, labels, self._mechanism)
-        given = FeatureSource(features, self.encoder, 0.25 * self.max_bytes)
-        self._remember_columns(given.columns)
-        if source is not None and given.num_rows is not None:
-            source.check_length(given.num_rows)
-        rows = PublicRows(given, self.max_bytes, self._sample_rows)
+        if source is not None and inputs.num_rows is not None:
+            source.check_length(inputs.num_rows)
+        self._remember_columns(inputs.columns)
+        rows = PublicRows(inputs, self.max_bytes, self._sample_rows)
         rows.survey()
         if source is None:
             if rows.labels is None:
@@ -331,38 +324,26 @@ class OneReleaseHead(Head):
         elif rows.labels is not None:
             raise ValueError("the data set has labels, and labels were given too; give one.")
         source.check_length(rows.num_rows)
-        self._design(rows, source)
         return rows, source
 
     def _design(self, rows: PublicRows, source: Any) -> None:
-        """Chooses the scaling of rows that were surveyed."""
-        with _threads_that_pay(*rows.shape):
-            rows.design(
-                center=bool(self.center),
-                intercept=self._constant(),
-                noise_to_signal=self._noise_to_signal(source, *rows.shape),
-            )
+        """Chooses the scaling of surveyed rows, from public numbers alone."""
+        noise_to_signal = None
+        if self.spread:
+            n, d = rows.shape
+            width = d + bool(self.intercept)
+            mechanism = with_max_l1(source.mechanism, float(width) ** 0.5)
+            noise = mechanism.noise_stddev(n, width) ** 2
+            noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
+            noise_to_signal = noisy_columns * noise / (n**2 * source.kind.code_variance)
+        rows.design(
+            center=bool(self.center), intercept=self._constant(), noise_to_signal=noise_to_signal
+        )
 
     def _constant(self) -> float:
         return _INTERCEPT if self.intercept else 0.0
 
-    def _noise_to_signal(self, source: LabelSource, n: int, d: int) -> float | None:
-        """Returns what ``spread_shares`` needs, from public numbers; None for no spread."""
-        if not self.spread:
-            return None
-        width = d + bool(self.intercept)
-        mechanism = with_max_l1(source.mechanism, float(width) ** 0.5)
-        sigma = mechanism.noise_stddev(n, width)
-        noisy_columns = mechanism.num_columns - _is_one_hot(mechanism)
-        return noisy_columns * sigma**2 / (n**2 * source.kind.code_variance)
-
-    def _finish(
-        self,
-        rows: PublicRows,
-        moments: np.ndarray,
-        mechanism: LabelMomentMechanism,
-        source: LabelSource,
-    ) -> None:
+    def _finish(self, rows: PublicRows, moments: np.ndarray, source: Any) -> None:
         """Sets all that is fitted, from public numbers (overwritten) and the release."""
         self._label_range = source.kind.label_range
         self._is_of_rows = source.kind.num_labels is not None
@@ -370,9 +351,9 @@ class OneReleaseHead(Head):
         self.classes_ = source.kind.class_values
         self.n_features_in_ = self._scaling.mean.size
         width = rows.gram.shape[0]
-        self.noise_stddev_ = mechanism.noise_stddev(rows.num_rows, width)
+        self.noise_stddev_ = source.mechanism.noise_stddev(rows.num_rows, width)
         self.num_directions_ = width - bool(self.intercept)
-        problem, prior = self._least_risk(rows, moments, mechanism, source)
+        problem, prior = self._least_risk(rows, moments, source)
         spectrum = problem.spectrum
         self.signal_to_noise_, deviations = _ridge_path.signal_test(spectrum)
         if deviations < _SIGNIFICANT:
@@ -399,11 +380,7 @@ class OneReleaseHead(Head):
         self.coef_stddev_ = part * problem.coefficient_stddev(filter_, spread)
 
     def _least_risk(
-        self,
-        rows: PublicRows,
-        moments: np.ndarray,
-        mechanism: LabelMomentMechanism,
-        source: LabelSource,
+        self, rows: PublicRows, moments: np.ndarray, source: Any
     ) -> tuple[_ridge_path.Problem, tuple[float, float]]:
         """Returns the release in its spectrum, and the variances of the prior.
 
@@ -421,7 +398,7 @@ class OneReleaseHead(Head):
                 rows.gram if scale is scales[-1] else rows.gram.copy(order="F"),
                 moments,
                 self.noise_stddev_,
-                centred=_is_one_hot(mechanism),
+                centred=_is_one_hot(source.mechanism),
                 intercept=bool(self.intercept),
                 scale=scale,
             )
@@ -429,8 +406,8 @@ class OneReleaseHead(Head):
             prior = _ridge_path.prior_variances(
                 spectrum, source.kind.code_variance / spectrum.k_eff
             )
-            chosen = _ridge_path.bayes_filter(spectrum, *prior)
-            found.append((problem, prior, spectrum.risk(chosen), spectrum.risk_stddev(chosen)))
+            bayes = _ridge_path.bayes_filter(spectrum, *prior)
+            found.append((problem, prior, spectrum.risk(bayes), spectrum.risk_stddev(bayes)))
         first, last = found[0], found[-1]
         clearly = max(first[3], _CLEAR * abs(first[2]))
         return last[:2] if last[2] < first[2] - clearly else first[:2]
@@ -439,7 +416,7 @@ class OneReleaseHead(Head):
         self._check_fitted()
         rows = Rows(features, self.encoder, columns=self._known_columns())
         spread = self._scaling.spread
-        # In double precision, so that a prediction does not depend on the rows beside it.
+        # In double precision, so that a prediction does not depend on the rows next to it.
         wide = None if spread is None else spread.astype(np.float64)
         plain = Scaling(self._scaling.mean, wide, 0.0)
         parts = []
@@ -478,15 +455,10 @@ class PrivateRidge(OneReleaseHead):
     intercept. So only the direction of a row counts: where its length matters (a single column, a
     label that grows with all of them), put ``RandomFourierFeatures`` in front.
 
-    ``scikit-learn``'s conventions hold: pipelines, ``clone`` and ``set_params`` work. But each
-    ``fit`` on an array of labels is a release of its own: a grid search, cross-validation or
-    calibration releases many times, which the statements of its heads add up, and scores on true
-    labels, which they do not. With a ``PrivateLabels`` they fail once its budget is spent.
-
-    The moments of the labels are exact before the noise. The Gram matrix A of the features is in
-    single precision from 512 directions of a spread on: its entry (i, j) is then off by at most
-    ``1.25e-4 sqrt(A_ii A_jj)``, and by about 1e-7 of that root where rows differ. No label is in
-    it, so its rounding is no matter of privacy.
+    Pipelines, ``clone`` and ``set_params`` of scikit-learn work. But each ``fit`` on an array of
+    labels is a release of its own: a grid search releases many times, which the statements of its
+    heads add up; scores on true labels are not counted. With a ``PrivateLabels`` it fails once the
+    budget is spent.
 
     Source: "sufficient statistics perturbation" (Vu and Slavkovic 2009), with the Gram matrix
     public. ``docs/heads.md`` derives the risk estimate, the prior and the spread.
@@ -500,16 +472,15 @@ class PrivateRidge(OneReleaseHead):
         high: the largest label of a regression task, public.
         num_labels: L, for labels that are rows (n, L) of zeros and ones; one person's whole row is
             then protected.
-        encoder: what makes features of raw inputs: a fitted feature map, a Keras model, a callable
-            from raw inputs to (m, d); ``fit``, ``predict`` and ``to_keras`` then take raw inputs.
-            None for features as they are.
+        encoder: a fitted feature map, a Keras model, or a callable from raw inputs to (m, d);
+            ``fit``, ``predict`` and ``to_keras`` then take raw inputs. None for features.
         penalty: ``"auto"``, which is ``"bayes"``: a normal prior whose variances maximise the
             likelihood of the release; ``"risk"`` for the ridge penalty of least unbiased risk; or a
             ridge penalty, in units of the Gram matrix of unit rows (whose trace is n).
         spread: whether to spend the release over the principal directions by water-filling, from
             the features, epsilon and n alone; directions that the noise would drown get nothing.
             The fit takes the coefficients to be alike after the spread or before it, as the release
-            says. False leaves the features as they are.
+            suggests. False leaves the features as they are.
         center: whether to subtract the mean of the features.
         intercept: whether to add the constant column; its coefficient is not penalised.
         noise: ``"gaussian"``, or ``"laplace"`` for a pure guarantee, which is for a handful of
@@ -522,8 +493,8 @@ class PrivateRidge(OneReleaseHead):
         coef_: ``float64`` (K, d), of the centred features over the length of their spread row;
             (1, d) for two classes and for numbers.
         intercept_: ``float64`` (K,) or (1,).
-        coef_stddev_: the standard error (d,) that the noise of the release alone gives a
-            coefficient, given the penalty; the same in each row of ``coef_``.
+        coef_stddev_: the standard error (d,) of the coefficients in each row of ``coef_``, by the
+            noise of the release alone and given the penalty.
         num_directions_: how many directions got a share of the release.
         penalty_: the ridge penalty; None for ``"bayes"``.
         prior_: for ``"bayes"``, the chosen standard deviations of coefficients and residuals.
@@ -531,8 +502,8 @@ class PrivateRidge(OneReleaseHead):
         risk_path_: (penalties, risks) of ridge, each (121,).
         sharpness_: of the probabilities; for classes.
         noise_stddev_: the standard deviation of the noise on each moment.
-        signal_to_noise_: energy of the labels' signal over that of the noise in the release, as
-            estimated from it; about zero if there is none.
+        signal_to_noise_: the energy of signal over noise in the release, as estimated from it;
+            about zero without a signal.
         classes_: class values (K,); for classes.
         n_features_in_: d.
 
@@ -554,7 +525,7 @@ class PrivateRidge(OneReleaseHead):
     _penalties = ("auto", "bayes", "risk")
 
     @property
-    def _has_prior(self) -> bool:
+    def _has_prior(self) -> bool:  # type: ignore[override]
         return self.penalty in ("auto", "bayes")
 
     def _choose(
@@ -562,18 +533,27 @@ class PrivateRidge(OneReleaseHead):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         spectrum = problem.spectrum
         self.risk_path_ = _ridge_path.risk_path(spectrum)
-        chosen = self._filter(spectrum, prior)
-        self.risk_ = spectrum.risk(chosen)
-        weights, last = problem.solve(chosen)
+        self.prior_: dict[str, float] | None = None
+        self.penalty_: float | None = None
+        if self._has_prior:
+            t, s = map(math.sqrt, prior)
+            self.prior_ = {"coefficient_stddev": t, "residual_stddev": s}
+            filter_ = _ridge_path.bayes_filter(spectrum, *prior)
+        else:
+            is_risk = self.penalty == "risk"
+            least = _ridge_path.least_risk(spectrum, self.risk_path_[0]) if is_risk else 0.0
+            self.penalty_ = least if is_risk else float(self.penalty)
+            filter_ = _ridge_path.ridge_filter(spectrum, self.penalty_)
+        self.risk_ = spectrum.risk(filter_)
+        weights, last = problem.solve(filter_)
         if self._label_range is None:
             coefficients = np.vstack([weights, last]) if self.intercept else weights
-            scores = rows.sample @ coefficients
             self.sharpness_ = self._sharpness(
-                scores,
-                problem.cross_moment(chosen, *prior) / rows.num_rows,
-                problem.cross_moment_error(chosen) / rows.num_rows,
+                rows.sample @ coefficients,
+                problem.cross_moment(filter_, *prior) / rows.num_rows,
+                problem.cross_moment_error(filter_) / rows.num_rows,
             )
-        return weights, last, chosen
+        return weights, last, filter_
 
     def _sharpness(self, scores: np.ndarray, agreement: float, error: float) -> float:
         # One column is s and -s, of the label that is there and of the one that is not; several
@@ -584,21 +564,8 @@ class PrivateRidge(OneReleaseHead):
         elif scores.shape[1] == 1:
             factor = 2.0
         scores = _ridge_path.class_scores(scores)
-        believed = _ridge_path.believable_agreement(scores, factor * agreement, factor * error)
-        return _ridge_path.softmax_sharpness(scores, believed)
-
-    def _filter(self, spectrum: _ridge_path.Spectrum, prior: tuple[float, float]) -> np.ndarray:
-        self.prior_: dict[str, float] | None = None
-        self.penalty_: float | None = None
-        if self.penalty in ("auto", "bayes"):
-            t, s = map(math.sqrt, prior)
-            self.prior_ = {"coefficient_stddev": t, "residual_stddev": s}
-            return _ridge_path.bayes_filter(spectrum, *prior)
-        if self.penalty == "risk":
-            self.penalty_ = _ridge_path.least_risk(spectrum, self.risk_path_[0])
-        else:
-            self.penalty_ = float(self.penalty)
-        return _ridge_path.ridge_filter(spectrum, self.penalty_)
+        credible = _ridge_path.believable_agreement(scores, factor * agreement, factor * error)
+        return _ridge_path.softmax_sharpness(scores, credible)
 
 
 def _threads_that_pay(num_rows: int, width: int) -> contextlib.AbstractContextManager[Any]:
@@ -615,13 +582,6 @@ def _is_one_hot(mechanism: LabelMomentMechanism) -> bool:
     return mechanism.num_classes is not None and mechanism.num_classes > 2
 
 
-def warn_of_unknown(public: PublicInput[Any]) -> None:
-    """Warns where a public input was trained without receipts, so that nothing is promised."""
-    for one in standing(public.receipts):
-        if one.kind == "unknown":
-            _validate.warn(str(one.charge.assumptions[0]))
-
-
 def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
     """Returns the mechanism for rows of this L1 norm, which Laplace noise alone depends on."""
     if mechanism.noise == "laplace":
@@ -629,45 +589,22 @@ def with_max_l1(mechanism: Any, max_l1: float) -> LabelMomentMechanism:
     return mechanism
 
 
-def _export(
-    weights: np.ndarray,
-    bias: np.ndarray,
-    *,
-    activation: str,
-    scaling: Scaling,
-    clip_to: tuple[float, float] | None,
-    encoder: Any,
-    receipts: Any,
-) -> Any:
-    """Returns a ``keras.Model`` that scales rows and applies fixed weights; keeps the receipts."""
-    import keras
+_FIXED: dict[str, Any] = {"trainable": False, "dtype": "float32"}
+"""Settings of a layer of fixed weights; half precision ends at 65,504."""
 
-    from tf_labeldp.keras_layers._released_dense import ReleasedDense
 
-    layers = keras.layers
-    fixed = {"trainable": False, "dtype": "float32"}  # half precision ends at 65,504
-    inputs, rows = with_encoder(encoder, scaling.mean.size)
+def _scaled(rows: Any, scaling: Scaling) -> Any:
+    """Returns ``scaling.rows`` of a Keras tensor (m, d), without the constant column."""
+    from keras import layers
+
     # Divided by a size of theirs, tiny numbers do not meet the constant in Keras's normalisation.
-    scale = scaling.size
-    offset = (-scaling.mean / scale).tolist() if np.any(scaling.mean) else 0.0
-    rows = layers.Rescaling(1.0 / scale, offset, dtype="float32", name="public_center_and_scale")(
-        rows
-    )
+    offset = (-scaling.mean / scaling.size).tolist() if np.any(scaling.mean) else 0.0
+    name = "public_center_and_scale"
+    rows = layers.Rescaling(1.0 / scaling.size, offset, dtype="float32", name=name)(rows)
     rows = layers.UnitNormalization(axis=-1, dtype="float32", name="unit_rows")(rows)
-    if scaling.spread is not None:
-        spread = layers.Dense(scaling.spread.shape[1], use_bias=False, name="spread", **fixed)
-        rows = spread(rows)
-        spread.set_weights([scaling.spread])
-        rows = layers.UnitNormalization(axis=-1, dtype="float32", name="unit_spread_rows")(rows)
-    low, high = (0.0, 0.0) if clip_to is None else clip_to
-    shift = low if activation == "linear" else 0.0  # by the bias where that does it
-    dense = ReleasedDense(weights.shape[1], activation, name="head", **fixed)
-    outputs = dense(rows)
-    dense.set_weights([weights.astype(np.float32), (bias - shift).astype(np.float32)])
-    note_release(dense, receipts)
-    if clip_to is not None:
-        if shift != low:
-            outputs = layers.Rescaling(1.0, shift - low, dtype="float32", name="above_low")(outputs)
-        outputs = layers.ReLU(max_value=high - low, dtype="float32", name="clip")(outputs)
-        outputs = layers.Rescaling(1.0, low, dtype="float32", name="label_range")(outputs)
-    return keras_model(inputs, outputs, "one_release_head")
+    if scaling.spread is None:
+        return rows
+    spread = layers.Dense(scaling.spread.shape[1], use_bias=False, name="spread", **_FIXED)
+    rows = spread(rows)
+    spread.set_weights([scaling.spread])
+    return layers.UnitNormalization(axis=-1, dtype="float32", name="unit_spread_rows")(rows)

@@ -9,20 +9,18 @@ import math
 import numpy as np
 
 from tf_labeldp.heads import _ridge_path
-from tf_labeldp.heads._logistic import first_order_filter, likelihood_problem
-from tf_labeldp.heads._one_release_head import OneReleaseHead
+from tf_labeldp.heads._logistic import LikelihoodHead
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
 from tf_labeldp.vault import LabelKind
 
 
-class PrivatePoissonRegression(OneReleaseHead):
+class PrivatePoissonRegression(LikelihoodHead):
     """A linear head with the Poisson loss, for counts and amounts, from one noisy ``X^T Y``.
 
-    It predicts ``exp(x w + b)``: effects multiply, no prediction is below zero, and what large
-    labels are worth grows in proportion to them, not to their square. In Poisson regression labels
-    enter the likelihood through their moments with the features alone (its link is canonical), so
-    the release that serves ``PrivateRidge`` serves it too.
+    It predicts ``exp(x w + b)``: effects multiply, no prediction is below zero, and the weight of
+    large labels grows in proportion to them, not to their square. Labels enter the likelihood as
+    they do in ``PrivateLogisticRegression``.
 
     Guarantee:
         That of ``PrivateRidge``: the head, with all its attributes and predictions, is
@@ -60,8 +58,6 @@ class PrivatePoissonRegression(OneReleaseHead):
         True
     """
 
-    _sample_rows = None
-    _penalties = ("auto",)
     _link = "exponential"
 
     def _mechanism(self, kind: LabelKind) -> LabelMomentMechanism:
@@ -79,7 +75,6 @@ class PrivatePoissonRegression(OneReleaseHead):
         self, problem: _ridge_path.Problem, rows: PublicRows, prior: tuple[float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         low, high = self._label_range or (0.0, 0.0)
-        bayes = _ridge_path.bayes_filter(problem.spectrum, *prior)
         constant = self._constant() / math.hypot(1.0, self._constant())  # column of all rows
         middle = 0.5 * (low + high)
         # A mean below its own noise would have no logarithm to fit.
@@ -87,16 +82,8 @@ class PrivatePoissonRegression(OneReleaseHead):
         rate = min(max(middle + constant * float(problem.last[0]), low, error), high)
         problem = dataclasses.replace(problem, last=np.array([(rate - middle) / constant]))
         make = functools.partial(CountLikelihood, rate=rate, middle=middle, high=high)
-        poisson, start, kept = likelihood_problem(problem, rows, bayes, make)
-        start[-1] = 0.0  # all rates alike
-        fit, path = poisson.chosen(self.penalty, start, rows.num_rows)
-        shift = rate * math.log(rate)
-        self.penalty_, self.risk_ = fit.multiple, fit.loss - shift
-        self.risk_path_ = (np.array(list(path)), np.array(list(path.values())) - shift)
-        number = int(kept.sum())
-        weights = problem.spectrum.vectors[:, kept] @ fit.coefficients[:number]
-        last = fit.coefficients[-1] + math.log(rate) / constant - problem.column @ weights
-        return weights, last, first_order_filter(poisson, fit, kept, problem.spectrum.k_eff)
+        offset, least = math.log(rate) / constant, rate * math.log(rate)
+        return self._maximise(problem, rows, prior, make, offset=offset, least=least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +111,7 @@ class CountLikelihood:
         return float(self._rates(self._scores(coefficients)).mean(dtype=np.float64))
 
     def first_multiple(self, columns: int) -> float:
-        """Returns the multiple of the penalties that the search begins with."""
+        """Returns the multiple of the penalties at which the search begins."""
         del columns
         return 1.0
 

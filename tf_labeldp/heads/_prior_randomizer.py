@@ -1,4 +1,4 @@
-"""What a head gives to a deep model: priors of noisy labels, or targets.
+"""Heads in front of a deep model: as priors of noisy labels, or as targets.
 
 ``HeadPriorRandomizer`` spends one budget on a head and on a draw by its probabilities;
 ``teacher_labels`` makes a training set of the probabilities alone.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from tf_labeldp.vault._private_labels import Randomizer
 from tf_labeldp.vault._records import DrawSettingsError
 
 _DRAW_PAYS = 2.5
-"""The epsilon from which labels drawn one by one tell more than a larger release would."""
+"""The epsilon from which noisy labels are worth more than a larger release."""
 _OTHER_PRIORS = 0.01
 """Share of noisy labels that other rounding may carry out of their prior's top-k set."""
 _OF_THE_HEAD: tuple[str, ...] = ("num_classes", "classes", "encoder", "penalty", "spread", "center")
@@ -62,11 +62,10 @@ class HeadPriorRandomizer(Randomizer):
         delta: of the head's release, in (0, 1), below 1/n; 0 with ``noise="laplace"``.
         head_share: the part of epsilon for the head, between 0 and 1; None for the default above.
         head: the class of the head, ``PrivateLogisticRegression`` or ``PrivateRidge``.
-        options: the arguments below in a mapping, for what was written before they had names.
-        num_classes: of the head, as all that follow; see ``PrivateRidge``. The vault knows it.
-        classes: the class values, which the vault knows too.
-        encoder: what makes features of raw inputs; None for features as they are.
-        penalty: ``"auto"``, or what ``head`` takes.
+        num_classes: of the head, as all that follow except ``draw``; see ``PrivateRidge``.
+        classes: the class values; a vault knows both.
+        encoder: from raw inputs to features; None for features as they are.
+        penalty: ``"auto"``, or another penalty of ``head``.
         spread: whether to spend the release over the principal directions of the features.
         center: whether to subtract the mean of the features.
         intercept: whether to add a constant column.
@@ -77,7 +76,7 @@ class HeadPriorRandomizer(Randomizer):
 
     Raises:
         TypeError: ``head`` is no class of a head, or ``draw`` is none of the two.
-        ValueError: an argument out of range, or an option that is set here or does not exist.
+        ValueError: an argument out of range.
 
     Example:
         >>> import numpy as np
@@ -97,7 +96,6 @@ class HeadPriorRandomizer(Randomizer):
     delta: float = 0.0
     head_share: float | None = None
     head: type[OneReleaseHead] = PrivateLogisticRegression
-    options: dataclasses.InitVar[Public[Mapping[str, Any] | None]] = None
     _: dataclasses.KW_ONLY
     num_classes: int | None = None
     classes: Setting[Any] = None
@@ -110,7 +108,7 @@ class HeadPriorRandomizer(Randomizer):
     max_bytes: float = 8e9
     draw: type[PriorMechanism] = RRWithPrior
 
-    def __post_init__(self, options: Mapping[str, Any] | None) -> None:
+    def __post_init__(self) -> None:
         """Checks the arguments."""
         _validate.positive_finite("epsilon", self.epsilon)
         if self.head_share is not None:
@@ -123,15 +121,12 @@ class HeadPriorRandomizer(Randomizer):
         if not (isinstance(self.head, type) and issubclass(self.head, OneReleaseHead)):
             raise TypeError(
                 "head must be a class, PrivateLogisticRegression or PrivateRidge, got "
-                f"{type(self.head).__name__}. Pass its arguments beside it."
+                f"{type(self.head).__name__}. Pass its arguments next to it."
             )
         if self.draw not in (RRWithPrior, InformativeRR):
             raise TypeError(
                 f"draw must be the class RRWithPrior or InformativeRR, got {self.draw!r}."
             )
-        public = public_input(options)
-        object.__setattr__(self, "receipts", public.receipts)  # with which ``randomize`` finds them
-        self._set_options(public.value or {})
         # Checks delta, and that it fits the noise.
         self._new_head(None)._mechanism(Classes(2))
 
@@ -151,33 +146,28 @@ class HeadPriorRandomizer(Randomizer):
     def draw_from(
         self, labels: Private[PrivateLabels], key: str | None, public: PublicInput[Any]
     ) -> NoisyLabels:
-        """Fits the head, and draws; ``PrivateLabels.randomize`` calls it.
+        """Returns noisy labels, whose ``priors`` are the head's; for ``PrivateLabels.randomize``.
 
         Args:
             labels: the vault, of n classes.
-            key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. With
-                a name used before, the stored results come back and nothing is charged; what was
-                not drawn yet is drawn.
-            public: the features, numbers (n, d), or what the option ``encoder`` takes.
-
-        Returns:
-            Noisy labels, whose ``priors`` are the head's probabilities.
+            key: a name for the two draws, ``key/head`` and ``key``; None for ``"head-prior"``. Of a
+                name used before, stored draws are returned free of charge, and the others are made.
+            public: the features, numbers (n, d), or inputs of the encoder.
 
         Raises:
             BudgetExceededError: head and draw together would pass the budget; nothing was drawn.
             LabelStoreError: the stored draws of this name were made with other settings or
                 features.
             TypeError: the features are in a data set.
-            ValueError: the vault holds numbers, features are missing, or as for the head's ``fit``.
+            ValueError: labels that are numbers, missing features, or as for the head's ``fit``.
         """
-        features = public.value
         key = "head-prior" if key is None else key
         if labels.label_range is not None:
             raise ValueError(
                 "HeadPriorRandomizer is for classes, these labels are numbers. Use "
                 "LabelRandomizer, or fit a PrivateRidge."
             )
-        if hasattr(features, "as_numpy_iterator"):
+        if hasattr(public.value, "as_numpy_iterator"):
             raise TypeError(
                 "features must be an array or a table of columns, not a data set: the noisy labels "
                 "come in the order of its rows."
@@ -185,39 +175,19 @@ class HeadPriorRandomizer(Randomizer):
         mechanism = self.draw(self.split()[1], labels.num_classes)
         self._check_budget(mechanism, labels, key)
         head = self._new_head(f"{key}/head").fit(public, labels)
-        priors = Priors(head.predict_proba(features), receipts=head.receipts_)
-        drawn = labels.has_draw(key)
+        priors = Priors(head.predict_proba(public.value), receipts=head.receipts_)
+        is_stored = labels.has_draw(key)
         noisy = labels.randomize(mechanism, priors=priors, key=key)
-        if drawn:
+        if is_stored:
             _check_same_priors(mechanism, noisy.values, priors.probabilities, key)
         return noisy
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        options = state.pop("options", None)  # what was pickled before the arguments had names
-        vars(self).update(state)
-        self._set_options(options or {})
-
-    def _set_options(self, options: Mapping[str, Any]) -> None:
-        taken = {"epsilon", "delta", "key"} & set(options)
-        if taken:
-            raise ValueError(
-                f"options must not name {sorted(taken)}: these follow from the randomizer's own "
-                "arguments."
-            )
-        if not set(options) <= set(_OF_THE_HEAD):
-            raise ValueError(
-                f"options {sorted(options)} are not all arguments of {self.head.__name__}; it "
-                f"takes {', '.join(_OF_THE_HEAD)} here."
-            )
-        for name, value in options.items():
-            object.__setattr__(self, name, value)
 
     def _new_head(self, key: str | None) -> OneReleaseHead:
         arguments = {name: getattr(self, name) for name in _OF_THE_HEAD}
         return self.head(self.split()[0], self.delta, key=key, **arguments)
 
     def _check_budget(self, draw: PriorMechanism, labels: PrivateLabels, key: str) -> None:
-        """Raises unless all that is still to be drawn fits, before any of it is."""
+        """Raises unless all missing draws fit, before any of them."""
         release, _ = self.parts(labels)
         missing = [] if labels.has_draw(f"{key}/head") else [release]
         if not labels.has_draw(key):
@@ -237,7 +207,7 @@ class HeadPriorRandomizer(Randomizer):
 def _check_same_priors(
     mechanism: PriorMechanism, noisy: np.ndarray, priors: np.ndarray, key: str
 ) -> None:
-    """Raises if stored labels can't have been drawn under these priors, but for rounding."""
+    """Raises if stored labels can't have been drawn under these priors, up to rounding."""
     members = top_k_members(priors, mechanism.set_sizes(priors))
     outside = 1.0 - float(np.mean(members[np.arange(noisy.size), noisy]))
     if outside > _OTHER_PRIORS:
@@ -250,17 +220,17 @@ def _check_same_priors(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TeacherLabels:
-    """What ``teacher_labels`` makes: targets, and the examples that they are for.
+    """Targets of ``teacher_labels``, and the examples that they are for.
 
     Attributes:
         indices: the examples that were kept, in ascending order, ``int64`` (m,).
         targets: ``float32`` (m, K), rows that sum to one.
         share: m / n, the share that was kept.
-        receipts: of the uses of labels that the probabilities were made of.
+        receipts: of the uses of labels behind the probabilities.
 
     Example:
-        >>> made = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
-        >>> batches = made.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8, views=3)
+        >>> taught = TeacherLabels(np.array([1]), np.array([[0.0, 1.0]], np.float32), share=0.5)
+        >>> batches = taught.batches(np.zeros((2, 4, 4, 1), np.float32), batch_size=8, views=3)
         >>> x, y = batches[0]
         >>> len(batches), x.shape, y.shape
         (1, (3, 4, 4, 1), (3, 2))
@@ -287,11 +257,11 @@ class TeacherLabels:
 
         Args:
             inputs: array (n, ...) of all n examples, kept or not.
-            batch_size: examples a batch; a batch holds ``views`` times as many rows.
-            augment: what changes a batch of inputs at random and keeps its shape and its class, for
+            batch_size: examples per batch, each with ``views`` rows.
+            augment: changes a batch of inputs at random and keeps its shape and its classes, for
                 example a ``keras.Sequential`` of preprocessing layers; None for nothing. A Keras
                 layer is called with ``training=True``.
-            views: augmentations of an example a step, at least 1.
+            views: augmentations per example and step, at least 1.
             seed: of the order; public.
 
         Returns:
@@ -313,50 +283,43 @@ class TeacherLabels:
         rng = np.random.default_rng(_validate.integer_at_least("seed", seed, 0))
         import keras
 
-        if augment is None:
-            augment = np.asarray
-        elif isinstance(augment, keras.layers.Layer):
+        if isinstance(augment, keras.layers.Layer):
             augment = functools.partial(augment, training=True)
-        made = _batches_class()(self, inputs, batch_size, augment, views, rng)
-        made.receipts = public.receipts
-        return made
+
+        def load(places: np.ndarray) -> tuple[Any, np.ndarray]:
+            places = np.repeat(places, views)
+            x = inputs[self.indices[places]]
+            x = x if augment is None else keras.ops.convert_to_numpy(augment(x))
+            return x, self.targets[places]
+
+        batches = _shuffled_batches()(load, self.indices.size, batch_size, rng)
+        batches.receipts = public.receipts
+        return batches
 
 
 @functools.cache
-def _batches_class() -> type:
+def _shuffled_batches() -> type:
     """Returns the class of batches; here, so that importing this file does not load Keras."""
     import keras
 
-    class TeacherBatches(keras.utils.PyDataset):
-        """Batches of kept examples; see ``TeacherLabels.batches``."""
+    class ShuffledBatches(keras.utils.PyDataset):
+        """Batches of examples 0..m-1, in a new order each epoch."""
 
-        def __init__(
-            self,
-            labels: TeacherLabels,
-            inputs: np.ndarray,
-            batch_size: int,
-            augment: Callable[..., Any],
-            views: int,
-            rng: np.random.Generator,
-        ) -> None:
+        def __init__(self, load: Any, number: int, size: int, rng: np.random.Generator) -> None:
             super().__init__()
-            self._labels, self._inputs, self._size = labels, inputs, batch_size
-            self._augment, self._views, self._rng = augment, views, rng
+            self._load, self._number, self._size, self._rng = load, number, size, rng
             self.on_epoch_end()
 
         def __len__(self) -> int:
-            return -(-self._order.size // self._size)
+            return -(-self._number // self._size)
 
-        def __getitem__(self, index: int) -> tuple[Any, np.ndarray]:
-            places = self._order[index * self._size : (index + 1) * self._size]
-            places = np.repeat(places, self._views)
-            x = self._augment(self._inputs[self._labels.indices[places]])
-            return keras.ops.convert_to_numpy(x), self._labels.targets[places]
+        def __getitem__(self, index: int) -> Any:
+            return self._load(self._order[index * self._size : (index + 1) * self._size])
 
         def on_epoch_end(self) -> None:
-            self._order = self._rng.permutation(self._labels.indices.size)
+            self._order = self._rng.permutation(self._number)
 
-    return TeacherBatches
+    return ShuffledBatches
 
 
 def teacher_labels(
@@ -366,49 +329,45 @@ def teacher_labels(
     least_share: float = 0.1,
     hard: bool = False,
 ) -> TeacherLabels:
-    """Returns targets for a model (the student) that a head teaches, of the examples it is sure of.
+    """Returns targets for a student model, from the confident predictions of a head.
 
-    A student is worthwhile where it can use the inputs better than the head (it knows, say, that a
-    mirrored image shows the same thing), or where a small model is to be shipped; it has no more
-    information on the labels than the head. A threshold drops examples near the borders of the
-    classes, so it helps (as does ``hard``) only where the head is often wrong there.
+    A student pays where it can use the inputs better than the head (it knows, say, that a mirrored
+    image shows the same thing), or where a small model is to be shipped; it has no more information
+    on the labels than the head. A threshold drops examples near the borders of the classes, so it
+    helps (as does ``hard``) only where the head is often wrong there.
 
     Guarantee:
         That of the probabilities: this is post-processing, and nothing is charged.
 
     Args:
         probabilities: of the head for the public inputs, (n, K); rows sum to one.
-        confidence: in [0, 1), the least largest probability of an example that is kept.
+        confidence: in [0, 1), the least largest probability of a kept example.
         least_share: in [0, 1): of the examples of each predicted class at least this share is kept
             (rounded up), the surest ones, so that no class is lost.
         hard: whether targets are one-hot instead of the probabilities.
-
-    Returns:
-        What was kept, its targets, and the share of it.
 
     Raises:
         ValueError: not probabilities, or arguments out of range.
 
     Example:
-        >>> made = teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], confidence=0.8)
-        >>> made.indices.tolist(), made.targets.argmax(axis=1).tolist(), round(made.share, 2)
+        >>> taught = teacher_labels([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], confidence=0.8)
+        >>> taught.indices.tolist(), taught.targets.argmax(axis=1).tolist(), round(taught.share, 2)
         ([0, 2], [0, 1], 0.67)
     """
     confidence = _validate.number_in("confidence", confidence, "[0, 1)")
     least_share = _validate.number_in("least_share", least_share, "[0, 1)")
     hard = _validate.boolean("hard", hard)
     public = public_input(probabilities)
-    probabilities = public.value
-    if np.ndim(probabilities) != 2 or np.shape(probabilities)[1] < 2:
+    shape = np.shape(public.value)
+    if len(shape) != 2 or shape[1] < 2:
         raise ValueError(
-            f"probabilities must have shape (n, K), got {np.shape(probabilities)}. Pass the "
-            "predict_proba of a head."
+            f"probabilities must have shape (n, K), got {shape}. Pass the predict_proba of a head."
         )
-    rows = _validate.prior_rows("probabilities", probabilities, None, np.shape(probabilities)[1])
+    rows = _validate.prior_rows("probabilities", public.value, None, shape[1])
     classes, surest = rows.argmax(axis=1), rows.max(axis=1)
     kept = surest >= confidence
-    for one in np.unique(classes):
-        members = np.flatnonzero(classes == one)
+    for number in np.unique(classes):
+        members = np.flatnonzero(classes == number)
         fewest = int(np.ceil(least_share * members.size))
         kept[members[np.argsort(-surest[members], kind="stable")[:fewest]]] = True
     indices = np.flatnonzero(kept)

@@ -13,10 +13,13 @@ import math
 import numpy as np
 
 _POINTS = 121
+"""Penalties of a path: about thirteen in each factor of ten."""
 _GUARD = 1.0 / 3.0
+"""Standard deviations that are added to an estimated risk, against lucky small penalties."""
 _RANK = 1e-12
 """An eigenvalue below this part of the largest is rounding of zero."""
 _LARGEST_SHARPNESS = 1e3
+"""The largest sharpness, over the size of the scores: probabilities are then 0 or 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Spectrum:
 
     @property
     def energies(self) -> np.ndarray:
-        """e (d,): squared lengths of the rows of z."""
+        """Squared lengths e (d,) of the rows of z."""
         return np.einsum("jc,jc->j", self.moments, self.moments)
 
     def coefficients(self, filter_: np.ndarray) -> np.ndarray:
@@ -145,7 +148,7 @@ def decompose(
 
 
 def ridge_filter(spectrum: Spectrum, penalty: float) -> np.ndarray:
-    """Returns ``1 / (l + penalty)``, zero where l is zero but for rounding."""
+    """Returns ``1 / (l + penalty)``, zero where l is zero up to rounding."""
     values = spectrum.values
     return np.where(values > _RANK * values[-1], 1.0 / (values + penalty), 0.0)
 
@@ -217,7 +220,7 @@ def signal_test(spectrum: Spectrum) -> tuple[float, float]:
 
 
 def expected_signal_to_noise(spectrum: Spectrum, label_energy: float) -> float:
-    """Returns what ``signal_test`` would find if features explained the labels fully and evenly."""
+    """Returns the signal-to-noise of features that explain the labels fully and evenly."""
     values = spectrum.values
     mean = max(spectrum.k_eff * float(values @ spectrum.noise), np.finfo(float).tiny)
     return label_energy * float(values @ values) / (values.size * mean)
