@@ -37,9 +37,8 @@ class ALIBILoss(NoisyLabelLoss):
         scale: ``mechanism.scale``: b for Laplace noise (``2 / epsilon``), the standard deviation
             for Gaussian noise; finite and above zero.
         from_logits: whether ``y_pred`` holds logits (the default here, to avoid underflow).
-        reduction: as in ``keras.losses.Loss``.
-        name: name of the loss.
-        dtype: dtype of the computation; half precision is raised to float32.
+        reduction, name: as in ``keras.losses.Loss``.
+        dtype: of the computation; half precision is raised to float32.
 
     Call arguments:
         y_true: noisy one-hot labels (batch, K), of either sign, finite.

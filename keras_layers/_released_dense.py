@@ -1,4 +1,4 @@
-"""Receipts of private labels in the files of layers and models, beside the weights."""
+"""Receipts of private labels in the files of layers and models."""
 
 import pathlib
 import sys
@@ -30,7 +30,7 @@ class CarriesReceipts:
             self._receipts_in_checkpoints = _in_checkpoints(self)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the receipts beside the weights."""
+        """Writes the weights and the receipts."""
         super().save_own_variables(store)  # type: ignore[misc]
         if content := self.written_receipts():
             store[_RECEIPTS] = np.frombuffer(content, np.uint8)

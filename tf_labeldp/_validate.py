@@ -250,8 +250,8 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
     bad = int(np.count_nonzero(~np.isfinite(sums)))
     if bad:
         raise ValueError(
-            f"{name} must be finite, but {bad} row(s) hold NaN or infinity. Check the model that "
-            "made them for overflow."
+            f"{name} must be finite, but {bad} row(s) hold NaN or infinity. Check their model for "
+            "overflow."
         )
     if rows.size and rows.min() < 0.0:
         bad = int(np.count_nonzero(rows.min(axis=1) < 0.0))
