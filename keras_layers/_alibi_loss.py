@@ -72,12 +72,8 @@ class ALIBILoss(NoisyLabelLoss):
         super().__init__(from_logits, reduction, name, dtype)
         if noise not in ("laplace", "gaussian"):
             raise ValueError(f"noise must be one of laplace, gaussian, got {noise!r}.")
-        if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-            raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
-        if not 0.0 < scale < math.inf:
-            raise ValueError(f"scale must be finite and above zero, got {float(scale)}.")
         self.noise = noise
-        self.scale = float(scale)
+        self.scale = _checked_scale(scale)
 
     @classmethod
     def of(
@@ -114,5 +110,12 @@ class ALIBILoss(NoisyLabelLoss):
         return -ops.sum(ops.stop_gradient(posterior) * log_prior, axis=-1)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
         return {"noise": self.noise, "scale": self.scale, **super().get_config()}
+
+
+def _checked_scale(scale: Any) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
+    if not 0.0 < float(scale) < math.inf:
+        raise ValueError(f"scale must be finite and above zero, got {float(scale)}.")
+    return float(scale)

@@ -66,11 +66,6 @@ class LabelSlot:
             "tf.data.Dataset.zip((x, y)), or load with as_supervised=True."
         )
 
-    @staticmethod
-    def element(parts: tuple[Any, ...]) -> Any:
-        """Returns the element from a function's arguments: tf.data spreads plain tuples alone."""
-        return parts[0] if len(parts) == 1 else parts
-
     def label(self, element: Any) -> Any:
         """Returns the label of an element, or its spec."""
         return element[1] if self.key is None else element[self.key]
@@ -137,7 +132,7 @@ def read_labels(
     """Returns the labels (n,) and ids (n,) or None, in the order of the source."""
 
     def pick(*parts: Any) -> Any:
-        element = slot.element(parts)
+        element = parts[0] if len(parts) == 1 else parts  # tf.data spreads plain tuples alone
         ids = () if id_of is None else (id_of(slot.features(element)),)
         return (slot.label(element), *ids)
 
@@ -215,67 +210,52 @@ def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
         )
 
 
-def replace_in_order(
-    source: tf.data.Dataset, slot: LabelSlot, labels: np.ndarray
-) -> tf.data.Dataset:
-    """Returns ``source`` with its i-th label replaced by ``labels[i]``.
-
-    Iterating raises ``FailedPreconditionError`` at more or fewer elements than labels.
-    """
-    size = block_size(source.element_spec)
-    # At least one label more than elements, so that a surplus element is noticed.
-    spare = np.zeros(((len(labels) // size + 2) * size, *labels.shape[1:]), labels.dtype)
-    spare[: len(labels)] = labels
-    rows = tf.data.Dataset.from_tensor_slices(spare.reshape(-1, size, *labels.shape[1:]))
-
-    def replace(elements: Any, row: tf.Tensor) -> Any:
-        label = row[0] if size == 1 else row[: tf.shape(slot.label(elements))[0]]
-        return slot.replace(elements, label)
-
-    blocks = source if size == 1 else source.batch(size)
-    replaced = tf.data.Dataset.zip((blocks, rows)).map(replace, **_SYNCHRONOUS)
-    replaced = replaced if size == 1 else replaced.unbatch()
-    replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
-    # Several workers must share elements, not files: labels go by place in the source.
-    policy = tf.data.experimental.AutoShardPolicy
-    if replaced.options().experimental_distribute.auto_shard_policy == policy.OFF:
-        return replaced
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policy.DATA
-    return replaced.with_options(options)
-
-
-def replace_by_id(
+def replace_labels(
     source: tf.data.Dataset,
     slot: LabelSlot,
-    id_of: Callable[[Any], tf.Tensor],
-    ids: np.ndarray,
     labels: np.ndarray,
+    id_of: Callable[[Any], tf.Tensor] | None,
+    ids: np.ndarray | None,
 ) -> tf.data.Dataset:
-    """Returns ``source`` with the label of id ``ids[i]`` replaced by ``labels[i]``.
+    """Returns ``source`` with the label of its i-th element, or of ``ids[i]``, as ``labels[i]``.
 
-    Iterating raises ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
+    Iterating raises ``FailedPreconditionError`` without ids at more or fewer elements than labels,
+    and ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
     """
-    keys = tf.constant(ids if ids.dtype != object else ids.tolist())
-    # The table has places and not labels: any number may be a noisy label, so none is free.
-    places = tf.lookup.KeyValueTensorInitializer(keys, tf.range(len(labels), dtype=tf.int64))
-    table = tf.lookup.StaticHashTable(places, default_value=-1)
-    noisy = tf.constant(labels)
     size = block_size(source.element_spec)
+    noisy, last = tf.constant(labels), len(labels) - 1
+    if ids is not None:
+        # The table has places and not labels: any number may be a noisy label, so none is free.
+        keys = tf.constant(ids if ids.dtype != object else ids.tolist())
+        places = tf.lookup.KeyValueTensorInitializer(keys, tf.range(last + 1, dtype=tf.int64))
+        table = tf.lookup.StaticHashTable(places, default_value=-1)
 
-    def replace(*parts: Any) -> Any:
-        elements = slot.element(parts)
-        features = slot.features(elements)
-        found = table.lookup(id_of(features) if size == 1 else tf.vectorized_map(id_of, features))
-        is_known = tf.debugging.Assert(tf.reduce_all(found >= 0), [_UNKNOWN_ID], name="known_ids")
+    def replace(elements: Any, start: tf.Tensor) -> Any:
+        if id_of is not None:
+            features = slot.features(elements)
+            ids_of_block = id_of(features) if size == 1 else tf.vectorized_map(id_of, features)
+            place = table.lookup(ids_of_block)
+        else:
+            place = start
+            if size > 1:
+                place += tf.range(tf.shape(slot.label(elements), tf.int64)[0])
+            place = tf.minimum(place, last)  # the cardinality below refuses a surplus element
+        is_known = tf.debugging.Assert(tf.reduce_all(place >= 0), [_UNKNOWN_ID], name="known_ids")
         with tf.control_dependencies([is_known]):
-            return slot.replace(elements, tf.gather(noisy, found))
+            return slot.replace(elements, tf.gather(noisy, place))
 
     blocks = source if size == 1 else source.batch(size)
-    replaced = blocks.map(replace, **_SYNCHRONOUS)
+    starts = tf.data.Dataset.counter(step=size)
+    replaced = tf.data.Dataset.zip((blocks, starts)).map(replace, **_SYNCHRONOUS)
     replaced = replaced if size == 1 else replaced.unbatch()
-    if source.cardinality() == len(labels):
+    if ids is None or source.cardinality() == len(labels):
         replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
+    policy = tf.data.experimental.AutoShardPolicy
+    if ids is None and source.options().experimental_distribute.auto_shard_policy != policy.OFF:
+        # Several workers must share elements, not files: labels go by place in the source.
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = policy.DATA
+        replaced = replaced.with_options(options)
     return replaced
 
 

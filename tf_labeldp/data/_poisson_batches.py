@@ -164,7 +164,7 @@ class PoissonBatches:
         self._rows_of_units = rows_of_units
         self._seed = seed
         self._openings = itertools.count()
-        self._array = lambda: labels  # so that no attribute prints labels
+        self._values = lambda: labels  # a function, so that no attribute prints labels
         self.labels = labels if isinstance(labels, PrivateLabels) else None
         self.receipts = receipts
         self.num_examples = features.num_rows
@@ -199,7 +199,7 @@ class PoissonBatches:
             )
         features, rows = self._features, self.buffer_size * self.group_size
         if self.labels is None:
-            true_labels: Any = self._array()
+            true_labels: Any = self._values()
             dtype, padding = true_labels.dtype, 0
         else:
             true_labels, kind = labels_for_training(self.labels), self.labels.kind
@@ -274,6 +274,10 @@ class PoissonBatches:
             return np.sort(order_of(epoch, number)[place * size : (place + 1) * size])
 
         return turn
+
+    def known_labels(self) -> np.ndarray | None:
+        """Returns the labels of an array; None for those of a vault."""
+        return self._values() if self.labels is None else None  # type: ignore[return-value]
 
     @property
     def disjoint_size(self) -> int:

@@ -28,8 +28,7 @@ from tf_labeldp.data._elements import (
     check_order,
     checked_id_fn,
     read_labels,
-    replace_by_id,
-    replace_in_order,
+    replace_labels,
 )
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
@@ -274,9 +273,7 @@ class LabelRandomization:
         noisy = drawn.values
         if not isinstance(self.mechanism, ALIBI):
             noisy = noisy.astype(dtype.as_numpy_dtype)
-        if id_of is None or ids is None:
-            return replace_in_order(dataset, slot, noisy)
-        return replace_by_id(dataset, slot, id_of, ids, noisy)
+        return replace_labels(dataset, slot, noisy, id_of, ids)
 
     def __repr__(self) -> str:
         return f"LabelRandomization({self.mechanism!r}, applied={self.private_labels is not None})"

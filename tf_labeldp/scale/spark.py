@@ -48,13 +48,10 @@ def randomize(
 
     Args:
         df: a ``pyspark.sql.DataFrame``.
-        mechanism: ``RandomizedResponse`` or another mechanism for single labels.
-        key: its ledger lists the release and its charge. Workers read the file by its path; this
-            process writes to the ledger.
-        release: the name of the release, which is bound to this mechanism and prior.
+        mechanism, release, priors: as for ``beam.RandomizeLabels``.
+        key: likewise; workers read the file by its path, and this process writes to the ledger.
         id: the column that names a row: whole numbers or text.
         label: the column with the label.
-        priors: public probabilities (K,) for mechanisms that take them.
 
     Raises:
         ValueError: a column is missing, ids are missing or repeated; nothing was drawn for release.

@@ -80,8 +80,9 @@ class _Executor(base_beam_executor.BaseBeamExecutor):
                 f"{example_gen_pb2.PayloadFormat.Name(payload)}. Let ExampleGen write it."
             )
         splits = artifact_utils.decode_split_names(examples.split_names)
+        mechanism: Any = deserialize(json.loads(exec_properties["mechanism"]))
         transform = RandomizeLabels(
-            deserialize(json.loads(exec_properties["mechanism"])),
+            mechanism,
             ReleaseKey(exec_properties["key"]),
             exec_properties["release"],
             id=exec_properties["id"],
@@ -114,13 +115,11 @@ class LabelRandomizer(base_beam_component.BaseBeamComponent):
 
     Args:
         examples: a channel of ``tf.train.Example``s, as ExampleGen writes them.
-        mechanism: ``RandomizedResponse`` or another mechanism for single labels.
+        mechanism, release, priors: as for ``beam.RandomizeLabels``.
         key: the path of the key file, which the workers read; create it once, outside of the
             pipeline, with ``ReleaseKey.create``.
-        release: the name of the release, bound to this mechanism and prior.
         id: the feature that names a row: one whole number or text each.
         label: the feature with the label.
-        priors: public probabilities (K,), for mechanisms that take them.
 
     Outputs: ``noisy_examples``, with the same splits, and ``statement``, a ``PrivacyStatement``.
 

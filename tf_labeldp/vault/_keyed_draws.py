@@ -190,18 +190,11 @@ class ReleaseKey:
                 self._write_charge(release, public, num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
-        """Ties a release to its rows at its first run; raises for other rows later.
+        """Ties a registered release to its rows at its first run, which records the draw.
 
-        The key, the release and its rows determine the noisy labels, so that this records the draw.
-
-        Args:
-            release: a registered name.
-            count: number of rows in all batches.
-            fingerprint: the sum of ``KeyedRows.fingerprint`` over all batches.
-
-        Raises:
-            ValueError: a row was added or left out, or has another label: it would be drawn again
-                at no charge.
+        Later it raises a ``ValueError`` for other rows: they would be drawn again at no charge.
+        ``count`` and ``fingerprint`` are the number of rows, and the sum of
+        ``KeyedRows.fingerprint``, over all batches.
         """
         rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
         with self._turn():
@@ -232,15 +225,10 @@ class ReleaseKey:
         mechanism: Public[Mechanism],
         draw: Setting[Callable[[], tuple[int, dict[str, Any]]]],
     ) -> dict[str, np.ndarray]:
-        """Returns the arrays of a statistic: from the ledger, or drawn and written there with it.
+        """Returns the arrays of a statistic: from the ledger, or drawn and written there.
 
-        Args:
-            release: its name.
-            mechanism: adds the noise.
-            draw: returns the number of rows, and the arrays; one process calls it once.
-
-        Raises:
-            LabelStoreError: it was drawn, and its output is gone.
+        ``draw`` returns the number of rows, and the arrays; one process calls it, once. Raises a
+        ``LabelStoreError`` if the noise was drawn and its output is gone.
         """
         public = public_input(mechanism, None)
         with self._turn():
@@ -560,7 +548,7 @@ def check_keyed(mechanism: Mechanism) -> None:
 
 
 class _KeyedWords(np.random.Generator):
-    """Gives mechanisms the words of their rows in place of random ones; does nothing else."""
+    """Gives mechanisms the words of their rows in place of random ones, and nothing else."""
 
     def __init__(self, state: np.ndarray, key: bytes) -> None:
         super().__init__(np.random.PCG64(0))  # never drawn from

@@ -68,8 +68,8 @@ class ExactSums(beam.PTransform, abc.ABC):
         """Leaves the sums of the rows in the private file; the output is empty."""
         if self.is_released:
             raise ValueError(
-                f"release {self._release!r} was drawn already, and a second draw is a second charge. "
-                "Take it from result(), or name another release."
+                f"release {self._release!r} was drawn already, and a second draw is another charge."
+                " Take it from result(), or name another release."
             )
         if self._sums not in _RUNNING:
             with contextlib.suppress(filelock.Timeout):  # another process runs such a pipeline now
@@ -198,10 +198,8 @@ class PrivateMoments(ExactSums):
 
     Args:
         mechanism: a ``LabelMomentMechanism``; its ``max_norm`` bounds the rows.
-        key: its ledger lists the release and its charge.
-        release: the name of the release in it.
+        key, release, folder: as for ``PrivateHistogram``.
         num_rows: n, public: it sets the grid.
-        folder: as for ``PrivateHistogram``.
 
     The elements are pairs of a row of features (d,) and its label, or of rows (m, d) and their
     labels (m,), which is faster.
@@ -253,7 +251,7 @@ class PrivateMoments(ExactSums):
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
         if (found := int(sums["rows"])) != self._num_rows:
             raise ValueError(
-                f"expected num_rows={self._num_rows} rows in the pipeline, found {found} rows. Count "
+                f"expected num_rows={self._num_rows} rows in the pipeline, found {found}. Count "
                 "the rows first, as their number sets the grid; nothing was released."
             )
         return self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows), {

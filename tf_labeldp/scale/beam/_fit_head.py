@@ -49,10 +49,9 @@ class FitPrivateHead:
     Args:
         head: a ``PrivateRidge`` or ``PrivateLogisticRegression``, without encoder: encode in the
             pipeline. Its ``epsilon`` and ``delta`` are those of the release.
-        key: its ledger lists the release and its charge.
-        release: the name of the release in it.
-        folder: where exact sums wait for their noise, as for ``PrivateHistogram``. An interrupted
-            fit of the same release continues from there, and reads no rows twice.
+        key, release: as for ``PrivateHistogram``.
+        folder: likewise, for exact sums and the survey. An interrupted fit of the same release
+            continues from there, and reads no rows twice.
 
     Example:
         >>> import os, tempfile
