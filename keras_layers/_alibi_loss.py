@@ -86,10 +86,8 @@ class ALIBILoss(NoisyLabelLoss):
             **options: the other arguments of the class.
         """
         if not (hasattr(mechanism, "noise") and hasattr(mechanism, "scale")):
-            raise TypeError(
-                "mechanism must have noise and scale, as tf_labeldp.mechanisms.ALIBI has, got "
-                f"{type(mechanism).__name__}."
-            )
+            got = type(mechanism).__name__
+            raise TypeError(f"mechanism must have noise and scale, as ALIBI has, got {got}.")
         return cls(mechanism.noise, mechanism.scale, **options)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:

@@ -61,9 +61,8 @@ class LabelSlot:
         if isinstance(element_spec, tuple):
             kind = f"a tuple of {len(element_spec)}"
         raise ValueError(
-            f"the dataset is unlabelled: each element is {kind}, expected (x, y), "
-            "(x, y, sample_weight) or a dict with a label. Zip features and labels with "
-            "tf.data.Dataset.zip((x, y)), or load with as_supervised=True."
+            "the dataset is unlabelled: expected elements (x, y), (x, y, sample_weight) or a dict "
+            f"with a label, got {kind}. Zip features and labels: tf.data.Dataset.zip((x, y))."
         )
 
     def label(self, element: Any) -> Any:
@@ -90,8 +89,7 @@ def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
     """Returns the dtype of a scalar label: an integer class, or a float if there are no classes."""
     if not isinstance(spec, tf.TensorSpec):
         raise TypeError(
-            f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar "
-            "with .map before randomize_labels."
+            f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar first."
         )
     if spec.shape.rank != 0:
         hint = (
@@ -107,7 +105,7 @@ def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
         if spec.dtype not in (tf.float32, tf.float64):
             raise TypeError(
                 f"the label has dtype {spec.dtype.name}, but noisy numbers are float32 or float64. "
-                "Cast it with tf.cast(label, tf.float32) before randomize_labels."
+                "Cast it first: tf.cast(label, tf.float32)."
             )
         return spec.dtype
     if not spec.dtype.is_integer:

@@ -122,8 +122,7 @@ def poisson_batches(
     )
     if (users is None) != (max_examples_per_user is None):
         raise ValueError(
-            "users and max_examples_per_user go together: a guarantee for users needs both. Give "
-            "both, or none."
+            "users and max_examples_per_user go together for a guarantee for users. Give both."
         )
     seed = insecure_seed
     if seed is not None:
@@ -132,8 +131,7 @@ def poisson_batches(
         labels = _checked_labels(labels)
     if len(labels) != source.num_rows:
         raise ValueError(
-            f"features have {source.num_rows} examples, labels {len(labels)}. Give one label for "
-            "each example, in the same order."
+            f"features have {source.num_rows} examples, labels {len(labels)}. Give one label each."
         )
     rows_of_units = None
     if users is not None:
@@ -194,8 +192,8 @@ class PoissonBatches:
         """
         if alt_examples > self.num_examples:
             raise ValueError(
-                f"a second batch of {alt_examples} examples was asked for, but there are only "
-                f"{self.num_examples}. Give the denoiser fewer examples."
+                f"expected a second batch of at most {self.num_examples} examples, got "
+                f"{alt_examples}. Give the denoiser fewer examples."
             )
         features, rows = self._features, self.buffer_size * self.group_size
         if self.labels is None:
@@ -286,8 +284,7 @@ class PoissonBatches:
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "PoissonBatches can't be iterated: its batches hold true labels. Pass it to "
-            "LabelDPModel.fit, which charges the labels and opens it."
+            "PoissonBatches can't be iterated: they hold true labels. Use LabelDPModel.fit."
         )
 
     def __repr__(self) -> str:
@@ -335,8 +332,7 @@ def _user_codes(users: Any, num_rows: int) -> np.ndarray:
     array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
     if array.shape != (num_rows,):
         raise ValueError(
-            f"users must have shape ({num_rows},), one user for each example, got shape "
-            f"{array.shape}. Make tuples into texts first."
+            f"users must have shape ({num_rows},), got {array.shape}. Make tuples into texts first."
         )
     missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
     if missing:
@@ -354,8 +350,8 @@ def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampl
     expected = round(q * num_units, 6)  # (b / n) * n may miss b
     if expected < 2.0:
         raise ValueError(
-            f"a batch needs at least two examples (users) expected, got {expected:g} = "
-            f"{q:g} * {num_units}. Raise sampling_probability, or give more examples."
+            f"a batch needs at least two examples (users) expected, got {expected:g} = {q:g} * "
+            f"{num_units}. Raise sampling_probability, or give more examples."
         )
     if buffer_size is not None:
         buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)

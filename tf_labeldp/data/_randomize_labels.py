@@ -146,21 +146,18 @@ def randomize_labels(
         )
     if not isinstance(mechanism, Randomizer):
         checked_mechanism(mechanism, LabelMechanism)
+    name = type(mechanism).__name__
     inputs = _checked_inputs(mechanism, priors, clusters, with_ids=id_fn is not None)
     num_classes = getattr(mechanism, "num_classes", None)
     label_range = mechanism.label_range() if hasattr(mechanism, "label_range") else None
     if (low, high) != (None, None):
         if label_range is not None or num_classes is not None:
             raise ValueError(
-                "low and high are for mechanisms that do not know their labels; "
-                f"{type(mechanism).__name__} does. Leave them out."
+                f"low and high are for mechanisms that do not know their labels; {name} does."
             )
         label_range = _validate.number_range(low, high)
     if num_classes is None and label_range is None:
-        raise ValueError(
-            f"{type(mechanism).__name__} has no classes or range of its own, so it does not know "
-            "the labels. Give their public range: low= and high=."
-        )
+        raise ValueError(f"{name} does not know the labels. Give their range: low= and high=.")
     delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
     low, high = label_range or (None, None)
     make_vault = functools.partial(
@@ -227,8 +224,7 @@ class LabelRandomization:
         """Returns the guarantee of the labels in the returned dataset: one draw per label."""
         if self.noisy_labels is None:
             raise RuntimeError(
-                "no label has been randomized yet. Apply the transform first: "
-                "dataset = dataset.apply(transform)."
+                "no label is randomized yet. Apply the transform first: dataset.apply(transform)."
             )
         return self.noisy_labels.guarantee()
 
@@ -236,7 +232,7 @@ class LabelRandomization:
         """Returns the dataset with a noisy label for each element; ``dataset.apply`` calls it."""
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
-                f"a tf.data.Dataset is expected, got {type(dataset).__name__}. For arrays, use "
+                f"a tf.data.Dataset is expected, got {type(dataset).__name__}. For arrays use "
                 "PrivateLabels(labels, ...).randomize(mechanism)."
             )
         if self.private_labels is not None:
@@ -245,18 +241,12 @@ class LabelRandomization:
                 "Use the dataset that it returned; for other data make a new transform."
             )
         if not tf.executing_eagerly():
-            raise RuntimeError(
-                "randomize_labels reads the labels when it is applied, which needs eager "
-                "execution. Apply it outside tf.function."
-            )
+            raise RuntimeError("randomize_labels needs eager execution, outside of tf.function.")
         slot = LabelSlot.of(dataset.element_spec, self._label_key)
         spec = slot.label(dataset.element_spec)
         dtype = check_label_spec(spec, getattr(self.mechanism, "num_classes", None))
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
-                "before .repeat()."
-            )
+            raise ValueError("the dataset is endless. Apply randomize_labels before .repeat().")
         check_no_repeat(dataset)
         id_of = None if self._id_fn is None else checked_id_fn(self._id_fn)
         if id_of is None:

@@ -337,9 +337,8 @@ class ReleaseKey:
         known = self._releases.get(release, _Release())
         if known.binding not in (None, _binding(mechanism, priors)):
             raise ValueError(
-                f"release {release!r} has another mechanism or prior than "
-                f"{type(mechanism).__name__}; the same bits would reveal labels. Name a new release"
-                ", which is charged on top."
+                f"release {release!r} has another mechanism or prior, and the same bits would "
+                "reveal labels. Name a new release, which is charged on top."
             )
         return known
 
@@ -637,9 +636,8 @@ def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
     """Raises if some ids name several rows, of all rows of a release or a vault."""
     if repeated:
         raise ValueError(
-            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two rows "
-            "with one id would share their noise. Nothing came out; give each row an id of its "
-            "own, or leave the copies out."
+            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}), so rows "
+            "would share their noise. Nothing came out; give each row an id of its own."
         )
 
 
