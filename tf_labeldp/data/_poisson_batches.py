@@ -98,8 +98,7 @@ def poisson_batches(
         TypeError: features that can't be read by row number, features or labels that are not
             numbers, arguments of a wrong type.
         ValueError: an argument out of range, fewer than two examples expected in a batch, a buffer
-            smaller than the expected batch, lengths that differ, labels with NaN, ``users`` without
-            ``max_examples_per_user`` or the other way round.
+            smaller than that, lengths that differ, labels with NaN, ``users`` alone.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:

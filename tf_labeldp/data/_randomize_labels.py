@@ -110,20 +110,18 @@ def randomize_labels(
 
     Returns:
         A ``LabelRandomization``, a function of a dataset of single examples: ``(x, y)``,
-        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It returns a
-        dataset in the same order with the same ``element_spec``, except for the labels of
-        ``ALIBI``. After ``apply`` it has ``guarantee()``, the ``noisy_labels`` that were drawn, and
-        their ``private_labels`` vault, in the order of the source or of the sorted ids; further
-        draws from the vault are charged to the same examples.
+        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It keeps their
+        order and ``element_spec``, except for the labels of ``ALIBI``. After ``apply`` it has
+        ``guarantee()``, the ``noisy_labels`` that were drawn, and their ``private_labels`` vault,
+        in the order of the source or of the sorted ids.
 
     Raises:
-        TypeError: ``mechanism`` is not a mechanism, ``id_fn`` not callable; on ``apply``,
-            ``budget`` is no budget, or labels or ids are of a wrong type.
+        TypeError: a wrong type: ``mechanism``, ``id_fn``; on ``apply``, ``budget``, labels, ids.
         ValueError: a public input missing, not wanted, or of a wrong shape; on ``apply``, no
             labels, batches in the place of examples, labels outside the classes or the range, an
             empty or endless dataset, an order that changes, ids that repeat.
-        RuntimeError: Keras runs on another backend than TensorFlow; on ``apply``, if applied
-            before, or inside a ``tf.function``.
+        RuntimeError: Keras runs on another backend than TensorFlow; on ``apply``, a second one, or
+            one inside a ``tf.function``.
         BudgetExceededError: on ``apply``, the budget is too small; nothing was drawn.
         LabelStoreError: on ``apply``, the store is of other labels or settings, or damaged.
 
