@@ -36,9 +36,8 @@ class ALIBILoss(NoisyLabelLoss):
         scale: ``mechanism.scale``: b for Laplace noise (``2 / epsilon``), the standard deviation
             for Gaussian noise; finite and above zero.
         from_logits: whether ``y_pred`` holds logits (the default here, to avoid underflow).
-        reduction: as in ``keras.losses.Loss``.
-        name: name of the loss.
-        dtype: dtype of the computation; half precision is raised to float32.
+        reduction, name: as in ``keras.losses.Loss``.
+        dtype: of the computation; half precision is raised to float32.
 
     Call arguments:
         y_true: noisy one-hot labels (batch, K), of either sign, finite.
@@ -72,12 +71,8 @@ class ALIBILoss(NoisyLabelLoss):
         super().__init__(from_logits, reduction, name, dtype)
         if noise not in ("laplace", "gaussian"):
             raise ValueError(f"noise must be one of laplace, gaussian, got {noise!r}.")
-        if isinstance(scale, bool) or not hasattr(scale, "__float__"):
-            raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
-        if not 0.0 < scale < math.inf:
-            raise ValueError(f"scale must be finite and above zero, got {float(scale)}.")
         self.noise = noise
-        self.scale = float(scale)
+        self.scale = _checked_scale(scale)
 
     @classmethod
     def of(
@@ -90,10 +85,8 @@ class ALIBILoss(NoisyLabelLoss):
             **options: the other arguments of the class.
         """
         if not (hasattr(mechanism, "noise") and hasattr(mechanism, "scale")):
-            raise TypeError(
-                "mechanism must have noise and scale, as tf_labeldp.mechanisms.ALIBI has, got "
-                f"{type(mechanism).__name__}."
-            )
+            got = type(mechanism).__name__
+            raise TypeError(f"mechanism must have noise and scale, as ALIBI has, got {got}.")
         return cls(mechanism.noise, mechanism.scale, **options)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -114,5 +107,12 @@ class ALIBILoss(NoisyLabelLoss):
         return -ops.sum(ops.stop_gradient(posterior) * log_prior, axis=-1)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
         return {"noise": self.noise, "scale": self.scale, **super().get_config()}
+
+
+def _checked_scale(scale: Any) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}.")
+    if not 0.0 < float(scale) < math.inf:
+        raise ValueError(f"scale must be finite and above zero, got {float(scale)}.")
+    return float(scale)

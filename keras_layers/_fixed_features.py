@@ -41,11 +41,9 @@ class FixedLayer(keras.layers.Layer):
         setattr(self, name, weight)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """Returns the shape and the dtype of the outputs."""
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype="float32")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
         _, *arguments, _ = inspect.signature(type(self).__init__).parameters  # self and kwargs
         return {**super().get_config(), **{name: getattr(self, name) for name in arguments}}
 
@@ -86,7 +84,6 @@ class PatchFeatures(FixedLayer):
         self.contrast_floor = contrast_floor
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights, and the pooling for this size of images."""
         channels = 1 if len(input_shape) == 3 else int(input_shape[3])
         rows, columns = (
             _cell_means((int(size) - self.patch_size) // self.stride + 1, self.pooling)
@@ -99,7 +96,6 @@ class PatchFeatures(FixedLayer):
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Returns the pooled responses."""
         images = ops.cast(inputs, "float32")
         if len(images.shape) == 3:
             images = ops.expand_dims(images, -1)
@@ -123,7 +119,6 @@ class PatchFeatures(FixedLayer):
         return ops.reshape(pooled, (-1, self._num_outputs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the features."""
         return (input_shape[0], self._num_outputs)
 
     @property
@@ -152,13 +147,11 @@ class FourierFeatures(FixedLayer):
         self.linear_weight = linear_weight
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
         shape = (int(input_shape[-1]), self.num_features // 2)
         self._add_fixed("frequencies", shape, keras.initializers.RandomNormal(1.0))
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Returns the features."""
         rows = ops.cast(inputs, "float32")
         phases = ops.matmul(rows, self.frequencies)
         gain = math.sqrt(2.0 * (1.0 - self.linear_weight) / self.num_features)
@@ -169,7 +162,6 @@ class FourierFeatures(FixedLayer):
         return ops.concatenate(parts, axis=-1)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the features."""
         return (input_shape[0], self.num_features + (input_shape[-1] if self.linear_weight else 0))
 
 
@@ -203,14 +195,12 @@ class NeighbourFeatures(CarriesReceipts, FixedLayer):
         self.strength = strength
 
     def build(self, input_shape: Any) -> None:
-        """Makes the tables."""
         self._add_fixed("scale", (self.num_key_features,))
         self._add_fixed("keys", (self.num_rows, self.num_key_features))
         self._add_fixed("smooth", (self.num_rows, int(input_shape[-1])))
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Returns the smoothed features."""
         features = ops.cast(inputs, "float32")
         keys = features[:, : self.num_key_features] * self.scale
         lengths = ops.sqrt(ops.sum(ops.square(keys), axis=-1, keepdims=True))
@@ -222,7 +212,6 @@ class NeighbourFeatures(CarriesReceipts, FixedLayer):
         return self.strength * mean + (1.0 - self.strength) * features
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the inputs."""
         return tuple(input_shape)
 
 
@@ -245,7 +234,6 @@ class NearestCentre(CarriesReceipts, FixedLayer):
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: self._centres.shape[1]})
 
     def build(self, input_shape: Any) -> None:
-        """Makes the tables."""
         offset = self._centres.mean(axis=0)
         # Scores are products with the centres, less half of their squares; both from the mean of
         # the centres, so that a common offset costs no precision.
@@ -261,17 +249,14 @@ class NearestCentre(CarriesReceipts, FixedLayer):
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
-        """Returns the outputs of the nearest centres."""
         rows = ops.cast(inputs, "float32") - self.offset
         scores = ops.matmul(rows, self.moved_centres) - self.half_squares
         return ops.take(self.outputs, ops.argmax(scores, axis=-1), axis=0)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of the outputs."""
         return (input_shape[0], self._outputs.shape[1])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, as nested lists."""
         tables = {"centres": self._centres.tolist(), "outputs": self._outputs.tolist()}
         return {**keras.layers.Layer.get_config(self), **tables}
 
@@ -285,5 +270,4 @@ def _cell_means(size: int, cells: int) -> np.ndarray:
 
 
 def _constant(table: np.ndarray, shape: Any, dtype: Any = None) -> Any:
-    """Initializes a weight with a table."""
     return ops.convert_to_tensor(table, dtype=dtype)

@@ -30,9 +30,8 @@ class ForwardCorrectedLoss(NoisyLabelLoss):
             at least two columns and rows that sum to one within 1e-6, such as
             ``mechanism.transition_matrix()``.
         from_logits: whether ``y_pred`` holds logits (recommended).
-        reduction: as in ``keras.losses.Loss``.
-        name: name of the loss.
-        dtype: dtype of the computation; half precision is raised to float32.
+        reduction, name: as in ``keras.losses.Loss``.
+        dtype: of the computation; half precision is raised to float32.
 
     Call arguments:
         y_true: noisy labels: ids (batch,) or (batch, 1), or one-hot or soft (batch, num_outputs);

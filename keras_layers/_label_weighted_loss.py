@@ -28,24 +28,22 @@ class LabelWeightedLoss(NoisyLabelLoss):
     and the matrix-inverse loss differ in the weights alone; ``tf_labeldp.estimation.debiased``
     computes them. The loss is linear in the weights, so mixing them (``Mixup``) keeps it unbiased.
 
-    The loss is unbounded below. Some weights are negative, so on one example, or on a training set
-    that a model can memorise, cross-entropy tends to minus infinity as the logits grow; RRTop-k on
-    k labels enlarges the Lipschitz constant by up to ``1 + 2 k / (e^epsilon - 1)``. Stop early,
-    regularise, take a bounded ``base`` (such as ``"mse"`` on probabilities), or use
-    ``ForwardCorrectedLoss``, which is never negative.
+    The loss is unbounded below: some weights are negative, so on examples that a model can memorise
+    cross-entropy tends to minus infinity as the logits grow; RRTop-k on k labels enlarges the
+    Lipschitz constant by up to ``1 + 2 k / (e^epsilon - 1)``. Stop early, regularise, take a
+    bounded ``base`` (such as ``"mse"`` on probabilities), or use ``ForwardCorrectedLoss``.
 
     Args:
         base: the loss to debias. ``"categorical_crossentropy"`` and
-            ``"sparse_categorical_crossentropy"`` (synonyms here) take O(K) time per example; all
-            others evaluate every class in O(batch * K^2) time and memory: the name of another
-            Keras loss or registered function, a ``keras.losses.Loss`` (its own reduction is
-            ignored), or a callable ``base(y_true, y_pred) -> (batch,)`` with one-hot ``y_true``
-            (batch, K). A callable must be registered with Keras to be saved with a model.
+            ``"sparse_categorical_crossentropy"`` (synonyms here) take O(K) time per example. Others
+            evaluate every class in O(batch * K^2) time and memory: the name of another Keras loss
+            or registered function, a ``keras.losses.Loss`` (its own reduction is ignored), or a
+            callable ``base(y_true, y_pred) -> (batch,)`` with one-hot ``y_true`` (batch, K), which
+            must be registered with Keras to be saved with a model.
         from_logits: whether ``y_pred`` holds logits. It is passed to a ``base`` given by name; an
             instance or a callable decides for itself.
-        reduction: as in ``keras.losses.Loss``.
-        name: name of the loss.
-        dtype: dtype of the computation; half precision is raised to float32.
+        reduction, name: as in ``keras.losses.Loss``.
+        dtype: of the computation; half precision is raised to float32.
 
     Call arguments:
         y_true: weights (batch, K), of either sign; rows need not sum to one.

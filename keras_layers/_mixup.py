@@ -69,11 +69,9 @@ class Mixup(keras.layers.Layer):
         return mixup(x, y, symmetric_beta(self.alpha, seed=self.seed_generator))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shapes of the inputs."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
         return {**super().get_config(), "alpha": self.alpha, "seed": self.seed}
 
 

@@ -17,7 +17,6 @@ class NoisyLabelLoss(keras.losses.Loss):
         self._dtype_argument = None if dtype is None else self.dtype
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
         return {
             "from_logits": self.from_logits,
             "reduction": self.reduction,

@@ -1,4 +1,4 @@
-"""Receipts of private labels in the files of layers and models, beside the weights."""
+"""Receipts of private labels in the files of layers and models."""
 
 import pathlib
 import sys
@@ -30,7 +30,6 @@ class CarriesReceipts:
             self._receipts_in_checkpoints = _in_checkpoints(self)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the receipts beside the weights."""
         super().save_own_variables(store)  # type: ignore[misc]
         if content := self.written_receipts():
             store[_RECEIPTS] = np.frombuffer(content, np.uint8)
@@ -45,7 +44,6 @@ class CarriesReceipts:
             super().load_own_variables(values)  # type: ignore[misc]
 
     def written_receipts(self) -> bytes:
-        """Returns the receipts as they are written into files."""
         return self.label_dp_receipts
 
     def read_receipts(self, content: bytes, *, of_checkpoint: bool = False) -> None:
@@ -68,7 +66,6 @@ def _in_checkpoints(layer: CarriesReceipts) -> Any:
             return alive.written_receipts() if tf.executing_eagerly() and alive is not None else b""
 
         def deserialize(self, content: bytes) -> None:
-            """Takes the receipts."""
             alive = owner()
             if alive is not None and content:
                 alive.read_receipts(content, of_checkpoint=True)

@@ -90,8 +90,8 @@ def number_range(low: Any, high: Any) -> tuple[float, float]:
             raise ValueError(f"{name} must be finite, got {number}.")
     if not ends["low"] < ends["high"]:
         raise ValueError(
-            f"low must be below high, got low={ends['low']:g}, high={ends['high']:g}. Give public "
-            "numbers, not the ends of the labels."
+            f"low must be below high, got low={ends['low']:g}, high={ends['high']:g}. Both are "
+            "public, not taken from the labels."
         )
     return ends["low"], ends["high"]
 
@@ -103,8 +103,7 @@ def real_vector(name: str, values: Any) -> np.ndarray:
         raise TypeError(f"{name} must be an array or a list, got {type(values).__name__}.")
     if array.ndim != 1:
         raise ValueError(
-            f"{name} must have shape (n,), got shape {array.shape}. Turn a column into a vector "
-            "with .ravel()."
+            f"{name} must have shape (n,), got shape {array.shape}. Flatten a column with .ravel()."
         )
     missing = sum(value is None for value in array) if array.dtype == object else 0
     if missing:
@@ -179,8 +178,8 @@ def class_indices(name: str, labels: Any, num_classes: int) -> np.ndarray:
     wrong = int(np.count_nonzero((array < 0) | (array >= num_classes)))
     if wrong:
         raise ValueError(
-            f"{name} must lie in 0..{num_classes - 1}, but {wrong} of {array.size} do not. Raise "
-            "num_classes, or renumber the classes from zero."
+            f"{name} must lie in 0..{num_classes - 1}, but {wrong} of {array.size} do not. Number "
+            "the classes from zero, or raise num_classes."
         )
     return array.astype(np.int64)
 
@@ -191,10 +190,9 @@ def keras_on_tensorflow(user: str) -> None:
     backend = "tensorflow" if keras is None else keras.backend.backend()
     if backend != "tensorflow":
         raise RuntimeError(
-            f"{user} works on Keras's TensorFlow backend alone, and Keras runs on {backend!r} "
-            "here. Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported. "
-            "Heads, noisy labels (PrivateLabels.randomize) and MultiStageTraining work on any "
-            "backend."
+            f"{user} needs Keras's TensorFlow backend, and Keras runs on {backend!r} here. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported, or use heads, noisy labels "
+            "(PrivateLabels.randomize) or MultiStageTraining, which work on any backend."
         )
 
 
@@ -242,16 +240,14 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
     if not fits or not (array.ndim == 1 or num_rows in (None, len(rows))):
         expected = f"({num_classes},) or ({'n' if num_rows is None else num_rows}, {num_classes})"
         raise ValueError(
-            f"{name} must have shape {expected}, got {array.shape}. Give one probability per "
-            "class, in one row for all labels or one row for each."
+            f"{name} must have shape {expected}, got {array.shape}. Give one probability per class."
         )
     sums = rows.sum(axis=1)
     # A NaN or an infinity anywhere in a row shows in its sum, so one pass finds both.
     bad = int(np.count_nonzero(~np.isfinite(sums)))
     if bad:
         raise ValueError(
-            f"{name} must be finite, but {bad} row(s) hold NaN or infinity. Check the model that "
-            "made them for overflow."
+            f"{name} must be finite, but {bad} row(s) hold NaN or infinity: overflow in a model?"
         )
     if rows.size and rows.min() < 0.0:
         bad = int(np.count_nonzero(rows.min(axis=1) < 0.0))
@@ -263,7 +259,6 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
     if off.size:
         raise ValueError(
             f"{name} must sum to one in every row (tolerance {PRIOR_SUM_TOLERANCE}), but "
-            f"{off.size} row(s) do not: row {off[0]} sums to {sums[off[0]]:.6g}. Divide each row "
-            "by its sum; replace a row of zeros by the uniform prior."
+            f"{off.size} row(s) do not: row {off[0]} sums to {sums[off[0]]:.6g}. Normalise them."
         )
     return rows

@@ -260,7 +260,7 @@ def test_keyed_draws_are_those_of_the_key_in_the_store(ids: list) -> None:
         ([], "needs --store DIR"),
         (["--store", "s", "--insecure-seed", "1"], "--insecure-seed is for --draws stored"),
         (["--store", "s", "--id", "id", "--id", "x"], "takes one --id, got 2"),
-        (["--store", "s", "--id", "x"], "1 of 2 ids repeat"),
+        (["--store", "s", "--id", "x"], "1 ids name more than one row"),
     ],
 )
 def test_keyed_draws_need_a_store_and_one_id_a_row(

@@ -39,7 +39,7 @@ REFUSED_DATASETS = {
         r"already batched.*one-hot",
     ),
     "column": (lambda: slices(X, Y[:, None]), ValueError, r"shape \(1,\).*y\[0\]"),
-    "unknown rank": (of_unknown_rank, ValueError, "rank is unknown.*set_shape"),
+    "unknown rank": (of_unknown_rank, ValueError, "shape <unknown>.*set_shape"),
     "unlabelled": (lambda: tf.data.Dataset.range(5), ValueError, "unlabelled.*single tensor"),
     "one entry": (lambda: slices(X), ValueError, "unlabelled.*tuple of 1"),
     "four entries": (lambda: slices(X, Y, X, X), ValueError, "tuple of 4"),
@@ -159,7 +159,6 @@ REFUSED_ARGUMENTS = {
         "must be a tf_labeldp mechanism, got float",
     ),
     "id_fn": ({"id_fn": "id"}, TypeError, "id_fn must be a function.*got str"),
-    "budget": ({"budget": 1.0}, TypeError, "must be a PrivacyBudget, got float"),
     "priors for RR": ({"priors": [0.2] * K}, ValueError, "takes no priors"),
     "no priors": ({"mechanism": RRWithPrior(1.0, K)}, ValueError, "needs priors= of shape"),
     "prior rows with ids": (
@@ -187,7 +186,7 @@ REFUSED_ARGUMENTS = {
     ),
     "clusters for RR": ({"clusters": X % 2}, ValueError, "takes no clusters"),
     "range for RR": ({"low": 0.0, "high": 4.0}, ValueError, "low and high are for mechanisms that"),
-    "no range": ({"mechanism": LabelRandomizer(1.0)}, ValueError, "does not say what the labels"),
+    "no range": ({"mechanism": LabelRandomizer(1.0)}, ValueError, "does not know the labels"),
     "half a range": ({"mechanism": LabelRandomizer(1.0), "low": 0.0}, TypeError, "high"),
     "features": (
         {"mechanism": HeadPriorRandomizer(2.0, 1e-4)},
@@ -213,6 +212,13 @@ def test_an_argument_is_refused_at_once(kind):
     arguments, error, message = REFUSED_ARGUMENTS[kind]
     with pytest.raises(error, match=message):
         randomize_labels(**{"mechanism": RR, **arguments})
+
+
+def test_a_budget_of_another_type_is_refused():
+    transform = randomize_labels(RR, budget=1.0)
+    with pytest.raises(TypeError, match="must be a PrivacyBudget, got float"):
+        slices(X, Y).apply(transform)
+    assert transform.private_labels is None
 
 
 def test_priors_of_another_length_are_refused():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tf_labeldp.data import poisson_batches
-from tf_labeldp.data._poisson_batches import _Turns
 
 N = 50
 
@@ -61,12 +60,12 @@ def test_what_is_accounted_for_is_reached() -> None:
 
 
 def test_passes_are_the_same_in_whatever_order_steps_are_asked_for() -> None:
-    turns = _Turns(batches(0.2, 10), 0)
-    drawn = {step: turns.take(step).tolist() for step in (0, 5, 1, 6, 2, 7, 3, 8, 4, 9)}
+    turn = batches(0.2, 10)._turns(0)
+    drawn = {step: turn(step).tolist() for step in (0, 5, 1, 6, 2, 7, 3, 8, 4, 9)}
     for begin in (0, 5):
         together = itertools.chain(*(drawn[begin + place] for place in range(5)))
         assert sorted(together) == list(range(N))
-    assert drawn[0] == turns.take(0).tolist() != drawn[5]
+    assert drawn[0] == turn(0).tolist() != drawn[5]
 
 
 def test_passes_and_epochs_are_in_new_orders() -> None:

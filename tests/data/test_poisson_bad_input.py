@@ -47,7 +47,7 @@ def labels_with(value: Any) -> np.ndarray:
         ({"labels": labels_with(1e300)}, ValueError, "finite .float32., but some"),
         ({"labels": LABELS.astype(str)}, TypeError, "vault or an array of numbers.*classes="),
         ({"labels": None}, TypeError, "vault or an array of numbers.*NoneType"),
-        ({"labels": SECRET}, ValueError, "got one number"),
+        ({"labels": SECRET}, ValueError, "features have 20 examples, labels 1"),
         ({"features": FEATURES[:0], "labels": LABELS[:0]}, ValueError, "hold no rows"),
         ({"features": {}}, ValueError, "hold no rows"),
         ({"features": {"a": FEATURES, "b": FEATURES[1:]}}, ValueError, r"lengths \[19, 20\]"),

@@ -302,7 +302,7 @@ def test_the_noise_is_drawn_once_and_kept(key, tmp_path):
     again = PrivateHistogram(mechanism, ReleaseKey(key.path), "counts").result()
     np.testing.assert_array_equal(first.values, again.values)
     assert first.guarantee().epsilon == again.guarantee().epsilon == 0.01
-    with pytest.raises(ValueError, match="made already"):
+    with pytest.raises(ValueError, match="drawn already"):
         summed([0, 1], PrivateHistogram(mechanism, key, "counts"))
 
 
@@ -345,7 +345,7 @@ def test_b6_a_release_of_0_2_without_its_output_is_refused(tmp_path):
     key, mechanism = ReleaseKey(tmp_path / "k" / "labels.key"), HistogramMechanism(0.5, 3)
     assert PrivateHistogram(mechanism, key, "counts").result().values.tolist() == [4, 3, 2]
     moved = PrivateHistogram(mechanism, key, "moved")
-    with pytest.raises(ValueError, match="made already"):
+    with pytest.raises(ValueError, match="drawn already"):
         summed([0, 1, 2], moved)
     with pytest.raises(LabelStoreError, match=r"key\.moved\.npz, which is gone.*new release"):
         moved.result()
@@ -464,7 +464,7 @@ def test_moments_are_those_of_one_machine(key, monkeypatch):
 def test_another_number_of_rows_is_refused(key):
     moments = PrivateMoments(LabelMomentMechanism(1.0, 1e-6, num_classes=2), key, "m", 9)
     summed([([0.6, 0.8], 1)] * 8, moments)
-    with pytest.raises(ValueError, match="found 8 rows, and num_rows=9"):
+    with pytest.raises(ValueError, match="num_rows=9 rows in the pipeline, found 8"):
         moments.result()
 
 

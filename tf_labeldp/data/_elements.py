@@ -23,8 +23,9 @@ _ELEMENTS_COMPARED = 256
 _BLOCK = 64
 _BLOCK_BYTES = 4 << 20
 _SMALLEST_BLOCK = 4
+"""Below this, elements are so large that copying them costs more than the map."""
 
-# Without it tf.data makes even a map that only picks components parallel, at 15 us an element.
+# Without it tf.data makes even a map that only picks components parallel, at 15 us per element.
 _SYNCHRONOUS: dict[str, Any] = (
     {"synchronous": True}
     if "synchronous" in inspect.signature(tf.data.Dataset.map).parameters
@@ -32,9 +33,9 @@ _SYNCHRONOUS: dict[str, Any] = (
 )
 
 _UNKNOWN_ID = (
-    "randomize_labels met an example whose id was not there when the transform was applied. It has "
-    "no noisy label, and its true label is not given out. Apply a new transform to the dataset "
-    "that holds all examples, and take subsets after it."
+    "randomize_labels met an example whose id was not there when the transform was applied: it has "
+    "no noisy label, and its true label is not shown. Apply a new transform to the dataset that "
+    "holds all examples, and take subsets after it."
 )
 
 
@@ -44,26 +45,35 @@ class LabelSlot:
 
     key: str | None
 
-    @staticmethod
-    def element(parts: tuple[Any, ...]) -> Any:
-        """Returns the element from a function's arguments: tf.data spreads plain tuples alone."""
-        return parts[0] if len(parts) == 1 else parts
+    @classmethod
+    def of(cls, element_spec: Any, label_key: str) -> LabelSlot:
+        """Returns the slot of pairs, triples and dicts; raises for other elements."""
+        if isinstance(element_spec, Mapping):
+            if label_key in element_spec:
+                return cls(label_key)
+            raise ValueError(
+                f"the dataset's elements have no key {label_key!r}; their keys are "
+                f"{sorted(map(str, element_spec))}. Name the label's key with label_key=."
+            )
+        if isinstance(element_spec, tuple) and len(element_spec) in (2, 3):
+            return cls(None)
+        kind = f"a single {type(element_spec).__name__.removesuffix('Spec').lower()}"
+        if isinstance(element_spec, tuple):
+            kind = f"a tuple of {len(element_spec)}"
+        raise ValueError(
+            "the dataset is unlabelled: expected elements (x, y), (x, y, sample_weight) or a dict "
+            f"with a label, got {kind}. Zip features and labels: tf.data.Dataset.zip((x, y))."
+        )
 
     def label(self, element: Any) -> Any:
-        """Returns the label of an element (or its spec, of an element's spec)."""
+        """Returns the label of an element, or its spec."""
         return element[1] if self.key is None else element[self.key]
 
     def features(self, element: Any) -> Any:
-        """Returns what ``id_fn`` is given: x of a tuple, or a dict without its label."""
+        """Returns the input of ``id_fn``: x of a tuple, or a dict without its label."""
         if self.key is None:
             return element[0]
         return {name: value for name, value in element.items() if name != self.key}
-
-    def without_label(self, element: Any) -> Any:
-        """Returns everything in an element but its label."""
-        if self.key is None:
-            return (element[0], *element[2:])
-        return self.features(element)
 
     def replace(self, element: Any, label: Any) -> Any:
         """Returns a copy of an element with another label, of the same structure."""
@@ -71,59 +81,31 @@ class LabelSlot:
             replaced = copy.copy(element)
             replaced[self.key] = label
             return replaced
-        parts = (element[0], label, *element[2:])
         make = getattr(type(element), "_make", tuple)  # a named tuple stays one
-        return make(parts)
-
-
-def find_label(element_spec: Any, label_key: str) -> LabelSlot:
-    """Returns where the label is, or raises for other elements than pairs, triples and dicts."""
-    if isinstance(element_spec, Mapping):
-        if label_key in element_spec:
-            return LabelSlot(label_key)
-        raise ValueError(
-            f"the dataset's elements have no key {label_key!r}; their keys are "
-            f"{sorted(map(str, element_spec))}. Name the label's key with label_key=."
-        )
-    if isinstance(element_spec, tuple) and len(element_spec) in (2, 3):
-        return LabelSlot(None)
-    kind = f"a single {type(element_spec).__name__.removesuffix('Spec').lower()}"
-    if isinstance(element_spec, tuple):
-        kind = f"a tuple of {len(element_spec)}"
-    raise ValueError(
-        f"the dataset is unlabelled: each element is {kind}, expected (x, y), "
-        "(x, y, sample_weight) or a dict with a label. Zip features and labels with "
-        "tf.data.Dataset.zip((x, y)), or load with as_supervised=True."
-    )
+        return make((element[0], label, *element[2:]))
 
 
 def check_label_spec(spec: Any, num_classes: int | None) -> tf.DType:
     """Returns the dtype of a scalar label: an integer class, or a float if there are no classes."""
     if not isinstance(spec, tf.TensorSpec):
         raise TypeError(
-            f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar "
-            "with .map before randomize_labels."
+            f"the label must be a dense tensor, got {type(spec).__name__}. Make it a scalar first."
         )
-    if spec.shape.rank is None:
-        raise ValueError(
-            "the label's rank is unknown, a scalar is expected. Set its shape in the function "
-            "that makes it: label.set_shape(()), or output_signature in from_generator."
+    if spec.shape.rank != 0:
+        hint = (
+            "The dataset looks already batched: call .unbatch() first; turn one-hot labels into "
+            "indices with tf.argmax."
         )
-    if spec.shape == (1,):
-        raise ValueError(
-            "the label has shape (1,), a scalar is expected. Squeeze it first with "
-            ".map(lambda x, y: (x, y[0])), or .unbatch() batches of one."
-        )
-    if spec.shape.rank > 0:
-        raise ValueError(
-            f"the label has shape {spec.shape}, a scalar is expected: the dataset looks already "
-            "batched. Call .unbatch() first; turn one-hot labels into indices with tf.argmax."
-        )
+        if spec.shape.rank is None:
+            hint = "Set it with label.set_shape(()), or output_signature in from_generator."
+        elif spec.shape == (1,):
+            hint = "Squeeze it with .map(lambda x, y: (x, y[0])), or .unbatch() batches of one."
+        raise ValueError(f"the label must be a scalar, got shape {spec.shape}. {hint}")
     if num_classes is None:
         if spec.dtype not in (tf.float32, tf.float64):
             raise TypeError(
                 f"the label has dtype {spec.dtype.name}, but noisy numbers are float32 or float64. "
-                "Cast it with tf.cast(label, tf.float32) before randomize_labels."
+                "Cast it first: tf.cast(label, tf.float32)."
             )
         return spec.dtype
     if not spec.dtype.is_integer:
@@ -148,50 +130,46 @@ def read_labels(
     """Returns the labels (n,) and ids (n,) or None, in the order of the source."""
 
     def pick(*parts: Any) -> Any:
-        element = slot.element(parts)
-        if id_of is None:
-            return (slot.label(element),)
-        return slot.label(element), id_of(slot.features(element))
+        element = parts[0] if len(parts) == 1 else parts  # tf.data spreads plain tuples alone
+        ids = () if id_of is None else (id_of(slot.features(element)),)
+        return (slot.label(element), *ids)
 
-    picked = source.map(pick)
-    labels, ids, count = [], [], 0
+    blocks = []
     total = int(source.cardinality())
     progress = Progress("randomize_labels, reading labels", total if total > 0 else None)
-    for block in picked.batch(_READ_AT_A_TIME).as_numpy_iterator():
-        labels.append(block[0])
-        ids.extend(block[1:])
-        count += block[0].size
+    for block in source.map(pick).batch(_READ_AT_A_TIME).as_numpy_iterator():
+        blocks.append(block)
         if verbose:
             progress.advance(block[0].size)
     progress.end()
-    if count == 0:
+    if not blocks:
         raise ValueError(
             "the dataset is empty: it has no labels to randomize. Check its files and filters."
         )
-    if id_of is None:
-        return np.concatenate(labels), None
-    all_ids = np.concatenate(ids)
-    repeated = count - np.unique(all_ids).size
+    labels, *ids = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    if not ids:
+        return labels, None
+    repeated = labels.size - np.unique(ids[0]).size
     if repeated:
         raise ValueError(
-            f"id_fn gave {repeated} of {count} examples an id that another has too. Each example "
-            "needs an id of its own; apply randomize_labels before .repeat()."
+            f"id_fn gave {repeated} of {labels.size} examples an id that another has too. Each "
+            "example needs an id of its own; apply randomize_labels before .repeat()."
         )
-    return np.concatenate(labels), all_ids
+    return labels, ids[0]
 
 
 def checked_id_fn(id_fn: Callable[[Any], Any]) -> Callable[[Any], tf.Tensor]:
-    """Returns ``id_fn`` with its result checked and integers as ``int64``."""
+    """Returns ``id_fn`` with its result checked, and integers as ``int64``."""
 
     def id_of(features: Any) -> tf.Tensor:
         example_id = tf.convert_to_tensor(id_fn(features))
-        fits = example_id.dtype.is_integer or example_id.dtype == tf.string
-        if not fits or example_id.shape.rank != 0:
+        is_text = example_id.dtype == tf.string
+        if not (is_text or example_id.dtype.is_integer) or example_id.shape.rank != 0:
             raise TypeError(
                 "id_fn must map the features of one example to a scalar integer or string "
                 f"tensor, got dtype {example_id.dtype.name} and shape {example_id.shape}."
             )
-        return example_id if example_id.dtype == tf.string else tf.cast(example_id, tf.int64)
+        return example_id if is_text else tf.cast(example_id, tf.int64)
 
     return id_of
 
@@ -211,9 +189,18 @@ def check_no_repeat(source: tf.data.Dataset) -> None:
 
 
 def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
-    """Raises if the first elements of two passes differ in their features."""
+    """Raises if the first elements of two passes differ in anything but their labels."""
+
+    def digest_of_start() -> bytes:
+        digest = hashlib.blake2b()
+        for element in source.take(_ELEMENTS_COMPARED):
+            unlabelled = slot.replace(element, 0)
+            for tensor in tf.nest.flatten(unlabelled, expand_composites=True):
+                digest.update(tf.io.serialize_tensor(tensor).numpy())
+        return digest.digest()
+
     unordered = source.options().deterministic is False
-    if unordered or _digest_of_start(source, slot) != _digest_of_start(source, slot):
+    if unordered or digest_of_start() != digest_of_start():
         raise ValueError(
             "the dataset gives other features, or in another order, each time it is iterated. "
             "Apply randomize_labels before .shuffle() and random augmentation, or pass id_fn="
@@ -221,86 +208,52 @@ def check_order(source: tf.data.Dataset, slot: LabelSlot) -> None:
         )
 
 
-def _digest_of_start(source: tf.data.Dataset, slot: LabelSlot) -> bytes:
-    digest = hashlib.blake2b()
-    for element in source.take(_ELEMENTS_COMPARED):
-        for tensor in tf.nest.flatten(slot.without_label(element), expand_composites=True):
-            value = np.asarray(tensor.numpy())
-            listed = value.dtype.hasobject  # texts: the array itself holds addresses
-            content = repr(value.tolist()).encode() if listed else value.tobytes()
-            digest.update(f"{value.shape}{len(content)}".encode())
-            digest.update(content)
-    return digest.digest()
-
-
-def replace_in_order(
-    source: tf.data.Dataset, slot: LabelSlot, labels: np.ndarray
-) -> tf.data.Dataset:
-    """Returns ``source`` with its i-th label replaced by ``labels[i]``.
-
-    Iterating raises ``FailedPreconditionError`` at more or fewer elements than labels.
-    """
-    block = block_size(source.element_spec)
-    if block == 1:
-        spare = np.concatenate([labels, labels[:1]])  # lets one element too many be seen, below
-        zipped = tf.data.Dataset.zip((source, tf.data.Dataset.from_tensor_slices(spare)))
-        replaced = zipped.map(slot.replace, **_SYNCHRONOUS)
-    else:
-        spare = np.zeros(((len(labels) // block + 2) * block, *labels.shape[1:]), labels.dtype)
-        spare[: len(labels)] = labels
-        rows = tf.data.Dataset.from_tensor_slices(spare.reshape(-1, block, *labels.shape[1:]))
-
-        def replace(elements: Any, row: tf.Tensor) -> Any:
-            return slot.replace(elements, row[: tf.shape(slot.label(elements))[0]])
-
-        zipped = tf.data.Dataset.zip((source.batch(block), rows))
-        replaced = zipped.map(replace, **_SYNCHRONOUS).unbatch()
-    replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
-    # Several workers must share out elements, not files: labels go by place in the source.
-    policy = tf.data.experimental.AutoShardPolicy
-    if replaced.options().experimental_distribute.auto_shard_policy == policy.OFF:
-        return replaced
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policy.DATA
-    return replaced.with_options(options)
-
-
-def replace_by_id(
+def replace_labels(
     source: tf.data.Dataset,
     slot: LabelSlot,
-    id_of: Callable[[Any], tf.Tensor],
-    ids: np.ndarray,
     labels: np.ndarray,
+    id_of: Callable[[Any], tf.Tensor] | None,
+    ids: np.ndarray | None,
 ) -> tf.data.Dataset:
-    """Returns ``source`` with the label of id ``ids[i]`` replaced by ``labels[i]``.
+    """Returns ``source`` with the label of its i-th element, or of ``ids[i]``, as ``labels[i]``.
 
-    Iterating raises ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
+    Iterating raises ``FailedPreconditionError`` without ids at more or fewer elements than labels,
+    and ``InvalidArgumentError`` at an id that is not among the distinct ``ids``.
     """
-    keys = tf.constant(ids if ids.dtype != object else ids.tolist())
-    # The place and not the label: a noisy number may be any, so none could mean "not found".
-    places = tf.range(len(labels), dtype=tf.int64)
-    entries = tf.lookup.KeyValueTensorInitializer(keys, places)
-    noisy = tf.constant(labels)
-    table = tf.lookup.StaticHashTable(entries, default_value=-1)
+    size = block_size(source.element_spec)
+    noisy, last = tf.constant(labels), len(labels) - 1
+    if ids is not None:
+        # The table has places and not labels: any number may be a noisy label, so none is free.
+        keys = tf.constant(ids if ids.dtype != object else ids.tolist())
+        places = tf.lookup.KeyValueTensorInitializer(keys, tf.range(last + 1, dtype=tf.int64))
+        table = tf.lookup.StaticHashTable(places, default_value=-1)
 
-    def look_up(wanted: tf.Tensor) -> tf.Tensor:
-        found = table.lookup(wanted)
-        known = tf.debugging.Assert(tf.reduce_all(found >= 0), [_UNKNOWN_ID], name="known_ids")
-        with tf.control_dependencies([known]):
-            return tf.gather(noisy, found)
+    def replace(elements: Any, start: tf.Tensor) -> Any:
+        if id_of is not None:
+            features = slot.features(elements)
+            ids_of_block = id_of(features) if size == 1 else tf.vectorized_map(id_of, features)
+            place = table.lookup(ids_of_block)
+        else:
+            place = start
+            if size > 1:
+                place += tf.range(tf.shape(slot.label(elements), tf.int64)[0])
+            place = tf.minimum(place, last)  # the cardinality below refuses a surplus element
+        is_known = tf.debugging.Assert(tf.reduce_all(place >= 0), [_UNKNOWN_ID], name="known_ids")
+        with tf.control_dependencies([is_known]):
+            return slot.replace(elements, tf.gather(noisy, place))
 
-    block = block_size(source.element_spec)
-
-    def replace(*parts: Any) -> Any:
-        elements = slot.element(parts)
-        features = slot.features(elements)
-        wanted = id_of(features) if block == 1 else tf.vectorized_map(id_of, features)
-        return slot.replace(elements, look_up(wanted))
-
-    replaced = (source if block == 1 else source.batch(block)).map(replace, **_SYNCHRONOUS)
-    replaced = replaced if block == 1 else replaced.unbatch()
-    if source.cardinality() == len(labels):  # a size that is known stays known
+    blocks = source if size == 1 else source.batch(size)
+    starts = tf.data.Dataset.counter(step=size)
+    replaced = tf.data.Dataset.zip((blocks, starts)).map(replace, **_SYNCHRONOUS)
+    replaced = replaced if size == 1 else replaced.unbatch()
+    if ids is None or source.cardinality() == len(labels):
         replaced = replaced.apply(tf.data.experimental.assert_cardinality(len(labels)))
+    policy = tf.data.experimental.AutoShardPolicy
+    if ids is None and source.options().experimental_distribute.auto_shard_policy != policy.OFF:
+        # Several workers must share elements, not files: labels go by place in the source.
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = policy.DATA
+        replaced = replaced.with_options(options)
     return replaced
 
 
@@ -314,5 +267,4 @@ def block_size(element_spec: Any) -> int:
             return 1
         size += spec.shape.num_elements() * max(spec.dtype.size, 1)
     block = min(_BLOCK, _BLOCK_BYTES // max(size, 1))
-    # Where elements are this large, copying them costs more than the map.
     return block if block >= _SMALLEST_BLOCK else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from tf_labeldp.vault._private_labels import labels_for_training
 
 _WARN_OVERFLOW = 0.01
 _BATCH, _ALT, _USERS = range(3)
-"""Streams of a seed: asking for a second batch does not change the first one."""
+"""Streams of a seed: a second batch does not change the first one."""
 
 
 def poisson_batches(
@@ -72,7 +73,7 @@ def poisson_batches(
             ``h5py`` takes them, and returns an array (m, ...) or a dict or tuple of arrays.
             ``float64`` becomes ``float32``.
         labels: a ``PrivateLabels`` vault of n labels (or rows of labels), or an array (n, ...) of
-            numbers. For an array, no vault tracks what is spent: that is up to you.
+            numbers. For an array, no vault tracks the privacy budget: that is up to you.
         sampling_probability: q in (0, 1]; at least two examples (users) must be expected in a
             batch.
         steps: steps per epoch. An epoch is a number of steps, not a pass over the data.
@@ -97,8 +98,7 @@ def poisson_batches(
         TypeError: features that can't be read by row number, features or labels that are not
             numbers, arguments of a wrong type.
         ValueError: an argument out of range, fewer than two examples expected in a batch, a buffer
-            smaller than the expected batch, lengths that differ, labels with NaN, ``users`` without
-            ``max_examples_per_user`` or the other way round.
+            smaller than that, lengths that differ, labels with NaN, ``users`` alone.
         RuntimeError: Keras runs on another backend than TensorFlow.
 
     Example:
@@ -121,58 +121,57 @@ def poisson_batches(
     )
     if (users is None) != (max_examples_per_user is None):
         raise ValueError(
-            "users and max_examples_per_user go together: a guarantee for users needs both. Give "
-            "both, or none."
+            "users and max_examples_per_user go together for a guarantee for users. Give both."
         )
     seed = insecure_seed
     if seed is not None:
         seed = _validate.integer_at_least("insecure_seed", seed, 0)
-    user_rows = None
+    if not isinstance(labels, PrivateLabels):
+        labels = _checked_labels(labels)
+    if len(labels) != source.num_rows:
+        raise ValueError(
+            f"features have {source.num_rows} examples, labels {len(labels)}. Give one label each."
+        )
+    rows_of_units = None
     if users is not None:
         k = _validate.integer_at_least("max_examples_per_user", max_examples_per_user, 1)
-        user_rows = rows_of_users(users, source.num_rows, k, _generator(seed, _USERS))
-    return PoissonBatches(
-        source,
-        _LabelRows(labels, source.num_rows),
-        _sampler(source.num_rows if user_rows is None else len(user_rows), q, buffer_size),
-        q,
-        _validate.integer_at_least("steps", steps, 1),
-        user_rows,
-        seed,
-        public.receipts,
-    )
+        rows_of_units = rows_of_users(users, source.num_rows, k, _generator(seed, _USERS))
+    num_units = source.num_rows if rows_of_units is None else len(rows_of_units)
+    sampler = _checked_sampler(num_units, q, buffer_size)
+    steps = _validate.integer_at_least("steps", steps, 1)
+    return PoissonBatches(source, labels, sampler, q, steps, rows_of_units, seed, public.receipts)
 
 
 class PoissonBatches:
-    """What ``poisson_batches`` returns: says how batches are sampled, shows no batch or label."""
+    """The batches of ``poisson_batches``: shows how they are sampled, and no batch or label."""
 
     def __init__(
         self,
         features: RowSource,
-        labels: _LabelRows,
+        labels: PrivateLabels | np.ndarray,
         sampler: PoissonSampler,
         sampling_probability: float,
         steps: int,
-        user_rows: np.ndarray | None,
+        rows_of_units: np.ndarray | None,
         seed: int | None,
         receipts: Receipts,
     ) -> None:
-        self.receipts = receipts
         self._features = features
-        self._label_rows = labels
         self._sampler = sampler
-        self._user_rows = user_rows
+        self._rows_of_units = rows_of_units
         self._seed = seed
         self._openings = itertools.count()
-        self.labels = labels.vault
+        self._values = lambda: labels  # a function, so that no attribute prints labels
+        self.labels = labels if isinstance(labels, PrivateLabels) else None
+        self.receipts = receipts
         self.num_examples = features.num_rows
         self.num_units = sampler.num_units
         self.sampling_probability = sampling_probability
         self.steps = steps
         self.buffer_size = sampler.buffer_size
         self.expected_batch_size = sampling_probability * sampler.num_units
-        self.privacy_unit = "label" if user_rows is None else "user"
-        self.group_size = 1 if user_rows is None else int(user_rows.shape[1])
+        self.privacy_unit = "label" if rows_of_units is None else "user"
+        self.group_size = 1 if rows_of_units is None else int(rows_of_units.shape[1])
         self.seeded = seed is not None
 
     def _open(self, *, alt_examples: int = 0, disjoint: bool = False) -> tf.data.Dataset:
@@ -182,7 +181,7 @@ class PoissonBatches:
             alt_examples: size of a second set of examples, drawn for each step uniformly without
                 replacement and independently of the batch; 0 for none.
             disjoint: for a training step that reveals which examples are in a batch, and so gets no
-                amplification: batches of the expected size, without sampling (``_Turns``).
+                amplification: batches of the expected size in turn, without sampling.
 
         Returns:
             An endless dataset of (x, y, weights), or (x, y, weights, alt_x) with a second set. With
@@ -190,53 +189,92 @@ class PoissonBatches:
             (B, ...), ``int64`` codes or ``float32`` numbers of a vault, else of the array's dtype;
             weights ``float32`` (B,) are one for examples and zero for padding.
         """
-        alt_examples = _validate.integer_at_least("alt_examples", alt_examples, 0)
         if alt_examples > self.num_examples:
             raise ValueError(
-                f"a second batch of {alt_examples} examples was asked for, but there are only "
-                f"{self.num_examples}. Give the denoiser fewer examples."
+                f"expected a second batch of at most {self.num_examples} examples, got "
+                f"{alt_examples}. Give the denoiser fewer examples."
             )
-        rows = self.buffer_size * self.group_size
-        labels, spec = self._label_rows, self._label_rows.spec(rows)
-        true_labels = labels.open()
+        features, rows = self._features, self.buffer_size * self.group_size
+        if self.labels is None:
+            true_labels: Any = self._values()
+            dtype, padding = true_labels.dtype, 0
+        else:
+            true_labels, kind = labels_for_training(self.labels), self.labels.kind
+            dtype, padding = np.dtype(kind.target_dtype), kind.any_labels(1).flat[0]
+        label_shape = (rows, *true_labels.shape[1:])
+        spec: tuple[Any, ...] = (
+            features.pack(features.specs(rows)),
+            tf.TensorSpec(label_shape, dtype),
+            tf.TensorSpec((rows,), tf.float32),
+        )
+        if alt_examples:
+            spec += (features.pack(features.specs(alt_examples)),)
+        flat_spec = tf.nest.flatten(spec)
         opening = next(self._openings)
-        turns = _Turns(self, opening) if disjoint else None
-        x_specs, alt_specs = self._features.specs(rows), self._features.specs(alt_examples)
-        specs = [*x_specs, spec, tf.TensorSpec((rows,), tf.float32)]
-        specs += alt_specs if alt_examples else []
+        turn = self._turns(opening) if disjoint else None
+        pool = ThreadPoolExecutor(max_workers=1)
+        waiting: dict[int, Future[Any]] = {}
 
-        def make(step: int) -> list[np.ndarray]:
-            if turns is not None:
-                drawn = turns.take(step)
+        def batch(step: int) -> list[np.ndarray]:
+            if turn is not None:
+                drawn = turn(step)
             else:
                 drawn = self._sampler.draw(_generator(self._seed, _BATCH, opening, step))
-            if self._user_rows is not None:
-                drawn = self._user_rows[drawn].ravel()
-            y = np.full(spec.shape, labels.padding, spec.dtype.as_numpy_dtype)
+            if self._rows_of_units is not None:
+                drawn = self._rows_of_units[drawn].ravel()
+            y = np.full(label_shape, padding, dtype)
             y[: drawn.size] = true_labels[drawn]
-            weights = np.zeros(rows, np.float32)
-            weights[: drawn.size] = 1.0
-            batch = [*self._features.read(drawn, rows), y, weights]
+            weights = (np.arange(rows) < drawn.size).astype(np.float32)
+            parts = [*features.read(drawn, rows), y, weights]
             if alt_examples:
                 rng = _generator(self._seed, _ALT, opening, step)
                 others = uniform_subset(alt_examples, self.num_examples, rng)
-                batch += self._features.read(others, alt_examples)
-            return batch
+                parts += features.read(others, alt_examples)
+            return parts
 
-        make_ahead = _OneAhead(make)
+        def one_ahead(step: np.ndarray) -> list[np.ndarray]:
+            # tf.data's own prefetch hangs if Python exits while it calls Python.
+            now = int(step)
+            ready = waiting.pop(now, None) or pool.submit(batch, now)
+            waiting.clear()
+            waiting[now + 1] = pool.submit(batch, now + 1)
+            return ready.result()
 
         def element(step: tf.Tensor) -> tuple[Any, ...]:
-            tensors = tf.numpy_function(make_ahead, [step], [one.dtype for one in specs])
-            for tensor, one in zip(tensors, specs, strict=True):
-                tensor.set_shape(one.shape)
-            x, (y, weights) = tensors[: len(x_specs)], tensors[len(x_specs) :][:2]
-            parts = (self._features.pack(x), y, weights)
-            alt = tensors[len(x_specs) + 2 :]
-            return (*parts, self._features.pack(alt)) if alt_examples else parts
+            tensors = tf.numpy_function(one_ahead, [step], [part.dtype for part in flat_spec])
+            for tensor, part in zip(tensors, flat_spec, strict=True):
+                tensor.set_shape(part.shape)
+            return tf.nest.pack_sequence_as(spec, tensors)
 
         options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False  # see _OneAhead
+        options.experimental_optimization.inject_prefetch = False
         return tf.data.Dataset.counter().map(element).with_options(options)
+
+    def _turns(self, opening: int) -> Callable[[int], np.ndarray]:
+        """Returns the sorted units of each step: all units in turn, in random order per pass.
+
+        An epoch begins a new pass. So in an epoch each unit is used
+        ``ceil(steps / (num_units // size))`` times at most, in any order of the steps, and however
+        often they are asked for. The order is no secret, as the batches are none.
+        """
+        size, seed = self.disjoint_size, self._seed
+        seed = secrets.randbits(128) if seed is None else seed
+
+        @functools.lru_cache(maxsize=1)
+        def order_of(epoch: int, number: int) -> np.ndarray:
+            rng = _generator(seed, _BATCH, opening, epoch, number)
+            return np.argsort(uniform_integers(self.num_units, rng), kind="stable")
+
+        def turn(step: int) -> np.ndarray:
+            epoch, place = divmod(step, self.steps)
+            number, place = divmod(place, self.num_units // size)
+            return np.sort(order_of(epoch, number)[place * size : (place + 1) * size])
+
+        return turn
+
+    def known_labels(self) -> np.ndarray | None:
+        """Returns the labels of an array; None for those of a vault."""
+        return self._values() if self.labels is None else None  # type: ignore[return-value]
 
     @property
     def disjoint_size(self) -> int:
@@ -244,110 +282,23 @@ class PoissonBatches:
         return max(1, min(round(self.expected_batch_size), self.buffer_size))
 
     def __iter__(self) -> NoReturn:
-        """Raises: the batches have true labels."""
         raise TypeError(
-            "PoissonBatches can't be iterated: its batches hold true labels. Pass it to "
-            "LabelDPModel.fit, which charges the labels and opens it."
+            "PoissonBatches can't be iterated: they hold true labels. Use LabelDPModel.fit."
         )
 
     def __repr__(self) -> str:
-        """Returns how the batches are sampled, never a label."""
         names = ["num_examples", "sampling_probability", "steps", "buffer_size"]
         names += ["privacy_unit", "group_size", "seeded"]
-        said = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"PoissonBatches({said})"
-
-
-class _Turns:
-    """Batches of all units in turn, in a random order; each epoch begins a new pass.
-
-    So in an epoch each unit is used ``ceil(steps / (num_units // size))`` times at most, in
-    whatever order, and however often, steps are asked for. The order is no secret, as the batches
-    are none.
-    """
-
-    def __init__(self, batches: PoissonBatches, opening: int) -> None:
-        self._batches, self._opening = batches, opening
-        self._seed = secrets.randbits(128) if batches._seed is None else batches._seed
-        self._size = batches.disjoint_size
-        self._a_pass = batches.num_units // self._size
-        self._current = (-1, -1)
-        self._order = np.arange(batches.num_units)
-
-    def take(self, step: int) -> np.ndarray:
-        """Returns the sorted units of a step, counted from the first epoch on."""
-        epoch, place = divmod(step, self._batches.steps)
-        number, place = divmod(place, self._a_pass)
-        if self._current != (epoch, number):
-            self._current = (epoch, number)
-            rng = _generator(self._seed, _BATCH, self._opening, epoch, number)
-            self._order = np.argsort(uniform_integers(self._order.size, rng), kind="stable")
-        return np.sort(self._order[place * self._size : (place + 1) * self._size])
-
-
-class _OneAhead:
-    """Calls a function of the step on a thread of its own, one step ahead.
-
-    In place of ``tf.data``'s prefetch, which hangs if Python exits while it calls Python.
-    """
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self._make = make
-        self._pool = ThreadPoolExecutor(max_workers=1)
-        self._waiting: dict[int, Future[Any]] = {}
-
-    def __call__(self, step: np.ndarray) -> Any:
-        """Returns the function's value for a step, and starts on that of the next."""
-        now = int(step)
-        found = self._waiting.pop(now, None) or self._pool.submit(self._make, now)
-        self._waiting = {now + 1: self._pool.submit(self._make, now + 1)}
-        return found.result()
-
-
-class _LabelRows:
-    """The labels of n examples in the dtype of batches: of a vault, or of an array."""
-
-    def __init__(self, labels: Any, num_rows: int) -> None:
-        self.vault = labels if isinstance(labels, PrivateLabels) else None
-        self.padding: float = 0  # the label of rows without an example
-        self._array: np.ndarray | None = None
-        if self.vault is None:
-            self._array = _checked_labels(labels)
-            self._shape, self._dtype = self._array.shape[1:], self._array.dtype
-        else:
-            kind = self.vault.kind
-            possible = kind.any_labels(1)
-            self._shape, self._dtype = possible.shape[1:], np.dtype(kind.target_dtype)
-            self.padding = possible.flat[0].item()
-        found = len(labels) if self._array is None else len(self._array)
-        if found != num_rows:
-            raise ValueError(
-                f"features have {num_rows} examples, labels {found}. Give one label for each "
-                "example, in the same order."
-            )
-
-    def spec(self, num_rows: int) -> tf.TensorSpec:
-        """Returns what the labels of so many rows are."""
-        return tf.TensorSpec((num_rows, *self._shape), self._dtype)
-
-    def open(self) -> np.ndarray:
-        """Returns the true labels (n, ...); the vault stays closed until training calls this."""
-        if self._array is not None:
-            return self._array
-        return labels_for_training(self.vault)  # type: ignore[arg-type]
+        return f"PoissonBatches({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 def _checked_labels(labels: Any) -> np.ndarray:
     """Returns a copy of labels that no vault holds, or raises without showing any."""
-    array = np.array(labels.numpy() if hasattr(labels, "numpy") else labels)
+    array = np.atleast_1d(np.array(labels.numpy() if hasattr(labels, "numpy") else labels))
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"labels must be a PrivateLabels vault or an array of numbers, got dtype {array.dtype} "
             f"of {type(labels).__name__}. PrivateLabels(labels, classes=[...]) takes names."
-        )
-    if array.ndim == 0:
-        raise ValueError(
-            "labels must have shape (n,) or (n, ...), got one number. Give one label per example."
         )
     with np.errstate(over="ignore"):
         array = array.astype(kept_dtype(array.dtype), copy=False)
@@ -380,32 +331,26 @@ def _user_codes(users: Any, num_rows: int) -> np.ndarray:
     array = np.asarray(users.numpy() if hasattr(users, "numpy") else users)
     if array.shape != (num_rows,):
         raise ValueError(
-            f"users must have shape ({num_rows},), one user for each example, got shape "
-            f"{array.shape}. Make tuples into texts first."
+            f"users must have shape ({num_rows},), got {array.shape}. Make tuples into texts first."
         )
-    if array.dtype.kind == "O":  # not sortable in general
-        missing = sum(user is None or user != user for user in array)
-        numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}
-        codes = np.fromiter((numbers[user] for user in array), np.int64, array.size)
-    else:
-        missing = int(np.count_nonzero(array != array))  # NaN and NaT
-        codes = np.unique(array, return_inverse=True)[1].astype(np.int64)
+    missing = sum(user is None or user != user for user in array.tolist())  # NaN is not itself
     if missing:
         raise ValueError(
             f"users must be known, but {missing} of {num_rows} are missing (None or NaN). Give "
             "each of these rows a user of its own, or leave them out, without looking at labels."
         )
-    return codes
+    if array.dtype.kind != "O":
+        return np.unique(array, return_inverse=True)[1].astype(np.int64)
+    numbers = {user: code for code, user in enumerate(dict.fromkeys(array))}  # not sortable
+    return np.fromiter((numbers[user] for user in array), np.int64, array.size)
 
 
-def _sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
+def _checked_sampler(num_units: int, q: float, buffer_size: Any) -> PoissonSampler:
     expected = round(q * num_units, 6)  # (b / n) * n may miss b
     if expected < 2.0:
         raise ValueError(
-            f"a batch needs at least two examples (users) expected, got {expected:g} = "
-            f"{q:g} * {num_units}. Raise sampling_probability to at least 2 / {num_units}."
-            if num_units >= 2
-            else f"a batch needs at least two examples (users), got {num_units} in all."
+            f"a batch needs at least two examples (users) expected, got {expected:g} = {q:g} * "
+            f"{num_units}. Raise sampling_probability, or give more examples."
         )
     if buffer_size is not None:
         buffer_size = _validate.integer_at_least("buffer_size", buffer_size, 1)

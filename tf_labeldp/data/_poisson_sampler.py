@@ -1,4 +1,4 @@
-"""Poisson sampling: which units a batch holds, drawn by exact integer arithmetic."""
+"""Poisson sampling: which units are in a batch, drawn by exact integer arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_labeldp.mechanisms import _random
 _MODE_BITS = 192
 """Bits of the most likely count's weight; counts that are 2^-192 as likely get the smallest one."""
 _OVERFLOW = 10**3
-"""The default buffer is too small in at most one batch of so many."""
+"""The default buffer is too small in at most one of this many batches."""
 _MULTIPLE = 8
 """Default buffers are multiples of this, so that replicas can share them evenly."""
 
@@ -22,9 +22,8 @@ _MULTIPLE = 8
 class PoissonSampler:
     """Draws sets of units (examples or users), each unit in a set with probability q.
 
-    The number of units is drawn from a table of integer weights: the binomial ones, rounded such
-    that each count is at most as likely, relative to the count before, as it should be. The units
-    are a uniform subset of that size.
+    The number of units is drawn from a table of integer weights: binomial, rounded such that no
+    count is too likely relative to the count before. The units are a uniform subset of that size.
 
     Guarantee:
         Given which other units are in the sample, a unit is in it with probability at most q,
@@ -34,7 +33,7 @@ class PoissonSampler:
 
     Args:
         num_units: n.
-        probability: q in (0, 1]; the float is taken as the rational number that it is.
+        probability: q in (0, 1], as the rational number that the float is.
         buffer_size: the most units of a batch; None for the smallest multiple of 8 that is
             exceeded with probability at most 1e-3.
     """
@@ -59,7 +58,7 @@ class PoissonSampler:
         return (self._sums[-1] - held) / self._sums[-1]
 
     def draw(self, rng: np.random.Generator | None) -> np.ndarray:
-        """Returns the units of a batch, ``int64`` (m,) increasing; none where they don't fit."""
+        """Returns the units of a batch, ``int64`` (m,) increasing; none if they don't fit."""
         place = bisect.bisect_right(self._sums, _integer_below(self._sums[-1], rng))
         count = self.first + place
         if count > self.buffer_size:
@@ -71,13 +70,13 @@ def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]
     """Returns the first count of a table and the integer weights of the counts from there on.
 
     Going up from the most likely count, each weight is rounded down; going down, it is rounded up.
-    So ``w[k + 1] / w[k] <= (n - k) q / ((k + 1) (1 - q))`` holds for every k, as integers.
+    So ``w[k + 1] / w[k] <= (n - k) q / ((k + 1) (1 - q))`` for every k, as integers.
     """
-    q, one = float(probability).as_integer_ratio()
-    not_q = one - q
+    q, denominator = float(probability).as_integer_ratio()
+    not_q = denominator - q
     if not not_q:
         return num_units, [1]
-    mode = min((num_units + 1) * q // one, num_units)
+    mode = min((num_units + 1) * q // denominator, num_units)
 
     def upwards() -> Iterator[int]:
         weight = 1 << _MODE_BITS
@@ -97,9 +96,9 @@ def binomial_weights(num_units: int, probability: float) -> tuple[int, list[int]
 
 
 def uniform_subset(size: int, bound: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Returns a uniform subset of 0..bound-1 of the given size, ``int64`` (size,) increasing.
+    """Returns a uniform subset of 0..bound-1, ``int64`` (size,) increasing.
 
-    What is missing is drawn again until it is not; no element is favoured at any time.
+    Repeats are dropped and drawn again, which favours no element.
     """
     if 2 * size > bound:
         inside = np.ones(bound, dtype=bool)

@@ -22,14 +22,13 @@ from tf_labeldp.accounting import (
 )
 from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.data._elements import (
+    LabelSlot,
     check_label_spec,
     check_no_repeat,
     check_order,
     checked_id_fn,
-    find_label,
     read_labels,
-    replace_by_id,
-    replace_in_order,
+    replace_labels,
 )
 from tf_labeldp.mechanisms import ALIBI, PeerToPeerRandomizedResponse, Priors
 from tf_labeldp.mechanisms._base import LabelMechanism, Mechanism, checked_mechanism
@@ -67,9 +66,9 @@ def randomize_labels(
     """Returns a transform for ``dataset.apply`` that replaces each true label by a noisy one.
 
     ``apply`` reads the labels in one pass into a ``PrivateLabels`` vault, draws one noisy label per
-    example, and returns a dataset with those. Every epoch, and every shuffle, batch, shard, repeat,
-    cache or prefetch that follows, sees the same draw; a ``map`` that draws noise would spend
-    epsilon again in each epoch.
+    example, and returns a dataset with those. Every epoch, shuffle, batch, shard, repeat, cache or
+    prefetch that follows has the same draw; a ``map`` that draws noise would spend epsilon again in
+    each epoch.
 
     Guarantee:
         The dataset that ``apply`` returns is (epsilon, delta)-label-DP under replacement of one
@@ -85,11 +84,11 @@ def randomize_labels(
     maps that decode or augment. A transform is for one dataset.
 
     Args:
-        mechanism: whatever ``PrivateLabels.randomize`` takes except
-            ``PeerToPeerRandomizedResponse``, in which not everybody reports, and
-            ``HeadPriorRandomizer``, which needs the features in memory. Labels are integers 0..K-1
-            with its K; or, for numbers, floats in its range (clip them to it in a ``map`` before).
-            With ``ALIBI`` the label of an element becomes a row ``float32`` (K,).
+        mechanism: as for ``PrivateLabels.randomize``, except ``PeerToPeerRandomizedResponse``, in
+            which not everybody reports, and ``HeadPriorRandomizer``, which needs the features in
+            memory. Labels are integers 0..K-1 with its K; or, for numbers, floats in its range
+            (clip them to it in a ``map`` before). With ``ALIBI`` the label of an element becomes a
+            row ``float32`` (K,).
         label_key: key of the label, for elements that are dicts (as TFDS gives them). Elements
             ``(x, y)`` and ``(x, y, sample_weight)`` have it in second place.
         id_fn: maps the features of one element, x of a tuple or the dict without its label, to a
@@ -102,29 +101,27 @@ def randomize_labels(
             ``id_fn``), for ``ClusterRandomizedResponse``.
         low: the smallest label, public, for ``LabelRandomizer``.
         high: the largest label, public, for ``LabelRandomizer``.
-        budget: the most that may be spent on one label; None for that of the store, or for what
-            the mechanism costs.
+        budget: the most that may be spent on one label; None for that of the store, or for the cost
+            of the mechanism.
         store: folder that keeps the draw, so that a second run reads it and spends nothing. It is
             in the order of the source, or of the sorted ids.
-        insecure_seed: makes the draw repeatable; the guarantee then says "not private: seeded".
+        insecure_seed: makes the draw repeatable; the guarantee is then "not private: seeded".
         verbose: whether to report the progress of a long pass on stderr.
 
     Returns:
         A ``LabelRandomization``, a function of a dataset of single examples: ``(x, y)``,
-        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It returns a
-        dataset in the same order with the same ``element_spec``, except for the labels of
-        ``ALIBI``. After ``apply`` it has ``guarantee()``, the ``noisy_labels`` that were drawn, and
-        the ``private_labels`` vault they came from, in the order of the source or of the sorted
-        ids; further draws from the vault are charged to the same examples.
+        ``(x, y, sample_weight)`` or a dict, x any structure of tensors, y a scalar. It keeps their
+        order and ``element_spec``, except for the labels of ``ALIBI``. After ``apply`` it has
+        ``guarantee()``, the ``noisy_labels`` that were drawn, and their ``private_labels`` vault,
+        in the order of the source or of the sorted ids.
 
     Raises:
-        TypeError: ``mechanism`` is not a mechanism, ``id_fn`` not callable, ``budget`` no budget;
-            on ``apply``, labels or ids of a wrong type.
+        TypeError: a wrong type: ``mechanism``, ``id_fn``; on ``apply``, ``budget``, labels, ids.
         ValueError: a public input missing, not wanted, or of a wrong shape; on ``apply``, no
             labels, batches in the place of examples, labels outside the classes or the range, an
             empty or endless dataset, an order that changes, ids that repeat.
-        RuntimeError: Keras runs on another backend than TensorFlow; on ``apply``, if applied
-            before, or inside a ``tf.function``.
+        RuntimeError: Keras runs on another backend than TensorFlow; on ``apply``, a second one, or
+            one inside a ``tf.function``.
         BudgetExceededError: on ``apply``, the budget is too small; nothing was drawn.
         LabelStoreError: on ``apply``, the store is of other labels or settings, or damaged.
 
@@ -145,24 +142,23 @@ def randomize_labels(
         raise TypeError(
             f"id_fn must be a function of an example's features, got {type(id_fn).__name__}."
         )
-    if budget is not None and not isinstance(budget, PrivacyBudget):
-        raise TypeError(
-            f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
-            "budget=PrivacyBudget(epsilon=1.0), or leave it out."
-        )
     if not isinstance(mechanism, Randomizer):
         checked_mechanism(mechanism, LabelMechanism)
-    public = _checked_public(mechanism, priors, clusters, with_ids=id_fn is not None)
-    label_range = _range_of(mechanism, low, high)
+    name = type(mechanism).__name__
+    inputs = _checked_inputs(mechanism, priors, clusters, with_ids=id_fn is not None)
     num_classes = getattr(mechanism, "num_classes", None)
+    label_range = mechanism.label_range() if hasattr(mechanism, "label_range") else None
+    if (low, high) != (None, None):
+        if label_range is not None or num_classes is not None:
+            raise ValueError(
+                f"low and high are for mechanisms that do not know their labels; {name} does."
+            )
+        label_range = _validate.number_range(low, high)
     if num_classes is None and label_range is None:
-        raise ValueError(
-            f"{type(mechanism).__name__} does not say what the labels are. Give their public "
-            "range: low= and high=."
-        )
+        raise ValueError(f"{name} does not know the labels. Give their range: low= and high=.")
     delta = mechanism.delta if isinstance(mechanism, Mechanism) else 0.0
     low, high = label_range or (None, None)
-    vault = functools.partial(
+    make_vault = functools.partial(
         PrivateLabels,
         num_classes=num_classes,
         low=low,
@@ -172,116 +168,26 @@ def randomize_labels(
         insecure_seed=insecure_seed,
     )
     return LabelRandomization(
-        mechanism, public, vault, label_key, id_fn, bool(verbose), made_of.receipts
+        mechanism, inputs, make_vault, label_key, id_fn, bool(verbose), made_of.receipts
     )
 
 
-@dataclasses.dataclass(repr=False, eq=False)
-class LabelRandomization:
-    """The transform that ``randomize_labels`` returns."""
-
-    mechanism: LabelMechanism | Randomizer
-    _public: dict[str, Any]
-    _make_vault: Callable[[np.ndarray], PrivateLabels]
-    _label_key: str
-    _id_fn: Callable[[Any], Any] | None
-    _verbose: bool
-    receipts: Receipts
-    private_labels: PrivateLabels | None = None
-    noisy_labels: NoisyLabels | None = None
-
-    def guarantee(self) -> PrivacyGuarantee:
-        """Returns the guarantee of the labels in the returned dataset: one draw per label."""
-        if self.noisy_labels is None:
-            raise RuntimeError(
-                "no label has been randomized yet. Apply the transform first: "
-                "dataset = dataset.apply(transform)."
-            )
-        return self.noisy_labels.guarantee()
-
-    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the dataset with a noisy label for each element; ``dataset.apply`` calls it."""
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(
-                f"a tf.data.Dataset is expected, got {type(dataset).__name__}. For arrays, use "
-                "PrivateLabels(labels, ...).randomize(mechanism)."
-            )
-        if self.private_labels is not None:
-            raise RuntimeError(
-                "this transform has been applied already; a second draw would be a second charge. "
-                "Use the dataset that it returned; for other data make a new transform."
-            )
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                "randomize_labels reads the labels when it is applied, which needs eager "
-                "execution. Apply it outside tf.function."
-            )
-        slot = find_label(dataset.element_spec, self._label_key)
-        spec = slot.label(dataset.element_spec)
-        dtype = check_label_spec(spec, getattr(self.mechanism, "num_classes", None))
-        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                "the dataset is endless, so its labels cannot be read. Apply randomize_labels "
-                "before .repeat()."
-            )
-        check_no_repeat(dataset)
-        id_of = None if self._id_fn is None else checked_id_fn(self._id_fn)
-        if id_of is None:
-            check_order(dataset, slot)
-        labels, ids = read_labels(dataset, slot, id_of, self._verbose)
-        if ids is not None:  # a canonical order: the store knows the labels again in any other
-            order = np.argsort(ids, kind="stable")
-            labels, ids = labels[order], ids[order]
-        vault = self._make_vault(labels)
-        made_by: Any = PublicInput(self.mechanism, self.receipts)
-        drawn = vault.randomize(made_by, **self._public)
-        self.noisy_labels = dataclasses.replace(drawn, assumptions=_ASSUMPTIONS)
-        self.private_labels = vault
-        noisy = drawn.values
-        if not isinstance(self.mechanism, ALIBI):
-            noisy = noisy.astype(dtype.as_numpy_dtype)
-        if id_of is None or ids is None:
-            return replace_in_order(dataset, slot, noisy)
-        return replace_by_id(dataset, slot, id_of, ids, noisy)
-
-    def __repr__(self) -> str:
-        """Returns the mechanism and whether it has been applied, never a label."""
-        return f"LabelRandomization({self.mechanism!r}, applied={self.private_labels is not None})"
-
-
-def _range_of(
-    mechanism: LabelMechanism | Randomizer, low: float | None, high: float | None
-) -> tuple[float, float] | None:
-    """Returns the range of labels that are numbers, as the mechanism or the caller says it."""
-    own = mechanism.label_range() if hasattr(mechanism, "label_range") else None
-    if low is None and high is None:
-        return own
-    if own is not None or getattr(mechanism, "num_classes", None) is not None:
-        raise ValueError(
-            f"low and high are for mechanisms that do not know their labels; "
-            f"{type(mechanism).__name__} does."
-        )
-    return _validate.number_range(low, high)
-
-
-def _checked_public(
+def _checked_inputs(
     mechanism: LabelMechanism | Randomizer, priors: Any, clusters: Any, with_ids: bool
 ) -> dict[str, Any]:
-    """Returns the public input of the mechanism, or raises."""
-    name = type(mechanism).__name__
-    wanted = mechanism.public_input
+    """Returns the public input of a mechanism as ``PrivateLabels.randomize`` takes it."""
+    name, wanted = type(mechanism).__name__, mechanism.public_input
     if wanted == "features" or isinstance(mechanism, PeerToPeerRandomizedResponse):
         raise TypeError(
             f"{name} can't be used in a pipeline. Use PrivateLabels(labels, ...).randomize."
         )
-    given = {"priors": priors, "clusters": clusters}
-    for other, value in given.items():
+    inputs = {"priors": priors, "clusters": clusters}
+    for other, value in inputs.items():
         if value is not None and other != wanted:
             raise ValueError(f"{name} takes no {other}; leave them out.")
     if wanted is None:
         return {}
-    value = given[wanted]
-    classes = mechanism.num_classes  # type: ignore[union-attr]
+    value, classes = inputs[wanted], mechanism.num_classes  # type: ignore[union-attr]
     if value is None:
         shape = f"({classes},), or (n, {classes})" if wanted == "priors" else "(n,)"
         raise ValueError(
@@ -294,6 +200,68 @@ def _checked_public(
         )
     if wanted == "priors":
         _validate.prior_rows("priors", value, None, classes)
-        is_kept = isinstance(value, Priors)
-        return {"priors": value if is_kept else np.array(value, dtype=np.float64)}
-    return {"clusters": value}
+        value = value if isinstance(value, Priors) else np.array(value, dtype=np.float64)
+    return {wanted: value}
+
+
+@dataclasses.dataclass(repr=False, eq=False)
+class LabelRandomization:
+    """The transform that ``randomize_labels`` returns."""
+
+    mechanism: LabelMechanism | Randomizer
+    _inputs: dict[str, Any]
+    _make_vault: Callable[[np.ndarray], PrivateLabels]
+    _label_key: str
+    _id_fn: Callable[[Any], Any] | None
+    _verbose: bool
+    receipts: Receipts
+    private_labels: PrivateLabels | None = None
+    noisy_labels: NoisyLabels | None = None
+
+    def guarantee(self) -> PrivacyGuarantee:
+        """Returns the guarantee of the labels in the returned dataset: one draw per label."""
+        if self.noisy_labels is None:
+            raise RuntimeError(
+                "no label is randomized yet. Apply the transform first: dataset.apply(transform)."
+            )
+        return self.noisy_labels.guarantee()
+
+    def __call__(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the dataset with a noisy label for each element; ``dataset.apply`` calls it."""
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"a tf.data.Dataset is expected, got {type(dataset).__name__}. For arrays use "
+                "PrivateLabels(labels, ...).randomize(mechanism)."
+            )
+        if self.private_labels is not None:
+            raise RuntimeError(
+                "this transform has been applied already; a second draw would be a second charge. "
+                "Use the dataset that it returned; for other data make a new transform."
+            )
+        if not tf.executing_eagerly():
+            raise RuntimeError("randomize_labels needs eager execution, outside of tf.function.")
+        slot = LabelSlot.of(dataset.element_spec, self._label_key)
+        spec = slot.label(dataset.element_spec)
+        dtype = check_label_spec(spec, getattr(self.mechanism, "num_classes", None))
+        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("the dataset is endless. Apply randomize_labels before .repeat().")
+        check_no_repeat(dataset)
+        id_of = None if self._id_fn is None else checked_id_fn(self._id_fn)
+        if id_of is None:
+            check_order(dataset, slot)
+        labels, ids = read_labels(dataset, slot, id_of, self._verbose)
+        if ids is not None:  # the order of a store does not depend on that of the source
+            order = np.argsort(ids, kind="stable")
+            labels, ids = labels[order], ids[order]
+        vault = self._make_vault(labels)
+        made_by: Any = PublicInput(self.mechanism, self.receipts)
+        drawn = vault.randomize(made_by, **self._inputs)
+        self.noisy_labels = dataclasses.replace(drawn, assumptions=_ASSUMPTIONS)
+        self.private_labels = vault
+        noisy = drawn.values
+        if not isinstance(self.mechanism, ALIBI):
+            noisy = noisy.astype(dtype.as_numpy_dtype)
+        return replace_labels(dataset, slot, noisy, id_of, ids)
+
+    def __repr__(self) -> str:
+        return f"LabelRandomization({self.mechanism!r}, applied={self.private_labels is not None})"

@@ -1,4 +1,4 @@
-"""Which extra installs an engine that is missing."""
+"""The extra that installs a missing engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def needs(package: str, extra: str) -> None:
-    """Raises, with what to install, unless a package is there."""
+    """Raises unless a package is installed."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(
             f"tf_labeldp.scale.{extra} needs {package}, which is not installed. Install it with "

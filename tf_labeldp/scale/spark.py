@@ -1,6 +1,6 @@
 """Apache Spark: noisy labels in a data frame, by the same keyed draws as everywhere.
 
-Install it with ``pip install 'tf-labeldp[spark]'``, beside a Java runtime (17 or newer).
+Install it with ``pip install 'tf-labeldp[spark]'`` and a Java runtime (17 or newer).
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tf_labeldp.accounting import Private, Public, public_input
-from tf_labeldp.mechanisms._base import (
-    ClassificationMechanism,
-    LabelMechanism,
-    checked_mechanism,
-)
+from tf_labeldp.mechanisms._base import ClassificationMechanism, LabelMechanism, checked_mechanism
 from tf_labeldp.scale._engines import needs
 from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
 
@@ -39,31 +35,27 @@ def randomize(
 ) -> Any:
     """Returns a data frame with noisy labels in place of the labels, through ``mapInArrow``.
 
-    The rows are read twice: here, to find repeated ids, labels out of range and rows that are not
-    those of an earlier run of the release, and when the returned frame is used.
+    The rows are read twice: here, to find repeated ids, labels out of range and rows that differ
+    from an earlier run of the release, and when the returned frame is used.
 
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
-        however often Spark computes a partition again: a draw is a function of key, release,
-        mechanism, prior, id and label. Rests on that function (AES-256 and BLAKE2b keyed by the
-        secret) being pseudorandom, on the key staying secret, and on ids that name one row each:
-        they must be stored in the table, and not be made on the fly
-        (``monotonically_increasing_id``), since a row that gets another id gets another draw.
-        ``key.statement(release)`` has the statement.
+        however often Spark computes a partition again: a draw is a pseudorandom function of key,
+        release, mechanism, prior, id and label. It rests on AES-256 and BLAKE2b, on the key staying
+        secret, and on ids that name one row each and are stored in the table: a row that gets
+        another id (``monotonically_increasing_id``) gets another draw. ``key.statement(release)``
+        has the statement.
 
     Args:
         df: a ``pyspark.sql.DataFrame``.
-        mechanism: what draws; ``RandomizedResponse`` or another mechanism for single labels.
-        key: the key whose file lists the release and its charge. Workers read the file by its path;
-            this process writes to it.
-        release: the name of the release, which is bound to this mechanism and prior.
+        mechanism, release, priors: as for ``beam.RandomizeLabels``.
+        key: likewise; workers read the file by its path, and this process writes to the ledger.
         id: the column that names a row: whole numbers or text.
         label: the column with the label.
-        priors: public probabilities (K,) for mechanisms that take them.
 
     Raises:
         ValueError: a column is missing, ids are missing or repeated; nothing was drawn for release.
-        pyspark.errors.PythonException: labels out of range, as the core says.
+        pyspark.errors.PythonException: labels out of range.
 
     Example:
         >>> import os, tempfile
@@ -106,11 +98,11 @@ def randomize(
             yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     facts = df.select(id, label).mapInArrow(check, "rows long, fingerprint string").collect()
-    rows = sum(one["rows"] for one in facts)
+    rows = sum(batch["rows"] for batch in facts)
     ids = df.groupBy(sql.col(id)).count().where("count > 1")
     repeated, too_many = ids.agg(sql.count("*"), sql.sum(sql.col("count") - 1)).first()
     refuse_repeats(repeated, too_many, rows)
-    key.bind_rows(release, rows, sum(int(one["fingerprint"]) for one in facts))
+    key.bind_rows(release, rows, sum(int(batch["fingerprint"]) for batch in facts))
     kind = LongType() if isinstance(mechanism, ClassificationMechanism) else DoubleType()
-    fields = [StructField(label, kind) if one.name == label else one for one in df.schema.fields]
+    fields = [StructField(label, kind) if f.name == label else f for f in df.schema.fields]
     return df.mapInArrow(draw, StructType(fields))

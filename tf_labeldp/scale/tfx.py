@@ -38,7 +38,7 @@ _FILE = "noisy.privacy.json"
 
 
 class PrivacyStatement(types.artifact.Artifact):
-    """A folder with ``noisy.privacy.json``: what noisy Examples promise, and their receipts.
+    """A folder with ``noisy.privacy.json``: the statement of noisy Examples, and their receipts.
 
     Example:
         >>> PrivacyStatement.TYPE_NAME
@@ -50,12 +50,8 @@ class PrivacyStatement(types.artifact.Artifact):
 
 class _Spec(types.ComponentSpec):
     PARAMETERS: ClassVar = {
-        "mechanism": ExecutionParameter(type=str),
-        "key": ExecutionParameter(type=str),
-        "release": ExecutionParameter(type=str),
-        "id": ExecutionParameter(type=str),
-        "label": ExecutionParameter(type=str),
-        "priors": ExecutionParameter(type=str),
+        name: ExecutionParameter(type=str)
+        for name in ("mechanism", "key", "release", "id", "label", "priors")
     }
     INPUTS: ClassVar = {"examples": ChannelParameter(type=standard_artifacts.Examples)}
     OUTPUTS: ClassVar = {
@@ -77,17 +73,16 @@ class _Executor(base_beam_executor.BaseBeamExecutor):
         examples = artifact_utils.get_single_instance(input_dict["examples"])
         noisy = artifact_utils.get_single_instance(output_dict["noisy_examples"])
         statement = artifact_utils.get_single_instance(output_dict["statement"])
-        found = examples_utils.get_payload_format(examples)
-        if found != example_gen_pb2.PayloadFormat.FORMAT_TF_EXAMPLE:
+        payload = examples_utils.get_payload_format(examples)
+        if payload != example_gen_pb2.PayloadFormat.FORMAT_TF_EXAMPLE:
             raise ValueError(
                 "LabelRandomizer takes FORMAT_TF_EXAMPLE, got Examples in the payload format "
-                f"{example_gen_pb2.PayloadFormat.Name(found)}. Let ExampleGen write it."
+                f"{example_gen_pb2.PayloadFormat.Name(payload)}. Let ExampleGen write it."
             )
         splits = artifact_utils.decode_split_names(examples.split_names)
+        mechanism: Any = deserialize(json.loads(exec_properties["mechanism"]))
         transform = RandomizeLabels(
-            checked_mechanism(
-                deserialize(json.loads(exec_properties["mechanism"])), LabelMechanism
-            ),
+            mechanism,
             ReleaseKey(exec_properties["key"]),
             exec_properties["release"],
             id=exec_properties["id"],
@@ -101,41 +96,40 @@ class _Executor(base_beam_executor.BaseBeamExecutor):
                 uri = artifact_utils.get_split_uri([examples], split)
                 files = io_utils.all_files_pattern(uri)
                 rows[split] = pipeline | f"Read {split}" >> beam.io.ReadFromTFRecord(files)
-            for split, made in (rows | transform).items():
+            for split, drawn in (rows | transform).items():
                 path = os.path.join(noisy.uri, f"Split-{split}", "data_tfrecord")
-                _ = made | f"Write {split}" >> beam.io.WriteToTFRecord(path, file_name_suffix=".gz")
+                write = beam.io.WriteToTFRecord(path, file_name_suffix=".gz")
+                _ = drawn | f"Write {split}" >> write
         noisy.split_names = examples.split_names
-        examples_utils.set_payload_format(noisy, found)
+        examples_utils.set_payload_format(noisy, payload)
 
 
 class LabelRandomizer(base_beam_component.BaseBeamComponent):
     """Replaces the labels of Examples by noisy ones; all splits are one release.
 
     Guarantee:
-        What leaves by ``noisy_examples`` is (epsilon, delta)-DP for the replacement of one label,
-        as ``beam.RandomizeLabels`` says: a step that the orchestrator or the runner repeats has the
-        same draws. The input has the true labels: its artifacts, and all that has read them,
-        statistics included, are as private as the labels.
+        ``noisy_examples`` are (epsilon, delta)-DP for the replacement of one label, as those of
+        ``beam.RandomizeLabels``: a step that the orchestrator or the runner repeats has the same
+        draws. The input has the true labels: its artifacts, and all that has read them, statistics
+        included, are as private as the labels.
 
     Args:
         examples: a channel of ``tf.train.Example``s, as ExampleGen writes them.
-        mechanism: what draws.
+        mechanism, release, priors: as for ``beam.RandomizeLabels``.
         key: the path of the key file, which the workers read; create it once, outside of the
             pipeline, with ``ReleaseKey.create``.
-        release: the name of the release, bound to this mechanism and prior.
         id: the feature that names a row: one whole number or text each.
         label: the feature with the label.
-        priors: public probabilities (K,), for mechanisms that take them.
 
     Outputs: ``noisy_examples``, with the same splits, and ``statement``, a ``PrivacyStatement``.
 
     Example:
         >>> from tfx import v1
         >>> from tf_labeldp.mechanisms import RandomizedResponse
-        >>> made = v1.components.CsvExampleGen(input_base="tables")
+        >>> table = v1.components.CsvExampleGen(input_base="tables")
         >>> mechanism = RandomizedResponse(epsilon=2.0, num_classes=2)
         >>> noisy = LabelRandomizer(
-        ...     made.outputs["examples"], mechanism, key="private/labels.key", release="adult",
+        ...     table.outputs["examples"], mechanism, key="private/labels.key", release="adult",
         ...     label="income",
         ... )
         >>> sorted(noisy.outputs)
@@ -160,7 +154,7 @@ class LabelRandomizer(base_beam_component.BaseBeamComponent):
         mechanism, priors = public.value
         described = serialize(checked_mechanism(mechanism, LabelMechanism))
         if public.receipts:  # those of the priors travel with the mechanism
-            described["receipts"] = [one.to_json() for one in public.receipts]
+            described["receipts"] = [receipt.to_json() for receipt in public.receipts]
         super().__init__(
             spec=_Spec(
                 examples=examples,

@@ -208,7 +208,7 @@ class PoissonPlan(TrainingPlan):
         )
 
     def known_labels(self) -> np.ndarray | None:
-        return None if self.vault is not None else self.batches._label_rows.open()
+        return self.batches.known_labels()
 
     def shared(self) -> dict[str, int]:
         return {"buffer_size": self.batches.buffer_size, "num_examples": self.num_examples}

@@ -20,7 +20,6 @@ from typing import Any, TypeGuard
 import filelock
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tf_labeldp.accounting import (
@@ -83,30 +82,29 @@ KEYED_ASSUMPTIONS = (
 
 @dataclasses.dataclass
 class _Release:
-    """What the ledger says of a release of an engine."""
+    """A release of an engine, as the ledger has it."""
 
     binding: str | None = None  # digest of mechanism and prior; None before it is registered
     receipts: Receipts = ()  # its own comes last
-    rows: Record | None = None  # that its rows are bound by
-    output: Record | None = None  # that has what was drawn of a statistic
+    rows: Record | None = None  # with the number and the fingerprint of its rows
+    output: Record | None = None  # with the noisy statistic
     place: str | None = None  # where version 0.2 wrote that
     sums: str | None = None  # where exact sums wait for their noise
 
     @property
     def is_drawn(self) -> bool:
-        """Whether this is a statistic whose noise was drawn, whatever became of it."""
         return self.output is not None or self.place is not None
 
 
 class ReleaseKey:
-    """A secret key for draws, and the ledger of its releases and what they cost.
+    """A secret key for draws, and the ledger of its releases and their cost.
 
     Guarantee:
         All that left under this key is ``guarantee()``-label-DP together: its releases add up. A
         name is bound to one mechanism and one prior, so that the same bits never meet two of them.
         The file has mode 600 and holds the secret alone: keep it with the labels, and never with
-        what is published. Who has it can undo the noise; without it nothing is drawn again. The
-        releases stand in the ledger of the vault in whose store the file is, or in a folder
+        published files. With it the noise can be undone; without it nothing is drawn again. The
+        releases are in the ledger of the vault in whose store the file is, or in a folder
         ``<file>.ledger``, which is kept with the file.
 
     Args:
@@ -145,7 +143,7 @@ class ReleaseKey:
         Args:
             path: of the new file; its folder must be there.
             people: the population that the labels are of, as for ``PrivateLabels``.
-            labels: a vault's ``label_set``, where the key is of the labels of a vault.
+            labels: a vault's ``label_set``, where the key is for the labels of a vault.
 
         Raises:
             FileExistsError: there is a file, or the ledger of one that was lost. A new key would
@@ -167,16 +165,15 @@ class ReleaseKey:
                 store.create(labels, stored=labels.stored)
             elif labels is not None and labels.name != store.label_set().name:
                 raise LabelStoreError(
-                    f"{store.path} is the store of other labels than those given. Leave labels out."
+                    f"{store.path} is the store of other labels. Leave labels= out."
                 )
             store.bind_key(write_key(path))
         return cls(path)
 
     def check(self, release: str, mechanism: Public[Mechanism], priors: Public[Any] = None) -> None:
-        """Raises if the name is taken by another mechanism or prior."""
-        mechanism, priors = public_input(mechanism, priors).value
+        """Raises if another mechanism or prior has the name."""
         with self._turn():
-            self._known(release, mechanism, priors)
+            self._checked(release, *public_input(mechanism, priors).value)
 
     def register(
         self,
@@ -189,29 +186,21 @@ class ReleaseKey:
         """Lists a release and its charge, before anything of it is drawn; once for each name."""
         public = public_input(mechanism, priors)
         with self._turn():
-            if self._known(release, *public.value).binding is None:
-                self._keep_release(release, public, num_rows, {})
+            if self._checked(release, *public.value).binding is None:
+                self._write_charge(release, public, num_rows, {})
 
     def bind_rows(self, release: str, count: int, fingerprint: int) -> None:
-        """Ties a release to the rows that it is of, at its first run; raises for other rows later.
+        """Ties a registered release to its rows at its first run, which records the draw.
 
-        The key, the release and its rows determine the noisy labels, so that this is the record
-        that they were drawn.
-
-        Args:
-            release: a registered name.
-            count: number of rows in all batches.
-            fingerprint: the sum of ``KeyedRows.fingerprint`` over all batches.
-
-        Raises:
-            ValueError: a row was added or left out, or has another label: it would be drawn again
-                at no charge.
+        Later it raises a ``ValueError`` for other rows: they would be drawn again at no charge.
+        ``count`` and ``fingerprint`` are the number of rows, and the sum of
+        ``KeyedRows.fingerprint``, over all batches.
         """
         rows = np.array([int(count), int(fingerprint) % 2**64], np.uint64)
         with self._turn():
             known = self._registered(release).rows
             if known is None:
-                self._keep(release={"name": release}, arrays={"bound": rows})
+                self._write(release={"name": release}, arrays={"bound": rows})
             elif not np.array_equal(known.arrays["bound"], rows):
                 raise ValueError(
                     f"release {release!r} was drawn for {known.arrays['bound'][0]} rows, and now "
@@ -220,7 +209,7 @@ class ReleaseKey:
                 )
 
     def is_drawn(self, release: str) -> bool:
-        """Returns whether the ledger says that a statistic was drawn, whatever became of it."""
+        """Returns whether the noise of a statistic was drawn, even if its output is gone."""
         with self._turn():
             return self._releases.get(release, _Release()).is_drawn
 
@@ -236,27 +225,22 @@ class ReleaseKey:
         mechanism: Public[Mechanism],
         draw: Setting[Callable[[], tuple[int, dict[str, Any]]]],
     ) -> dict[str, np.ndarray]:
-        """Returns the arrays of a statistic: of the ledger, or drawn and written there with it.
+        """Returns the arrays of a statistic: from the ledger, or drawn and written there.
 
-        Args:
-            release: its name.
-            mechanism: what draws.
-            draw: returns the number of rows, and the arrays; one process calls it once.
-
-        Raises:
-            LabelStoreError: it was drawn, and what came out is gone.
+        ``draw`` returns the number of rows, and the arrays; one process calls it, once. Raises a
+        ``LabelStoreError`` if the noise was drawn and its output is gone.
         """
         public = public_input(mechanism, None)
         with self._turn():
-            known = self._known(release, *public.value)
+            known = self._checked(release, *public.value)
             if known.output is None and known.place is not None:
-                self._keep(release={"name": release}, arrays=output_of_0_2(release, known.place))
+                self._write(release={"name": release}, arrays=output_of_0_2(release, known.place))
             elif known.output is None:
                 num_rows, arrays = draw()
                 if known.binding is None:
-                    self._keep_release(release, public, num_rows, arrays)
+                    self._write_charge(release, public, num_rows, arrays)
                 else:
-                    self._keep(release={"name": release}, arrays=arrays)
+                    self._write(release={"name": release}, arrays=arrays)
             return self._releases[release].output.arrays  # type: ignore[union-attr]
 
     def sums_of(self, release: str, folder: str | None) -> str:
@@ -269,17 +253,17 @@ class ReleaseKey:
             path = f"{folder.rstrip('/')}/{release}.{SUMS}.npz"
             path = path if "://" in path else os.path.abspath(path)
             if self._releases.get(release, _Release()).sums != path:
-                self._keep(release={"name": release, "sums": path})
+                self._write(release={"name": release, "sums": path})
             return path
 
     def lock_of(self, release: str) -> Any:
-        """Returns the lock that the process which runs the pipeline of a release holds."""
+        """Returns the lock for the process that runs the pipeline of a release."""
         path = self._store.path / SUMS / f"{release}.lock"
         return filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
 
     @property
     def label_set(self) -> LabelSet:
-        """What receipts call these labels."""
+        """The name of these labels in receipts."""
         with self._turn():
             return self._store.label_set()
 
@@ -287,7 +271,7 @@ class ReleaseKey:
         """Returns the receipts of a release, or of all."""
         with self._turn():
             several = self._releases.values() if release is None else [self._registered(release)]
-            return merge_receipts(*(one.receipts for one in several))
+            return merge_receipts(*(each.receipts for each in several))
 
     def guarantee(self, delta: float | None = None) -> PrivacyGuarantee:
         """Returns the statement of all releases together."""
@@ -299,25 +283,25 @@ class ReleaseKey:
         if num_rows is not None:
             labels = dataclasses.replace(receipts[-1].labels, size=num_rows)
             receipts = (*receipts[:-1], dataclasses.replace(receipts[-1], labels=labels))
-        stated = compose_receipts(receipts)
+        guarantee = compose_receipts(receipts)
         content = {
             "release": release,
             "num_rows": num_rows,
-            "statement": str(stated).splitlines(),
-            "guarantee": json.loads(stated.to_json()),
-            "receipts": [one.to_json() for one in receipts],
+            "statement": str(guarantee).splitlines(),
+            "guarantee": json.loads(guarantee.to_json()),
+            "receipts": [receipt.to_json() for receipt in receipts],
         }
         return json.dumps(content, indent=1)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Lets one process at a time look at the ledger, and add to it."""
+        """Lets one process at a time read the ledger, and add to it."""
         store = self._store
         of_0_2 = None if self._is_open or store.exists() else key_of_0_2(self.path)
         if not store.exists() and of_0_2 is None:
             raise LabelStoreError(
-                f"the ledger {store.path} of the key {self.path} is missing: what was released is "
-                "not known. Restore the folder from a backup."
+                f"the ledger {store.path} of the key {self.path} is missing: its releases are not "
+                "known. Restore the folder from a backup."
             )
         with store.locked():
             if not store.exists() and of_0_2 is not None:
@@ -335,51 +319,50 @@ class ReleaseKey:
         for record in records:
             if record.receipt is not None:
                 self._ids.add(record.receipt.id)
-            said = record.release
-            if said is None:
+            if (fields := record.release) is None:
                 continue
-            found = self._releases.setdefault(said["name"], _Release())
+            release = self._releases.setdefault(fields["name"], _Release())
             if record.receipt is not None:
-                found.binding = said["binding"]
-                found.receipts = merge_receipts(record.made_of, [record.receipt])
-            found.rows = record if "bound" in record.array_names else found.rows
-            found.output = record if "values" in record.array_names else found.output
-            found.place = said.get("output", found.place)
-            found.sums = said.get("sums", found.sums)
+                release.binding = fields["binding"]
+                release.receipts = merge_receipts(record.made_of, [record.receipt])
+            release.rows = record if "bound" in record.array_names else release.rows
+            release.output = record if "values" in record.array_names else release.output
+            release.place = fields.get("output", release.place)
+            release.sums = fields.get("sums", release.sums)
 
-    def _known(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
-        """Returns what is known of a release, or raises if it is another one."""
+    def _checked(self, release: str, mechanism: Mechanism, priors: Any) -> _Release:
+        """Returns a release, known or new, or raises if another mechanism or prior has its name."""
         if not isinstance(release, str) or not release or "/" in release:
             raise ValueError(f"release must be a name without '/', got {release!r}.")
         known = self._releases.get(release, _Release())
         if known.binding not in (None, _binding(mechanism, priors)):
             raise ValueError(
-                f"release {release!r} was made with another mechanism or prior than "
-                f"{type(mechanism).__name__}; the same bits would reveal labels. Name a new release"
-                ", which is charged on top."
+                f"release {release!r} has another mechanism or prior, and the same bits would "
+                "reveal labels. Name a new release, which is charged on top."
             )
         return known
 
     def _registered(self, release: str) -> _Release:
-        found = {name: one for name, one in self._releases.items() if one.binding is not None}
-        if release not in found:
-            raise KeyError(f"there is no release {release!r}; there are {sorted(found)}.")
-        return found[release]
+        known = self._releases.get(release)
+        if known is None or known.binding is None:
+            names = sorted(name for name, each in self._releases.items() if each.binding)
+            raise KeyError(f"there is no release {release!r}; there are {names}.")
+        return known
 
-    def _keep_release(
+    def _write_charge(
         self, release: str, public: PublicInput[Any], num_rows: int, arrays: dict[str, Any]
     ) -> None:
-        """Writes the charge of a release, with what was drawn where that is a statistic."""
+        """Writes the charge of a release, with its output where that is a statistic."""
         (mechanism, priors), made_of = public.value, public.receipts
         charge = Charge.of(mechanism)
         is_draw = isinstance(mechanism, LabelMechanism)
         notes = charge.assumptions + (KEYED_ASSUMPTIONS if is_draw else ())
-        known = bool(getattr(priors, "receipts", ()))
-        notes += (PUBLIC_INPUT,) if priors is not None and not known else ()
+        if priors is not None and not getattr(priors, "receipts", ()):
+            notes += (PUBLIC_INPUT,)
         labels = self._store.label_set()
-        for one in made_of:
-            if one.id not in self._ids and may_count(labels, one):
-                self._keep(receipt=one)
+        for receipt in made_of:
+            if receipt.id not in self._ids and may_count(labels, receipt):
+                self._write(receipt=receipt)
         receipt = Receipt(
             dataclasses.replace(labels, size=num_rows),
             dataclasses.replace(charge, assumptions=notes),
@@ -389,10 +372,10 @@ class ReleaseKey:
             delta=mechanism.delta,
             output_digest=array_digest(arrays["values"]) if arrays else None,
         )
-        said = {"name": release, "binding": _binding(mechanism, priors)}
-        self._keep(receipt=receipt, made_of=made_of, release=said, arrays=arrays)
+        fields = {"name": release, "binding": _binding(mechanism, priors)}
+        self._write(receipt=receipt, made_of=made_of, release=fields, arrays=arrays)
 
-    def _keep(self, **content: Any) -> None:
+    def _write(self, **content: Any) -> None:
         self._remember(self._store.append_next(Record.of(0, **content)))
 
 
@@ -411,7 +394,7 @@ def randomize_batch(
     release: str,
     priors: Public[Any] = None,
 ) -> np.ndarray:
-    """Returns noisy labels of some rows: the same for a row in whatever batch it comes.
+    """Returns noisy labels of some rows: the same for a row in any batch.
 
     Guarantee:
         As ``mechanism.randomize``, for draws of a pseudorandom function: AES-256 in a CBC-MAC over
@@ -442,11 +425,7 @@ def randomize_batch(
 
 
 class KeyedRows:
-    """Rows of a release: what ``randomize_batch`` draws, and what engines hold against each other.
-
-    Attributes:
-        of_text: whether the ids are texts.
-    """
+    """Rows of a release: their draws, and what engines compare; ``of_text``: ids are texts."""
 
     def __init__(
         self,
@@ -460,16 +439,16 @@ class KeyedRows:
         check_keyed(mechanism)
         if not isinstance(key, bytes) or len(key) != 32:
             raise TypeError("key must be 32 secret bytes. Use ReleaseKey(path).secret.")
-        self._names, self.of_text = _id_blocks(checked_ids(ids), key)
+        ids = checked_ids(ids)
+        self.of_text = _are_texts(ids)
         values = np.asarray(labels)
-        if values.shape != (len(self._names),):
-            raise ValueError(
-                f"there are {len(self._names)} ids and labels of shape {values.shape}."
-            )
+        if values.shape != (len(ids),):
+            raise ValueError(f"there are {len(ids)} ids and labels of shape {values.shape}.")
         if len(values) and values.dtype.kind not in "iuf":
             raise TypeError(
                 f"labels must be numbers, got dtype {values.dtype}. Give classes as 0..K-1."
             )
+        self._names = _id_blocks(ids, key)
         self._id_key = _subkey(key, b"labeldp-id", b"text" * self.of_text)
         self._labels = values if len(values) else values.astype(np.int64)
         self._mechanism = mechanism
@@ -491,13 +470,13 @@ class KeyedRows:
             return np.concatenate([self._drawn(slice(i, i + 1)) for i in range(len(self._labels))])
 
     def id_digests(self) -> np.ndarray:
-        """Returns keyed digests of the ids, ``uint64`` (n, 2), to find those that repeat."""
+        """Returns keyed digests of the ids, ``uint64`` (n, 2), for ``repeats_of``."""
         return _encrypted(self._id_key, self._names)
 
     def fingerprint(self) -> int:
-        """Returns a number of 64 bits, whose sum over batches tells these rows from others.
+        """Returns a number of 64 bits, whose sum over batches differs for other rows.
 
-        It says nothing without the key; with it, as any draw, whether a guess is right.
+        It reveals nothing without the key; with it, as any draw, whether a guess is right.
         """
         last = self._state ^ np.array([1 << 63, 1 << 63], "<u8")  # a place that no word is drawn at
         return int(_encrypted(self._key, last)[:, 0].sum(dtype=np.uint64))
@@ -519,17 +498,11 @@ class KeyedDraws:
             )
         key = secrets.token_bytes(32)
 
-        def hashed(start: int, stop: int) -> np.ndarray:
-            return _encrypted(key, _id_blocks(self._ids[start:stop], key)[0])[:, 0]
+        def digests(start: int, stop: int) -> np.ndarray:
+            return _encrypted(key, _id_blocks(self._ids[start:stop], key))
 
-        hashes = np.sort(_random.in_blocks(hashed, size, None))
-        if not (hashes[1:] == hashes[:-1]).any():  # a tenth of the memory of an exact search
-            return
-        if repeated := size - len(self._ids.unique()):
-            raise ValueError(
-                f"{repeated} of {size} ids repeat another: two rows with one id would share their "
-                "noise. Give each row an id of its own."
-            )
+        if ids is not None:
+            refuse_repeats(*repeats_of(_random.in_blocks(digests, size, None)), size)
 
     def open(self, ledger: Any, store: LabelStore | None) -> None:
         """Reads the key of a store, or makes one; without a store it is this process's."""
@@ -538,10 +511,8 @@ class KeyedDraws:
             return
         path = store.path / KEY_FILE
         with ledger.turn():
-            if path.exists() or store.has_key():  # a lost key is an error
-                self._secret = read_key(path)
-            else:
-                self._secret = write_key(path)
+            is_old = path.exists() or store.has_key()  # a lost key is an error
+            self._secret = read_key(path) if is_old else write_key(path)
             store.bind_key(self._secret)
 
     def randomize(
@@ -549,13 +520,14 @@ class KeyedDraws:
     ) -> np.ndarray:
         """Returns the noisy labels of some rows, for a draw of this name."""
         # Names of engines' releases have no "/": no bits are shared with them.
-        release, given = f"vault/{name}", None if priors is None else Priors.of(priors)
-        if _is_by_row(given):
-            _groups(given, len(rows))
+        release, of_all = f"vault/{name}", None if priors is None else Priors.of(priors)
+        if _is_by_row(of_all):
+            _checked_groups(of_all, len(rows))
 
         def draw(start: int, stop: int) -> np.ndarray:
             part = slice(start, stop)
-            ids, of_rows = self._ids.take(pa.array(rows[part])), _of_rows(given, part)
+            ids = self._ids.take(pa.array(rows[part]))
+            of_rows = _of_rows(of_all, part)
             return randomize_batch(ids, labels[part], mechanism, self._secret, release, of_rows)
 
         return _random.in_blocks(draw, len(rows), None)
@@ -569,13 +541,13 @@ def check_keyed(mechanism: Mechanism) -> None:
     """Raises if draws of a mechanism can't be keyed."""
     if type(mechanism) not in _KEYED:
         raise TypeError(
-            f"keyed draws are made by {', '.join(one.__name__ for one in _KEYED)}, got "
+            f"keyed draws are made by {', '.join(kind.__name__ for kind in _KEYED)}, got "
             f"{type(mechanism).__name__}. Use PrivateLabels with stored draws for others."
         )
 
 
 class _KeyedWords(np.random.Generator):
-    """Gives mechanisms the words of their rows in place of random ones; does nothing else."""
+    """Gives mechanisms the words of their rows in place of random ones, and nothing else."""
 
     def __init__(self, state: np.ndarray, key: bytes) -> None:
         super().__init__(np.random.PCG64(0))  # never drawn from
@@ -613,52 +585,59 @@ def _subkey(key: bytes, purpose: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(content, key=key, digest_size=32, person=purpose).digest()
 
 
+def _is_by_row(priors: Priors | None) -> TypeGuard[Priors]:
+    return priors is not None and np.ndim(priors.probabilities) > 1
+
+
 def _of_rows(priors: Priors | None, part: slice) -> Priors | None:
     """Returns priors for a part of the rows."""
-    if priors is None or not _is_by_row(priors):
+    if not _is_by_row(priors):
         return priors
     if priors.groups is None:
         return Priors(np.asarray(priors.probabilities)[part])
     return Priors(priors.probabilities, np.asarray(priors.groups)[part])
 
 
-def _groups(priors: Priors, size: int) -> np.ndarray | None:
-    """Returns the groups of priors by row, or raises if these are not for so many labels."""
-    if priors.groups is None and len(priors.probabilities) != size:
-        rows = len(priors.probabilities)
+def _prior_blocks(priors: Priors, size: int) -> np.ndarray:
+    """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
+    table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
+    blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
+    groups = _checked_groups(priors, size)
+    return blocks if groups is None else blocks[groups]
+
+
+def _checked_groups(priors: Priors, size: int) -> np.ndarray | None:
+    """Returns the groups of priors by row, or raises if they are not for ``size`` labels."""
+    rows = len(priors.probabilities)
+    if priors.groups is None and rows != size:
         raise ValueError(f"priors have {rows} rows, and there are {size} labels.")
     return priors.checked_groups(size)
 
 
-def _is_by_row(priors: Priors | None) -> TypeGuard[Priors]:
-    return priors is not None and np.ndim(priors.probabilities) > 1
-
-
-def _prior_blocks(priors: Any, size: int) -> np.ndarray:
-    """Returns a digest of the prior of each row, ``uint64`` (n, 2)."""
-    table = np.ascontiguousarray(priors.probabilities, "<f8") + 0.0
-    groups = _groups(priors, size)
-    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in table)
-    blocks = np.frombuffer(digests, "<u8").reshape(-1, 2)
-    return blocks if groups is None else blocks[groups]
-
-
 def _binding(mechanism: Mechanism, priors: Any) -> str:
-    """Returns a digest of a mechanism and of what is public and common to all rows."""
-    given: Any = None if priors is None else Priors.of(priors)
-    if given is not None:  # priors by row come in with the row, as its label does
-        given = "by row" if _is_by_row(given) else given.probabilities.tolist()
-    content = json.dumps([settings(mechanism), given], sort_keys=True)
+    """Returns a digest of a mechanism and of the prior that is common to all rows."""
+    prior: Any = None if priors is None else Priors.of(priors)
+    if prior is not None:  # priors by row come in with the row, as its label does
+        prior = "by row" if _is_by_row(prior) else prior.probabilities.tolist()
+    content = json.dumps([settings(mechanism), prior], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def repeats_of(digests: np.ndarray) -> tuple[int, int]:
+    """Returns how many digests (n, 2) come more than once, and how many rows are too many."""
+    ordered = digests[np.lexsort((digests[:, 1], digests[:, 0]))]
+    is_copy = (ordered[1:] == ordered[:-1]).all(axis=1)
+    is_first = is_copy & ~np.concatenate([[False], is_copy])[:-1]
+    return int(is_first.sum()), int(is_copy.sum())
+
+
 def refuse_repeats(repeated: int, too_many: int, rows: int) -> None:
-    """Raises if some ids name several rows, of all that an engine has found together."""
+    """Raises if some ids name several rows, of all rows of a release or a vault."""
     if repeated:
         raise ValueError(
-            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}): two rows "
-            "with one id would share their noise. Nothing came out; give each row an id of its "
-            "own, or leave the copies out."
+            f"{repeated} ids name more than one row ({too_many} rows too many of {rows}), so rows "
+            "would share their noise. Nothing came out; give each row an id of its own."
         )
 
 
@@ -685,17 +664,16 @@ def _are_texts(ids: Any) -> bool:
     return bool(pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type))
 
 
-def _id_blocks(array: Any, key: bytes) -> tuple[np.ndarray, bool]:
-    """Returns checked ids as blocks, ``uint64`` (n, 2), and whether they are texts."""
-    if pa.types.is_integer(array.type):
-        numbers = array.to_numpy(zero_copy_only=False)
-        blocks = np.zeros((len(numbers), 2), "<u8")
+def _id_blocks(ids: Any, key: bytes) -> np.ndarray:
+    """Returns checked ids as blocks, ``uint64`` (n, 2)."""
+    if _are_texts(ids):
+        return _text_blocks(ids, key)
+    blocks = np.zeros((len(ids), 2), "<u8")
+    if len(ids):
+        numbers = ids.to_numpy(zero_copy_only=False)
         blocks[:, 0] = numbers.astype("<u8" if numbers.dtype.kind == "u" else "<i8").view("<u8")
         blocks[:, 1] = numbers < 0  # the same for a number of any width
-        return blocks, False
-    return (
-        (_text_blocks(array, key), True) if _are_texts(array) else (np.zeros((0, 2), "<u8"), False)
-    )
+    return blocks
 
 
 def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
@@ -703,19 +681,11 @@ def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
 
     The last byte is the length, so that no two texts share a block; or 16 for a digest.
     """
-    texts = texts.cast(pa.large_binary())
-    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-    _, offsets, content = texts.buffers()
-    starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
-    padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
-    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # from each byte on
-    first = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # bytes of a word
-    blocks = np.stack([words[starts], words[starts + 8]], 1)
-    blocks[:, 0] &= first[np.minimum(lengths, 8)]
-    blocks[:, 1] &= first[np.clip(lengths - 8, 0, 7)]
-    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
     digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
-    for row in np.flatnonzero(lengths > 15):
-        blocks[row] = np.frombuffer(digest(texts[int(row)].as_py()).digest() + b"\x10", "<u8")
-    return blocks
+    blocks = [
+        text.ljust(15, b"\0") + bytes([len(text)])
+        if len(text) < 16
+        else digest(text).digest() + b"\x10"
+        for text in texts.cast(pa.large_binary()).to_pylist()
+    ]
+    return np.frombuffer(b"".join(blocks), "<u8").reshape(-1, 2)

@@ -68,8 +68,8 @@ class ExactSums(beam.PTransform, abc.ABC):
         """Leaves the sums of the rows in the private file; the output is empty."""
         if self.is_released:
             raise ValueError(
-                f"release {self._release!r} was made already, and a second one would be charged "
-                "again. Take it from result(), or name another release."
+                f"release {self._release!r} was drawn already, and a second draw is another charge."
+                " Take it from result(), or name another release."
             )
         if self._sums not in _RUNNING:
             with contextlib.suppress(filelock.Timeout):  # another process runs such a pipeline now
@@ -87,14 +87,14 @@ class ExactSums(beam.PTransform, abc.ABC):
     def result(self) -> NoisyStatistic:
         """Returns the noisy statistic: draws its noise at the first call, after the pipeline ended.
 
-        It is kept in the ledger of the key; later calls, of other processes too, return the same
-        one.
+        The key's ledger keeps it: later calls, of other processes too, return the same.
 
         Raises:
             FileNotFoundError: the pipeline has not ended, or found no rows.
             LabelStoreError: it was drawn by version 0.2, whose file with it is gone.
         """
-        return NoisyStatistic(self._release_once()["values"], self.mechanism, receipts=self._paid)
+        values, receipts = self._release_once()["values"], self._key.receipts(self._release)
+        return NoisyStatistic(values, self.mechanism, receipts=receipts)
 
     @property
     def is_released(self) -> bool:
@@ -115,10 +115,6 @@ class ExactSums(beam.PTransform, abc.ABC):
             lock.release()
         return kept
 
-    @property
-    def _paid(self) -> tuple[Any, ...]:
-        return self._key.receipts(self._release)
-
 
 class PrivateHistogram(ExactSums):
     """Counts private labels in a pipeline, and releases the counts with noise, once.
@@ -127,13 +123,13 @@ class PrivateHistogram(ExactSums):
         ``result()`` is (epsilon, delta)-DP for the replacement of one label, by ``mechanism``: the
         counts are exact whatever the order, the splits and the retries, and the noise is drawn once
         after the pipeline, from the operating system's random bits, and recorded before it leaves.
-        The exact counts that the pipeline leaves are deleted then; what a killed process left of
-        them is deleted by the next pipeline of the release, and by ``tf-labeldp forget``. Assumes
-        that each label is counted once: the engine's output is exactly once.
+        The exact counts are deleted then; those of a killed process are deleted by the next
+        pipeline of the release, and by ``tf-labeldp forget``. Assumes that the engine counts each
+        label exactly once.
 
     Args:
         mechanism: a ``HistogramMechanism``.
-        key: the key whose file lists the release and its charge.
+        key: its ledger lists the release and its charge.
         release: the name of the release in it.
         folder: where the exact counts wait for their noise: a private folder that the workers
             write and this process reads, of any file system that Beam knows. None for
@@ -189,23 +185,21 @@ class PrivateHistogram(ExactSums):
 
 
 class PrivateMoments(ExactSums):
-    """Sums what a linear head needs of rows and labels, and releases it with noise, once.
+    """Releases the moments ``X^T Y`` of rows and labels with noise, once, for a linear head.
 
-    That is ``X^T Y``, with the noise of ``mechanism``, and the public Gram matrix ``X^T X``. Both
-    are added up as whole steps of a grid, so that they are exact in any order.
+    The public Gram matrix ``X^T X`` comes with them. Both are added up as whole steps of a grid, so
+    that they are exact in any order.
 
     Guarantee:
         ``result()`` is (epsilon, delta)-DP for the replacement of one label, by
         ``LabelMomentMechanism``, as for ``PrivateHistogram``: exact sums, noise once after the
-        pipeline. The features and their number are public, and the Gram matrix is made of them
-        alone; a pipeline that found another number of rows than ``num_rows`` is refused.
+        pipeline. The features and their number are public, and so is the Gram matrix; another
+        number of rows than ``num_rows`` is refused.
 
     Args:
         mechanism: a ``LabelMomentMechanism``; its ``max_norm`` bounds the rows.
-        key: the key whose file lists the release and its charge.
-        release: the name of the release in it.
+        key, release, folder: as for ``PrivateHistogram``.
         num_rows: n, public: it sets the grid.
-        folder: as for ``PrivateHistogram``.
 
     The elements are pairs of a row of features (d,) and its label, or of rows (m, d) and their
     labels (m,), which is faster.
@@ -234,19 +228,15 @@ class PrivateMoments(ExactSums):
         super().__init__(mechanism, key, release, folder)
         self._num_rows = _validate.integer_at_least("num_rows", num_rows, 1)
         bits = min(_GRAM_BITS, (62 - self._num_rows.bit_length()) // 2)
-        self._steps = 2.0**bits / mechanism.max_norm
+        self._steps = 2.0**bits / self.mechanism.max_norm
 
     def gram(self) -> np.ndarray:
         """Returns ``X^T X`` of all rows, ``float64`` (d, d), after ``result``'s rules; public."""
         return self._release_once()["gram"] / self._steps**2
 
     def _summed(self, rows: list[Any]) -> Sums:
-        if rows and np.ndim(rows[0][0]) == 2:
-            features = np.concatenate([np.asarray(part) for part, _ in rows])
-            labels = np.concatenate([np.asarray(part) for _, part in rows])
-        else:
-            features = np.stack([np.asarray(row) for row, _ in rows])
-            labels = np.asarray([label for _, label in rows])
+        features = np.concatenate([np.atleast_2d(row) for row, _ in rows])
+        labels = _joined(label for _, label in rows)
         total: Sums = {}
         for start in range(0, len(features), _BATCH_ROWS):
             part = slice(start, start + _BATCH_ROWS)
@@ -261,8 +251,8 @@ class PrivateMoments(ExactSums):
     def _with_noise(self, sums: Sums) -> tuple[np.ndarray, Sums]:
         if (found := int(sums["rows"])) != self._num_rows:
             raise ValueError(
-                f"the pipeline found {found} rows, and num_rows={self._num_rows} was given, which "
-                "sets the grid. Count the rows first; nothing was released."
+                f"expected num_rows={self._num_rows} rows in the pipeline, found {found}. Count "
+                "the rows first, as their number sets the grid; nothing was released."
             )
         return self.mechanism.add_noise(sums["moments"], sums["totals"], self._num_rows), {
             "gram": sums["gram"]
@@ -308,19 +298,16 @@ class _AddUp(beam.CombineFn):
         return _added(accumulator, sums)
 
     def merge_accumulators(self, accumulators: Iterable[Sums]) -> Sums:
-        total: Sums = {}
-        for one in accumulators:
-            total = _added(total, one)
-        return total
+        return functools.reduce(_added, accumulators, {})
 
     def extract_output(self, accumulator: Sums) -> Sums:
         return accumulator
 
 
 class _Keep(beam.DoFn):
-    """Writes the sums to the private file, whole under its name; unless their noise was drawn.
+    """Writes the sums to the private file, unless their noise was drawn.
 
-    A worker that does not see the key's ledger can't know that; ``result`` deletes what it writes.
+    A worker that does not see the key's ledger can't know that; ``result`` deletes its file.
     """
 
     def __init__(self, key: ReleaseKey, release: str, path: str) -> None:

@@ -36,23 +36,22 @@ _BATCH_ROWS = 4096
 class FitPrivateHead:
     """Fits a linear head in two passes of a pipeline: a survey of the rows, then their moments.
 
-    The survey counts the rows and samples them, by a public hash of the features; the design of the
-    head (mean, directions) is made of that sample. The second pass is ``PrivateMoments``, whose
-    noise is drawn once, after it; the fit is what it would be on one machine.
+    The survey counts the rows and samples them, by a public hash of the features; the head's mean
+    and directions come from that sample. The second pass is ``PrivateMoments``, whose noise is
+    drawn once, after it; the rest of the fit is as on one machine.
 
     Guarantee:
         The fitted head is (epsilon, delta)-DP for the replacement of one label, by the one release
-        of ``LabelMomentMechanism``, as ``heads.PrivateRidge`` and ``PrivateMoments`` say. The
+        of ``LabelMomentMechanism``, as for ``heads.PrivateRidge`` and ``PrivateMoments``. The
         features and the number of rows are public, and so is the survey, which stays in ``folder``
         (by default that of the key file).
 
     Args:
         head: a ``PrivateRidge`` or ``PrivateLogisticRegression``, without encoder: encode in the
             pipeline. Its ``epsilon`` and ``delta`` are those of the release.
-        key: the key whose file lists the release and its charge.
-        release: the name of the release in it.
-        folder: where exact sums wait for their noise, as for ``PrivateHistogram``. A fit that was
-            cut short goes on from there with the same release, and reads no rows twice.
+        key, release: as for ``PrivateHistogram``.
+        folder: likewise, for exact sums and the survey. An interrupted fit of the same release
+            continues from there, and reads no rows twice.
 
     Example:
         >>> import os, tempfile
@@ -100,7 +99,7 @@ class FitPrivateHead:
         kind = label_kind(**kind_arguments(head))
         source: Any = _Source(kind, head._mechanism(kind))
         design = f"center={head.center} intercept={head.intercept} spread={head.spread}"
-        # A release belongs to the design that it was made for, and so to its survey.
+        # A release belongs to one design, and so to its survey.
         if not FileSystems.exists(path):
             with beam.Pipeline(**pipeline) as first:
                 _ = (
@@ -118,11 +117,11 @@ class FitPrivateHead:
             with beam.Pipeline(**pipeline) as second:
                 scaled = read(second) | "Scale" >> beam.Map(_scaled, rows.scaling, kind)
                 _ = scaled | moments
-        made = moments.result()
+        noisy = moments.result()
         rows.gram = np.asfortranarray(moments.gram())
         head._remember_columns(None)
-        head._finish(rows, made.values, _Source(kind, mechanism))
-        head.receipts_ = made.receipts
+        head._finish(rows, noisy.values, _Source(kind, mechanism))
+        head.receipts_ = noisy.receipts
         return head
 
 
@@ -161,11 +160,9 @@ def _merged(found: Iterable[Survey]) -> Survey:
     if not parts:
         return 0, np.zeros(0, np.uint64), np.zeros((0, 1), np.float32)
     counts, hashes, rows = zip(*parts, strict=True)
-    if len({part.shape[1] for part in rows}) > 1:
-        raise ValueError(
-            f"rows of features have {sorted({part.shape[1] for part in rows})} columns; give all "
-            "the same."
-        )
+    widths = {part.shape[1] for part in rows}
+    if len(widths) > 1:
+        raise ValueError(f"rows of features have {sorted(widths)} columns. Give all the same.")
     hashed, width = np.concatenate(hashes), rows[0].shape[1]
     kept = np.argsort(hashed, kind="stable")[: max(_LEAST_SAMPLE, _SAMPLE_BYTES // (4 * width))]
     return sum(counts), hashed[kept], np.concatenate(rows)[kept]
@@ -193,7 +190,7 @@ def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows,
         num_rows, sample, known = int(survey["num_rows"]), survey["sample"], str(survey["design"])
     if known != design:
         raise ValueError(
-            f"{path} is of a head with {known}, and this one has {design}. Name another release."
+            f"{path} is of a head with {known}, got a head with {design}. Name another release."
         )
     rows = PublicRows(Rows(sample), head.max_bytes, head._sample_rows)
     rows.survey()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import apache_beam as beam
@@ -14,14 +15,14 @@ from apache_beam.transforms.window import GlobalWindows
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.mechanisms._base import LabelMechanism, checked_mechanism
 from tf_labeldp.scale.beam._files import write_whole
-from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats
+from tf_labeldp.vault._keyed_draws import KeyedRows, ReleaseKey, refuse_repeats, repeats_of
 
 _BATCH_ROWS = 1 << 14
 _SHARDS = 64
 """Parts of the digests of ids, each of which is searched for repeats by itself."""
 _NOTHING = (0, False, False)
 _Facts = tuple[int, int, int, int, bool, bool]
-"""Rows, ids that repeat, rows too many, fingerprint; whether there are text ids, and numbers."""
+"""Rows, repeated ids, rows too many, fingerprint; whether there are text ids, and numbers."""
 
 
 class RandomizeLabels(beam.PTransform):
@@ -35,21 +36,20 @@ class RandomizeLabels(beam.PTransform):
     Guarantee:
         The noisy labels are (epsilon, delta)-DP for the replacement of one label, by ``mechanism``,
         however often the engine runs a step, and however it splits and orders the rows: a draw is a
-        function of key, release, mechanism, prior, id and label, so that the same row has the same
-        draw. Rests on that function (AES-256 and BLAKE2b keyed by the secret) being pseudorandom,
-        on the key staying secret, and on ids that are unique. Refused before any row comes out:
+        pseudorandom function of key, release, mechanism, prior, id and label. It rests on AES-256
+        and BLAKE2b, on the key staying secret, and on unique ids. Refused before any row comes out:
         ids that repeat, in one PCollection or across several, with their number; labels out of
-        range; rows that are not those of an earlier run of the release, which the key's file knows.
+        range; rows that are not those of an earlier run of the release.
 
     Args:
-        mechanism: what draws; ``RandomizedResponse`` or another mechanism for single labels.
-        key: the key whose file lists the release and its charge. Workers read the file by its path,
-            and one of them writes to it.
+        mechanism: ``RandomizedResponse`` or another mechanism for single labels.
+        key: its ledger lists the release and its charge. Workers read the file by its path, and one
+            of them writes to the ledger.
         release: the name of the release, which is bound to this mechanism and prior.
         id: the field that names a row: whole numbers or text, of dicts, Arrow and Examples.
         label: the field with the label, in the same.
         priors: public probabilities (K,) for mechanisms that take them.
-        statement: where to write the privacy statement and its receipts, a JSON file beside the
+        statement: path of a JSON file for the privacy statement and its receipts, next to the
             output; it is there before the first row comes out.
 
     Example:
@@ -90,7 +90,7 @@ class RandomizeLabels(beam.PTransform):
             if not part.windowing.is_default():
                 raise ValueError(
                     f"RandomizeLabels takes PCollections without windows, got {part.windowing} in "
-                    f"{name!r}: ids are held against all others. Use a batch pipeline."
+                    f"{name!r}: each id is compared with all others. Use a batch pipeline."
                 )
         draw = _Draw(self._mechanism, self._key, self._release, self._priors, self._fields)
         drawn = {
@@ -115,7 +115,7 @@ class RandomizeLabels(beam.PTransform):
 
 
 class _Draw(beam.DoFn):
-    """Draws batches of rows, and hands out digests of their ids beside them."""
+    """Draws batches of rows, and yields digests of their ids too."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Draw(beam.DoFn):
 
     def _drawn(self, rows: Any) -> Iterator[Any]:
         """Yields rows with noisy labels, and the digests of their ids by shard."""
-        ids, labels = _columns(rows, *self._fields)
+        ids, labels, with_labels = _opened(rows, *self._fields)
         batch = KeyedRows(ids, labels, self._mechanism, self._secret, self._release, self._priors)
         noisy, digests = batch.randomize(), batch.id_digests()
         facts = (batch.fingerprint(), batch.of_text, not batch.of_text)  # once, with some shard
@@ -169,7 +169,7 @@ class _Draw(beam.DoFn):
                 facts = _NOTHING
         self._rows.inc(len(noisy))
         self._batches.update(len(noisy))
-        yield _with_labels(rows, self._fields[1], noisy)
+        yield with_labels(noisy)
 
 
 class _Check(beam.DoFn):
@@ -193,7 +193,7 @@ class _Check(beam.DoFn):
 
 
 class _Publish(beam.DoFn):
-    """Hands out rows one by one, once all have been checked."""
+    """Yields rows one by one, once all have been checked."""
 
     def __init__(self) -> None:
         self._rows = Metrics.counter("tf_labeldp", "rows_published")
@@ -208,87 +208,74 @@ class _Publish(beam.DoFn):
 
 def _count_repeats(shard: int, parts: Iterable[tuple[bytes, int, bool, bool]]) -> _Facts:
     content, fingerprints, texts, numbers = zip(*parts, strict=True)
-    digests = np.frombuffer(b"".join(content), dtype=[("a", "<u8"), ("b", "<u8")])
-    ordered = digests[np.lexsort((digests["b"], digests["a"]))]
-    is_copy = ordered[1:] == ordered[:-1]
-    starts = is_copy & ~np.concatenate([[False], is_copy[:-1]])
-    repeats = int(starts.sum()), int(is_copy.sum())
-    return digests.size, *repeats, sum(fingerprints), any(texts), any(numbers)
+    digests = np.frombuffer(b"".join(content), "<u8").reshape(-1, 2)
+    return len(digests), *repeats_of(digests), sum(fingerprints), any(texts), any(numbers)
 
 
 def _added_up(several: Iterable[_Facts]) -> _Facts:
     total = (0, 0, 0, 0, False, False)
-    for one in several:
-        total = tuple(a + b for a, b in zip(total, one, strict=True))  # type: ignore[assignment]
+    for facts in several:
+        total = tuple(a + b for a, b in zip(total, facts, strict=True))  # type: ignore[assignment]
     return total
 
 
-def _columns(rows: Any, id: str, label: str) -> tuple[Any, Any]:
-    """Returns the ids (an Arrow array) and the labels of a batch of any kind."""
+def _opened(rows: Any, id: str, label: str) -> tuple[Any, Any, Callable[[np.ndarray], Any]]:
+    """Returns ids, labels, and a function that puts noisy labels into a batch of any kind."""
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
-        missing = [name for name in (id, label) if name not in rows.schema.names]
-        if missing:
-            raise ValueError(_no_field(missing, rows.schema.names))
+        _check_fields((id, label), rows.schema.names)
         column = rows.column(id)
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        return column, rows.column(label).to_numpy(zero_copy_only=False)
+
+        def as_arrow(noisy: np.ndarray) -> Any:
+            columns = list(rows.columns)
+            columns[rows.schema.get_field_index(label)] = pa.array(noisy)
+            return type(rows).from_arrays(columns, names=rows.schema.names)
+
+        return column, rows.column(label).to_numpy(zero_copy_only=False), as_arrow
     first = rows[0]
-    ids: Any
-    labels: Any
+    replace: Callable[[Any, Any], Any]
     if isinstance(first, tuple) and len(first) == 2:
-        ids, labels = zip(*rows, strict=True)
+        pairs, replace = rows, lambda row, value: (row[0], value)
     elif isinstance(first, Mapping):
         for row in rows:
-            if missing := [name for name in (id, label) if name not in row]:
-                raise ValueError(_no_field(missing, row))
-        ids, labels = [row[id] for row in rows], [row[label] for row in rows]
-    elif _is_example(first):
-        examples = [_parsed(row) for row in rows]
-        ids, labels = ([_value(one, name) for one in examples] for name in (id, label))
+            _check_fields((id, label), row)
+        pairs = [(row[id], row[label]) for row in rows]
+        replace = functools.partial(_with_field, label)
+    elif isinstance(first, bytes) or type(first).__name__ == "Example":
+        parsed = [_parsed(row) for row in rows]
+        pairs = [(_value(example, id), _value(example, label)) for example in parsed]
+        replace = functools.partial(_relabelled, label)
     else:
         raise TypeError(
             "elements must be pairs (id, label), dicts, Arrow batches or tf.train.Examples, got "
             f"{type(first).__name__}. Bring them into one of these forms with beam.Map."
         )
+    ids, labels = zip(*pairs, strict=True)
     try:
-        return pa.array(ids), np.asarray(labels)
+        columns = pa.array(ids), np.asarray(labels)
     except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError):
         raise TypeError(
-            f"ids must be all whole numbers or all text, and labels of one kind, in {len(ids)} rows"
-            " that came together they are mixed. Turn the ids into text with beam.Map."
+            f"ids must be all whole numbers or all text, and labels of one kind, but in {len(ids)} "
+            "rows that came together they are mixed. Turn the ids into text with beam.Map."
         ) from None
+    return *columns, lambda noisy: list(map(replace, rows, noisy.tolist()))
 
 
-def _with_labels(rows: Any, label: str, noisy: np.ndarray) -> Any:
-    """Returns the rows of a batch with these labels in place of theirs."""
-    if isinstance(rows, (pa.RecordBatch, pa.Table)):
-        place = rows.schema.get_field_index(label)
-        columns = list(rows.columns)
-        columns[place] = pa.array(noisy.tolist() if noisy.ndim > 1 else noisy)
-        return type(rows).from_arrays(columns, names=rows.schema.names)
-    values = noisy.tolist()
-    first = rows[0]
-    if isinstance(first, tuple):
-        return [(id, value) for (id, _), value in zip(rows, values, strict=True)]
-    if isinstance(first, Mapping):
-        return [{**row, label: value} for row, value in zip(rows, values, strict=True)]
-    return [_relabelled(row, label, value) for row, value in zip(rows, values, strict=True)]
+def _check_fields(names: Iterable[str], present: Iterable[str]) -> None:
+    if missing := [name for name in names if name not in present]:
+        raise ValueError(
+            f"rows have no field {' and no '.join(map(repr, missing))}; they have "
+            f"{', '.join(map(repr, present))}. Name the fields with id= and label=."
+        )
 
 
-def _no_field(missing: list[str], present: Iterable[str]) -> str:
-    return (
-        f"rows have no field {' and no '.join(map(repr, missing))}; they have "
-        f"{', '.join(map(repr, present))}. Name the fields with id= and label=."
-    )
-
-
-def _is_example(row: Any) -> bool:
-    return isinstance(row, bytes) or type(row).__name__ == "Example"
+def _with_field(label: str, row: Mapping[str, Any], value: float) -> dict[str, Any]:
+    return {**row, label: value}
 
 
 def _parsed(row: Any) -> Any:
-    """Returns a ``tf.train.Example``, which a pipeline of Examples as bytes has to parse."""
+    """Returns a ``tf.train.Example``, parsed if a pipeline has it as bytes."""
     import tensorflow as tf
 
     return tf.train.Example.FromString(row) if isinstance(row, bytes) else row
@@ -297,8 +284,7 @@ def _parsed(row: Any) -> Any:
 def _value(example: Any, name: str) -> Any:
     """Returns the one value of a feature."""
     features = example.features.feature
-    if name not in features:
-        raise ValueError(_no_field([name], sorted(features)))
+    _check_fields([name], sorted(features))
     kind = features[name].WhichOneof("kind")
     values: Any = getattr(features[name], kind).value if kind else ()
     if len(values) != 1:
@@ -309,14 +295,11 @@ def _value(example: Any, name: str) -> Any:
     return values[0].decode() if isinstance(values[0], bytes) else values[0]
 
 
-def _relabelled(row: Any, label: str, value: Any) -> Any:
-    copy = type(_parsed(row))()
-    copy.CopyFrom(_parsed(row))
-    values = value if isinstance(value, list) else [value]
-    feature = copy.features.feature[label]
+def _relabelled(label: str, row: Any, value: float) -> Any:
+    example = type(_parsed(row))()
+    example.CopyFrom(_parsed(row))
+    feature = example.features.feature[label]
     feature.Clear()
-    if isinstance(values[0], int):
-        feature.int64_list.value.extend(values)
-    else:
-        feature.float_list.value.extend(values)
-    return copy.SerializeToString() if isinstance(row, bytes) else copy
+    values = feature.int64_list if isinstance(value, int) else feature.float_list
+    values.value.append(value)
+    return example.SerializeToString() if isinstance(row, bytes) else example
