@@ -182,7 +182,6 @@ def _epsilon(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Returns a finite number."""
     with contextlib.suppress(ValueError):
         if math.isfinite(float(text)):
             return float(text)
@@ -432,7 +431,6 @@ def _add_labels(add: Any) -> None:
 
 
 def _check_train(args: argparse.Namespace) -> None:
-    """Raises for options that are missing, or do not go together."""
     numbers = args.low is not None or args.high is not None
     if (args.num_classes is not None) + (args.classes is not None) + numbers != 1:
         raise CommandError(
@@ -452,7 +450,6 @@ def _check_train(args: argparse.Namespace) -> None:
 
 
 def _check_randomize(args: argparse.Namespace) -> None:
-    """Raises for options that are missing, or do not go together."""
     if args.draws == "keyed":
         _refuse(args, ("insecure_seed",), "is for --draws stored")
         if args.store is None:
