@@ -36,7 +36,6 @@ class AuditResult:
         return self.claimed is not None and self.lower_bound > self.claimed
 
     def __str__(self) -> str:
-        """Returns the finding in plain English."""
         at = f" at delta={self.delta:g}" if self.delta else ""
         found = f"epsilon is at least {self.lower_bound:.3g}{at}, with {self.confidence:.4g} "
         lines = [f"{found}confidence", f"  by: {self.attack}"]
@@ -88,7 +87,6 @@ class LabelInference:
     confidence: float
 
     def __str__(self) -> str:
-        """Returns the finding in plain English."""
         low, high = self.interval
         return (
             f"the model guesses {self.accuracy:.1%} of the labels, features alone "

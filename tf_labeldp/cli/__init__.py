@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -182,7 +183,6 @@ def _epsilon(text: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Returns a finite number."""
     with contextlib.suppress(ValueError):
         if math.isfinite(float(text)):
             return float(text)
@@ -190,17 +190,14 @@ def _number(text: str) -> float:
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
-    """Returns the type of whole numbers from ``minimum`` on."""
+    return functools.partial(_whole, minimum)
 
-    def whole(text: str) -> int:
-        with contextlib.suppress(ValueError):
-            if int(text) >= minimum:
-                return int(text)
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number of at least {minimum}, got {text!r}"
-        )
 
-    return whole
+def _whole(minimum: int, text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if int(text) >= minimum:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text!r}")
 
 
 def _path(text: str) -> pathlib.Path:
@@ -300,7 +297,6 @@ def _add_train(verbs: Any) -> None:
     )
     add("input", type=_path, help="table: .csv, .csv.gz or .parquet")
     add("--label", required=True, metavar="NAME", help="column of the labels")
-    add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the model")
     add("--delta", type=_number, help="privacy parameter (default: 1e-5, or 0.1 over the number of "
         "rows if that is less)")
     _add_labels(add)
@@ -314,11 +310,6 @@ def _add_train(verbs: Any) -> None:
     add("--evaluate", type=_epsilon, metavar="EPSILON",
         help="hold a tenth of the rows out, and release how good the model is on them, at this "
         "epsilon; their labels train nothing, so that the larger epsilon is that of the whole")
-    add("--store", type=_path, metavar="DIR",
-        help="folder that keeps the release: a run that was stopped, started again with it, spends "
-        "nothing twice. It stays with the labels")
-    add("--insecure-seed", type=_at_least(0), metavar="N",
-        help="repeatable noise; the statement is then 'NOT PRIVATE: seeded'")
     add("--output", type=_path, default=pathlib.Path("trained"), metavar="DIR",
         help="new folder for the results (default: trained)")
 
@@ -354,19 +345,17 @@ def _add_randomize(verbs: Any) -> None:
     add = _verb(
         verbs, "randomize", "_randomize.run", check=_check_randomize,
         help="draw noisy labels for CSV or Parquet tables",
-        description="Draws one noisy label for each label of a CSV or Parquet table, and writes "
-        "them with the row ids and without the labels. The output reveals little about any one "
-        "label: it comes with a privacy statement, OUTPUT.privacy.json, which also "
-        "has the mechanism and the prior; tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both "
-        "files may be published; the statement names the time of the draw and its actor "
-        "(LABELDP_ACTOR, or the name of the login). The input, the store and the errors of this "
-        "command are for the label holder alone. Several files are one table, with one "
-        "prior and one statement: all of them are read and checked before anything is drawn, and "
-        "the folder of the output, with a file for each and privacy.json, appears as a whole.",
-        epilog="The rows keep their order, and the id columns are copied as they are: neither may "
-        "depend on the labels. Range, classes and settings must be chosen without looking at the "
-        "labels. Each run without --store draws, and spends, again; publishing the outputs of "
-        "several costs the sum of their epsilons. The form of errors: see tf-labeldp --help.",
+        description="Draws one noisy label for each label of CSV or Parquet tables, and writes "
+        "them with the row ids, without the labels, next to a privacy statement, "
+        "OUTPUT.privacy.json; tf_labeldp.NoisyLabels.load(OUTPUT) reads both. Both files may be "
+        "published; the statement names the time of the draw and its actor (LABELDP_ACTOR, or the "
+        "name of the login). The input, the store and the errors of this command are for the label "
+        "holder alone. Several files are one table, with one prior and one statement: all are "
+        "checked before anything is drawn, and the folder of the output appears as a whole.",
+        epilog="The rows keep their order, and the id columns are copied: neither may depend on "
+        "the labels. Range, classes and settings must be chosen without looking at the labels. "
+        "Each run without --store draws, and spends, again; publishing the outputs of several "
+        "costs the sum of their epsilons. The form of errors: see tf-labeldp --help.",
     )
     add("input", type=_path, nargs="+",
         help="table with the labels: .csv, .csv.gz or .parquet; several files, a folder of them or "
@@ -374,7 +363,6 @@ def _add_randomize(verbs: Any) -> None:
         "for CSV from stdin. Goes first, since --classes takes all words after it")
     add("--column", required=True, metavar="NAME", help="column of the labels")
     add("--task", required=True, choices=("regression", "classification"))
-    add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the output")
     add("--output", required=True, type=_path,
         help="new table: .csv, .csv.gz or .parquet; for several inputs also a new folder, with a "
         "table for each file; or - for CSV to stdout")
@@ -391,17 +379,10 @@ def _add_randomize(verbs: Any) -> None:
         help="column to copy, may be given several times (default: the column named id, row_id or "
         "row, else row numbers from 0 in a column row). No other column is copied")
     add("--output-column", metavar="NAME", help="name of the noisy labels (default: --column)")
-    add("--store", type=_path, metavar="DIR",
-        help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
-        "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
-        "in the folder of the output, nor the other way round")
     add("--draws", choices=("stored", "keyed"), default="stored",
         help="keyed: by a secret key, labels.key in the --store, and the id of the row, so that "
         "Beam or Spark can make the same draws; stored: by the operating system's generator "
         "(default)")
-    add("--insecure-seed", type=_at_least(0), metavar="N",
-        help="repeatable draws; the statement is then 'NOT PRIVATE: seeded' (default: the "
-        "operating system's secure generator)")
     add("--overwrite", action="store_true", help="replace an existing output")
     add("--quiet", action="store_true", help="print errors alone: no progress, no remarks")
     _add_labels(add)
@@ -420,7 +401,7 @@ def _add_randomize(verbs: Any) -> None:
 
 
 def _add_labels(add: Any) -> None:
-    """Adds the options that describe labels, of which each command needs some."""
+    """Adds the options of commands that read private labels; each needs some of the first."""
     add("--num-classes", type=_at_least(2), metavar="K", help="labels are whole numbers 0..K-1")
     add("--classes", nargs="+", metavar="NAME",
         help="labels are names: those of all classes, which are public")
@@ -428,11 +409,18 @@ def _add_labels(add: Any) -> None:
     add("--high", type=_number, help="the largest number, which is public")
     add("--clip", action="store_true", default=None,
         help="set numbers outside the range to its nearer end instead of refusing them")
+    add("--epsilon", required=True, type=_epsilon, help="privacy parameter of the output")
+    add("--store", type=_path, metavar="DIR",
+        help="folder that keeps the draws: a run that was stopped, started again with it, goes on "
+        "with the same draws and spends nothing twice. It stays with the labels, so it must not be "
+        "in the folder of the output, nor the other way round")
+    add("--insecure-seed", type=_at_least(0), metavar="N",
+        help="repeatable draws; the statement is then 'NOT PRIVATE: seeded' (default: the "
+        "operating system's secure generator)")
 # fmt: on
 
 
 def _check_train(args: argparse.Namespace) -> None:
-    """Raises for options that are missing, or do not go together."""
     numbers = args.low is not None or args.high is not None
     if (args.num_classes is not None) + (args.classes is not None) + numbers != 1:
         raise CommandError(
@@ -452,7 +440,6 @@ def _check_train(args: argparse.Namespace) -> None:
 
 
 def _check_randomize(args: argparse.Namespace) -> None:
-    """Raises for options that are missing, or do not go together."""
     if args.draws == "keyed":
         _refuse(args, ("insecure_seed",), "is for --draws stored")
         if args.store is None:

@@ -375,7 +375,6 @@ class Report:
         )
 
     def table(self) -> str:
-        """Returns test accuracy by method and epsilon."""
         heads = [f"eps {epsilon:g}" for epsilon in self.epsilons]
         width = max(8, *(len(head) + 2 for head in heads))
         rows = {
@@ -410,7 +409,6 @@ class Report:
 
 
 def _draw(report: Report) -> str:
-    """Writes the plot and returns a line about it."""
     try:
         from matplotlib.figure import Figure  # draws with Agg, needs no display
     except ImportError:

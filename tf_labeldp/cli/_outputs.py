@@ -125,7 +125,6 @@ class Output(abc.ABC):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Removes all that has not been published."""
         self._undo.close()
 
     def publish(self, statement: str, rows: Sequence[Iterable[Any]], jobs: int) -> None:
@@ -201,7 +200,6 @@ class Output(abc.ABC):
         return True
 
     def _remove_leftovers(self) -> None:
-        """Removes the hidden files of earlier runs for this output that were killed."""
         name = re.compile(re.escape(self._hidden) + r"[0-9a-f]{16}(-old)?(-statement)?\.tmp")
         for path in self._folder.parent.iterdir():
             if name.fullmatch(path.name):
@@ -291,7 +289,6 @@ class StreamOutput(Output):
 
 
 def _writer(file: Any, kind: str, schema: Any) -> Any:
-    """Returns the writer of a table of this format to an open file."""
     return parquet.ParquetWriter(file, schema) if kind == "parquet" else CsvWriter(file, schema)
 
 
@@ -305,7 +302,6 @@ class CsvWriter:
         self._file.write(_lines([pa.array([name]) for name in schema.names]))
 
     def write_table(self, table: Any) -> None:
-        """Appends rows."""
         self._file.write(_lines([column.cast(pa.string()) for column in table.columns]))
 
     def close(self) -> None:

@@ -86,7 +86,6 @@ def _read(path: pathlib.Path) -> Any:
 
 
 def _column(table: Any, name: str, option: str) -> Any:
-    """Returns a column in one piece."""
     if table.column_names.count(name) != 1:
         raise CommandError(
             f"{option} {name}: the table has {table.column_names.count(name)} columns of this "

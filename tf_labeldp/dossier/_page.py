@@ -214,7 +214,6 @@ def _table(columns: Columns, rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _facts(facts: dict[str, Any]) -> str:
-    """Returns names and values as a table without heads."""
     rows = [
         f"<tr><td>{_text(name)}</td><td>{_text(fact)}</td></tr>" for name, fact in facts.items()
     ]

@@ -69,7 +69,6 @@ class Report:
         return f"Report({self.statement.headline!r})"
 
     def __str__(self) -> str:
-        """Returns the statement, and a line for each label set, file and audit."""
         lines = [str(self.statement), ""]
         for entry in self.content["label_sets"]:
             budget = entry["budget"]
@@ -163,7 +162,6 @@ def _stores_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _label_set(path: pathlib.Path, ledger: Ledger) -> dict[str, Any]:
-    """Returns the entry of one label set."""
     store, name = LabelStore(path), ledger.label_set.name
     header = store.header()
     own = [receipt for receipt in ledger.receipts() if receipt.labels.name == name]
@@ -253,7 +251,6 @@ def _audit_as_json(name: str, result: AuditResult | LabelInference) -> dict[str,
 
 
 def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
-    """Returns the versions of the software that made the report and the releases."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _LIBRARIES:
         try:
@@ -265,5 +262,4 @@ def _versions(receipts: Iterable[Receipt]) -> dict[str, str]:
 
 
 def _finite(value: float) -> float | str:
-    """Returns a number as JSON can hold it."""
     return value if math.isfinite(value) else str(value)

@@ -60,7 +60,6 @@ class Published:
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Returns the result in plain English."""
         lines = [f"{self.path}: {self.contains}"]
         lines += [f"  {self.guarantee.headline}"] if self.guarantee is not None else []
         lines += [f"  {verdict([text])}" for text in self.problems] or [f"  {verdict(())}"]
