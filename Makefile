@@ -75,10 +75,15 @@ docs: $(VENV)/.docs
 mutants: $(VENV)/.test $(VENV)/.mutants
 	$(BIN)/python tests/mutants.py
 
+# Phrases that read as translated.
+BANNED_WORDS := anew|so many|as a rule|none of ours|whoever|handed out|held against|but for
+
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/mypy
+	! grep -rniE '\b($(BANNED_WORDS))\b' --include='*.md' --include='*.py' \
+	  README.md CONTRIBUTING.md docs tf_labeldp keras_layers examples benchmarks
 
 bench: $(VENV)/.test
 	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do \

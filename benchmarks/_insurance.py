@@ -61,7 +61,7 @@ class _Columns:
 
 
 # beMTPL97: `claim`, `nclaims` and `average` (amount / nclaims) are made from the same claims as the
-# label, so whoever has no labels does not have them either. pg15training: `Indtppd` is the cost of
+# label, so a party without labels does not have them either. pg15training: `Indtppd` is the cost of
 # the claims that the label counts, `Numtpbi` and `Indtpbi` are the bodily injuries beside them.
 COLUMNS = {
     "beMTPL97": _Columns(

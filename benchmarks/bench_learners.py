@@ -119,7 +119,7 @@ class Data:
 
 
 class _Keep(keras.callbacks.Callback):
-    """Saves an encoder after so many minutes each, and ends the training after the last."""
+    """Saves an encoder after each number of minutes, and ends the training after the last."""
 
     def __init__(self, encoder: Any, files: list[pathlib.Path], minutes: Any) -> None:
         super().__init__()
@@ -418,7 +418,7 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--passes", type=int, default=10, help="over the images, of each training")
-    parser.add_argument("--encoders", nargs="+", type=float, help="SimCLR after so many minutes")
+    parser.add_argument("--encoders", nargs="+", type=float, help="minutes of SimCLR")
     parser.add_argument("--made", type=pathlib.Path, default=pathlib.Path("bench_learners_made"))
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("learners.jsonl"))
     args = parser.parse_args()

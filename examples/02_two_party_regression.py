@@ -44,7 +44,7 @@ def labels_party(folder: pathlib.Path) -> None:
     table = np.loadtxt(private / "labels.csv", delimiter=",", skiprows=1)
     ids, true_labels = table[:, 0].astype(int), table[:, 1]
     # The range is public: both parties know it. Take it from what the labels mean, not from the
-    # labels, or whoever has the largest one is shown; clip=True moves labels beyond it to its end.
+    # labels, or the largest label is revealed; clip=True moves labels beyond it to its end.
     low, high = json.loads((private / "range.json").read_text())
 
     # The vault: charges every draw, and keeps it, so that a second run sends the same noisy labels

@@ -3,9 +3,9 @@
     LABELDP_DATA_DIR=... python examples/06_user_level.py
 
 Reads `insurance/beMTPL97.csv.gz` (Belgian motor liability, 163,212 policies in 583 postcodes) from
-that folder. The label is whether a policy had a claim, the unit of privacy the postcode: whoever
-sees the model can't tell what any one postcode's labels were. With so few units a small epsilon
-leaves little to learn; the lines below say how little.
+that folder. The label is whether a policy had a claim, the unit of privacy the postcode: the
+model reveals almost nothing about the labels of any one postcode. With so few units a small epsilon
+leaves little to learn, as the lines below show.
 """
 
 import csv

@@ -56,6 +56,6 @@ print(model.guarantee())
 model.to_keras().save(publish / "model.keras")
 print(model.predict({"age": [80], "visits": [5], "town": ["Rome"]}))
 
-# 6. A report for whoever signs: what left the vault, when, at what epsilon, and what must be true.
+# 6. A report to sign: each release, its date, its epsilon, and the assumptions.
 #    (`tf-labeldp report` does the same without Python; it needs matplotlib.)
 ldp.report(private / "label-store", published=[publish]).save(publish / "report")

@@ -1,6 +1,7 @@
 """Cross-entropy to the posterior of the true class given a noisy one-hot label."""
 
 import math
+import numbers
 from typing import Annotated, Any
 
 import keras

@@ -66,7 +66,7 @@ def dp_sgd_guarantee(
     Raises:
         TypeError: an argument is not a number.
         ValueError: an argument is out of range or unknown; or no finite epsilon is found, with too
-            little noise or a delta below the resolution of so many steps.
+            little noise or a delta below the resolution of the accounting.
 
     Example:
         >>> steps = dict(noise_multiplier=10.0, sampling_probability=0.01, steps=300, delta=1e-5)

@@ -23,7 +23,7 @@ class RowSource:
             check_numbers(one.dtype)
 
     def specs(self, num_rows: int) -> list[tf.TensorSpec]:
-        """Returns what buffers of so many rows are, in the order of ``read``."""
+        """Returns the specs of buffers of ``num_rows`` rows, in the order of ``read``."""
         return [
             tf.TensorSpec((num_rows, *part.shape[1:]), kept_dtype(part.dtype))
             for part in self._first

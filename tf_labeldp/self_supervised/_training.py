@@ -95,7 +95,7 @@ class Batches(keras.utils.PyDataset):
         return self._make(*rows)
 
     def on_epoch_end(self) -> None:
-        """Shuffles anew."""
+        """Shuffles again."""
         self._epoch += 1
         self._shuffle()
 

@@ -307,7 +307,7 @@ class DivideMix(Learner):
 
 
 class _Divided(Batches):
-    """Batches for both networks, divided anew at each epoch."""
+    """Batches for both networks, divided again in each epoch."""
 
     def __init__(
         self,
