@@ -142,7 +142,7 @@ class NeighbourSmoothing(FeatureMap):
         return self
 
     def transform(self, inputs: Public[Any]) -> np.ndarray:
-        """Returns the smoothed features of examples, ``float32`` (m, n_features_out_).
+        """Returns the smoothed features of examples, ``float32`` (m, num_features).
 
         Args:
             inputs: as in ``fit``, of any number of rows.

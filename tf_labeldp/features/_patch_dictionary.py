@@ -114,7 +114,7 @@ class PatchDictionary(FeatureMap):
         return self
 
     def transform(self, images: Public[Any]) -> np.ndarray:
-        """Returns the features of images, ``float32`` (m, n_features_out_), none below zero.
+        """Returns the features of images, ``float32`` (m, num_features), none below zero.
 
         Args:
             images: (m, h, w) or (m, h, w, c), of the shape and the scale of those of ``fit``.

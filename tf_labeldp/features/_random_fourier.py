@@ -121,7 +121,7 @@ class RandomFourierFeatures(FeatureMap):
         return self
 
     def transform(self, table: Public[Any]) -> np.ndarray:
-        """Returns the features of a table, ``float32`` (m, n_features_out_).
+        """Returns the features of a table, ``float32`` (m, num_features).
 
         Args:
             table: as in ``fit``. Columns are found by name, in any order, and others ignored; an
