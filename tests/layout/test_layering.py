@@ -210,13 +210,13 @@ def test_the_files_of_a_part_import_each_other_in_an_order(part: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from tf_labeldp.vault._evaluation import evaluate",
-        "from ._evaluation import evaluate",
-        "from . import _evaluation",
+        "from tf_labeldp.vault._noisy_labels import NoisyLabels",
+        "from ._noisy_labels import NoisyLabels",
+        "from . import _noisy_labels",
         "from tf_labeldp.vault import PrivateLabels",
         "if TYPE_CHECKING:\n    from tf_labeldp.vault._private_labels import PrivateLabels",
-        "def f():\n    from tf_labeldp.vault._evaluation import evaluate",
-        "import importlib\nimportlib.import_module('tf_labeldp.vault._evaluation')",
+        "def f():\n    from tf_labeldp.vault._noisy_labels import NoisyLabels",
+        "import importlib\nimportlib.import_module('tf_labeldp.vault._noisy_labels')",
     ],
 )
 def test_a_cycle_is_caught(source: str) -> None:

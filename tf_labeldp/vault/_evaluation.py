@@ -156,7 +156,7 @@ def select(
 
     Raises:
         BudgetExceededError: the vault's budget does not allow it; nothing was released.
-        ValueError: no model, predictions of a wrong shape, or another metric.
+        ValueError: no model, unsuitable predictions, or another metric.
 
     Example:
         >>> from tf_labeldp import PrivacyBudget, PrivateLabels

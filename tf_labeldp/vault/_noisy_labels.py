@@ -90,8 +90,8 @@ class NoisyStatistic:
         """
         if not isinstance(self.mechanism, HistogramMechanism):
             raise TypeError(
-                f"expected a histogram, got a release of {type(self.mechanism).__name__}. Release "
-                "a HistogramMechanism."
+                f"priors are made of histograms, and this is a {type(self.mechanism).__name__}. "
+                "Release a HistogramMechanism."
             )
         if self.mechanism.values is None:
             return Priors(histogram_prior(self.values), self.groups, None, self.receipts)

@@ -277,7 +277,7 @@ class PrivateLabels:
         return len(self._sealed) if self._among is None else self._among.size
 
     def split(self, held_out: Public[Any], *, seed: int = 0) -> tuple[PrivateLabels, PrivateLabels]:
-        """Returns two parts, such as for training and for evaluation: vaults of disjoint examples.
+        """Returns the vault of the other examples and that of ``held_out``, such as for evaluation.
 
         Both belong to this vault: a use of a part is charged here to its examples alone, so that
         uses of the two compose in parallel, and ``guarantee()`` of either is that of the whole. A
@@ -285,14 +285,8 @@ class PrivateLabels:
 
         Args:
             held_out: the share of the examples in the second part, in (0, 1), chosen at random; or
-                these examples: integers (m,) or a boolean mask (n,).
+                these examples: integers (m,) or a boolean mask (n,). No part may be empty.
             seed: of the random choice; public.
-
-        Returns:
-            The vault of the other examples and that of ``held_out``, in the order of the labels.
-
-        Raises:
-            TypeError, ValueError: a share out of range, bad indices, or a part without examples.
 
         Example:
             >>> from tf_labeldp import PrivacyBudget
@@ -422,7 +416,7 @@ class PrivateLabels:
             key: a name for this release, as for ``randomize``.
 
         Raises:
-            As ``randomize``.
+            Errors as of ``randomize``.
 
         Example:
             >>> from tf_labeldp.accounting import PrivacyBudget
@@ -571,10 +565,8 @@ class PrivateLabels:
     ) -> None:
         """Raises a ``BudgetExceededError`` if these uses would pass the budget; draws nothing.
 
-        Args:
-            mechanism: one, or several, for ``randomize``, ``release`` or ``charge``.
-            indices: as for ``randomize``.
-            receipts: of the public inputs of the use.
+        ``mechanism`` is one, or several, for ``randomize``, ``release`` or ``charge``;
+        ``receipts`` are those of the public inputs of the use.
         """
         public = public_input(mechanism, indices)
         planned, rows = self._planned(public.value[0]), self._rows(public.value[1])
@@ -641,12 +633,8 @@ class PrivateLabels:
         """Raises the budget; the store keeps it, and the history shows it with its reason.
 
         Args:
-            budget: the new one, at least the old one in epsilon and delta.
+            budget: at least the old one in epsilon and delta, or a ``ValueError`` is raised.
             reason: a sentence for the history.
-
-        Raises:
-            TypeError: not a budget, or no reason.
-            ValueError: a smaller budget.
         """
         if not isinstance(budget, PrivacyBudget):
             raise TypeError(f"budget must be a PrivacyBudget, got {type(budget).__name__}.")
