@@ -188,11 +188,7 @@ def test_errors(mechanism, noisy, priors, error, message):
 
 
 def test_channel_inverse_errors():
-    with pytest.raises(ValueError, match="cannot be inverted"):
-        channel_inverse(np.full((2, 3), 1 / 3))
     with pytest.raises(ValueError, match=r"cannot be inverted.*Raise epsilon"):
         channel_inverse(np.full((3, 3), 1 / 3))
     with pytest.raises(ValueError, match="cannot be inverted"):
         channel_inverse(RRTopK(1.0, 5, 2).transition_matrix(PRIOR))
-    with pytest.raises(ValueError, match="cannot be inverted"):
-        channel_inverse([[np.nan, 1.0], [0.5, 0.5]])

@@ -102,7 +102,8 @@ def debiased(
     if isinstance(mechanism, AdditiveMechanism):
         if mechanism.clip:
             raise ValueError(
-                f"{mechanism!r} clips its labels: this bias can't be undone. Draw with clip=False."
+                f"{mechanism!r} clips its noisy labels, and this bias can't be undone. Draw with "
+                "clip=False."
             )
         return _validate.real_vector("noisy_labels", noisy_labels)
     if isinstance(mechanism, ALIBI):
