@@ -187,7 +187,6 @@ class Clusters:
         )
 
     def __str__(self) -> str:
-        """Returns ``summary()``."""
         return self.summary()
 
     def __repr__(self) -> str:
@@ -248,7 +247,6 @@ def find_clusters(
 
 
 def _kmeans_centres(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
-    """Returns the centres of k-means, ``float64`` (C, d)."""
     from sklearn import cluster
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

@@ -55,13 +55,11 @@ class Estimator(BaseEstimator):
         return clone
 
     def _family_of_clones(self) -> object:
-        """Returns an object that this estimator shares with all its clones."""
         if not hasattr(self, "_family"):
             self._family: object = _Family()
         return self._family
 
     def _refuse_unfitted(self, attribute: str, call: str) -> None:
-        """Raises if ``fit`` has not set the attribute."""
         if not hasattr(self, attribute):
             raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
 

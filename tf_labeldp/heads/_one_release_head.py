@@ -301,7 +301,6 @@ class OneReleaseHead(Head):
         )
 
     def _survey(self, inputs: Rows, labels: Any) -> tuple[PublicRows, LabelSource]:
-        """Returns surveyed rows and their labels, after all checks of arguments."""
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty not in self._penalties:
@@ -327,7 +326,6 @@ class OneReleaseHead(Head):
         return rows, source
 
     def _design(self, rows: PublicRows, source: Any) -> None:
-        """Chooses the scaling of surveyed rows, from public numbers alone."""
         noise_to_signal = None
         if self.spread:
             n, d = rows.shape
