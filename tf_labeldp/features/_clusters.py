@@ -228,7 +228,7 @@ def find_clusters(
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
     seed = _validate.integer_at_least("seed", seed, 0)
     read = Rows(features, encoder, flatten=True)
-    rows = read.array()
+    receipts, rows = read.receipts, read.array()
     if num_clusters > rows.shape[0]:
         raise ValueError(
             f"num_clusters must be at most the number of examples, {rows.shape[0]}, got "
@@ -242,7 +242,7 @@ def find_clusters(
         _frozen(np.arange(num_clusters)),
         bare(encoder),
         read.columns,
-        read.receipts,
+        receipts,
     )
 
 
