@@ -187,7 +187,6 @@ class Clusters:
         )
 
     def __str__(self) -> str:
-        """Returns ``summary()``."""
         return self.summary()
 
     def __repr__(self) -> str:
@@ -229,7 +228,7 @@ def find_clusters(
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
     seed = _validate.integer_at_least("seed", seed, 0)
     read = Rows(features, encoder, flatten=True)
-    rows = read.array()
+    receipts, rows = read.receipts, read.array()
     if num_clusters > rows.shape[0]:
         raise ValueError(
             f"num_clusters must be at most the number of examples, {rows.shape[0]}, got "
@@ -243,12 +242,11 @@ def find_clusters(
         _frozen(np.arange(num_clusters)),
         bare(encoder),
         read.columns,
-        read.receipts,
+        receipts,
     )
 
 
 def _kmeans_centres(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
-    """Returns the centres of k-means, ``float64`` (C, d)."""
     from sklearn import cluster
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

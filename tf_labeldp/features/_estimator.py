@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -55,13 +55,11 @@ class Estimator(BaseEstimator):
         return clone
 
     def _family_of_clones(self) -> object:
-        """Returns an object that this estimator shares with all its clones."""
         if not hasattr(self, "_family"):
             self._family: object = _Family()
         return self._family
 
     def _refuse_unfitted(self, attribute: str, call: str) -> None:
-        """Raises if ``fit`` has not set the attribute."""
         if not hasattr(self, attribute):
             raise ValueError(f"this {type(self).__name__} is not fitted; call {call} first.")
 
@@ -94,29 +92,27 @@ def note_release(layer: Any, receipts: Receipts, weights: Any = None) -> None:
         counted_weights(layer, receipts, layer.weights if weights is None else weights)
 
 
-def input_names(columns: Iterable[str]) -> dict[str, str]:
+def input_names(columns: list[str]) -> dict[str, str]:
     """Returns the name of the Keras input of each column: its own where Keras can have it.
 
     Names must also differ in their letters, digits and underscores, which alone serving keeps.
     """
     names: dict[str, str] = {}
     taken = set(_LAYER_NAMES)
-    others = []
     for column in columns:
         served = re.sub(r"\W", "_", column).lower()
         if _INPUT_NAME.fullmatch(column) and served not in taken:
             names[column] = column
             taken.add(served)
-        else:
-            others.append(column)
-    for column in others:
-        stem = "column_" + re.sub(r"\W", "_", column, flags=re.ASCII)
-        served, number = stem, 1
-        while served.lower() in taken:
-            number += 1
-            served = f"{stem}_{number}"
-        names[column] = served
-        taken.add(served.lower())
+    for column in columns:
+        if column not in names:
+            name = stem = "column_" + re.sub(r"\W", "_", column, flags=re.ASCII)
+            for number in itertools.count(2):
+                if name.lower() not in taken:
+                    break
+                name = f"{stem}_{number}"
+            names[column] = name
+            taken.add(name.lower())
     return names
 
 

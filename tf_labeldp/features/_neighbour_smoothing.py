@@ -204,7 +204,6 @@ class NeighbourSmoothing(FeatureMap):
         return keras_model(inputs, outputs, "neighbour_smoothing")
 
     def _find_directions(self, rows: Rows) -> None:
-        """Sets mean, directions and variances, from some rows."""
         from scipy import linalg
 
         size = len(rows)
@@ -228,7 +227,6 @@ class NeighbourSmoothing(FeatureMap):
         self._variances = values[kept][::-1].astype(np.float32)
 
     def _components(self, rows: Rows) -> np.ndarray:
-        """Returns the principal components of rows."""
         out = np.empty((len(rows), self._variances.size), np.float32)
         for at in range(0, len(rows), _BLOCK):
             part = _block(rows, slice(at, at + _BLOCK))
@@ -240,7 +238,6 @@ class NeighbourSmoothing(FeatureMap):
         return out
 
     def _search_keys(self, components: np.ndarray) -> np.ndarray:
-        """Returns the rows that are compared, of unit norm or zero."""
         keys = components[:, :_SEARCH_COMPONENTS] * self._variances[:_SEARCH_COMPONENTS] ** -0.25
         lengths = np.linalg.norm(keys, axis=1, keepdims=True)
         return keys / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)

@@ -105,7 +105,10 @@ class PatchDictionary(FeatureMap):
         array, self.receipts_ = _checked_images(public.value), public.receipts
         if len(array) == 0:
             raise ValueError("images hold no image; give at least one.")
-        self._pools = self._pooling_matrices(array.shape[1:3], sides)
+        size = array.shape[1:3]
+        self._pools = tuple(
+            _pooling_matrix(size, side, self.stride, self.pooling) for side in sides
+        )
         self.image_shape_ = tuple(array.shape[1:])
         rng = np.random.default_rng(self.seed)
         with threadpool_limits(1, user_api="blas"):  # the products are too small for several
@@ -211,22 +214,6 @@ class PatchDictionary(FeatureMap):
             contrast_floor,
         )
 
-    def _pooling_matrices(
-        self, size: tuple[int, ...], sides: tuple[int, ...]
-    ) -> tuple[np.ndarray, ...]:
-        pools = []
-        for side in sides:
-            rows, columns = ((length - side) // self.stride + 1 for length in size)
-            if min(rows, columns) < self.pooling:
-                raise ValueError(
-                    f"images of {size[0]} x {size[1]} pixels have {max(rows, 0)} x "
-                    f"{max(columns, 0)} places for a patch of {side} x {side}, fewer than the "
-                    f"{self.pooling} x {self.pooling} cells. Use a smaller patch_size, stride or "
-                    "pooling."
-                )
-            pools.append(_pooling_matrix(rows, columns, self.pooling))
-        return tuple(pools)
-
     def _checked_sides(self) -> tuple[int, ...]:
         """Checks the arguments; returns the patch sizes."""
         for name in ("num_atoms", "pooling", "stride", "max_patches"):
@@ -277,15 +264,22 @@ class Filters:
     contrast_floor: float
 
 
-def _pooling_matrix(rows: int, columns: int, cells: int) -> np.ndarray:
-    """Returns ``float32`` (rows * columns, cells^2), whose columns average over grid cells."""
-    sides = []
-    for size in (rows, columns):
-        edges = np.arange(cells + 1) * size // cells
-        cell_of = np.searchsorted(edges, np.arange(size), side="right") - 1
+def _pooling_matrix(size: tuple[int, ...], side: int, stride: int, cells: int) -> np.ndarray:
+    """Returns ``float32`` (patch positions, cells^2), whose columns average over grid cells."""
+    rows, columns = ((length - side) // stride + 1 for length in size)
+    if min(rows, columns) < cells:
+        raise ValueError(
+            f"images of {size[0]} x {size[1]} pixels have {max(rows, 0)} x {max(columns, 0)} "
+            f"places for a patch of {side} x {side}, fewer than the {cells} x {cells} cells. Use a "
+            "smaller patch_size, stride or pooling."
+        )
+    averages = []
+    for places in (rows, columns):
+        edges = np.arange(cells + 1) * places // cells
+        cell_of = np.searchsorted(edges, np.arange(places), side="right") - 1
         one_hot = (cell_of[:, np.newaxis] == np.arange(cells)).astype(np.float64)
-        sides.append(one_hot / one_hot.sum(axis=0))
-    return np.einsum("ia,jb->ijab", *sides).reshape(rows * columns, -1).astype(np.float32)
+        averages.append(one_hot / one_hot.sum(axis=0))
+    return np.einsum("ia,jb->ijab", *averages).reshape(rows * columns, -1).astype(np.float32)
 
 
 def _fill(

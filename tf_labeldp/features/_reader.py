@@ -100,7 +100,6 @@ class Rows:
         return _features_of(inputs, self._encoder, self._flatten), None
 
     def __len__(self) -> int:
-        """Returns n."""
         return int(self._source[0].shape[0])
 
     def take(self, rows: Setting[Any]) -> np.ndarray:
@@ -291,7 +290,6 @@ def check_lengths(parts: list[Any]) -> int:
 
 
 def check_numbers(dtype: Any) -> None:
-    """Refuses features of a dtype that is no number."""
     if np.dtype(dtype).kind not in "biuf":
         raise TypeError(
             f"features must be numbers, got dtype {dtype}. Encode texts and categories first, for "

@@ -182,7 +182,6 @@ class BootstrappedHead(Head):
     def _heads(
         self, num_rows: int, labels: PrivateLabels, receipts: Receipts
     ) -> list[PrivateLogisticRegression]:
-        """Returns heads to fit, after all arguments and the budget for the whole are checked."""
         from tf_labeldp.self_supervised._training import built_network
 
         if not isinstance(labels, PrivateLabels):
@@ -254,7 +253,6 @@ class BootstrappedHead(Head):
             publish(stored, npz(weights), replace=True)
 
     def _for_draw(self) -> float:
-        """Returns the epsilon of the noisy labels."""
         share = self.draw_share
         if share is None:
             share = 0.85 if self.epsilon >= _DRAW_PAYS else 0.0

@@ -132,7 +132,6 @@ def kind_arguments(head: Any) -> dict[str, Any]:
 
 
 def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: Any) -> None:
-    """Refuses arguments of a head that contradict the vault that it is fitted on."""
     if insecure_seed is not None:
         raise ValueError(
             "insecure_seed must be None with a PrivateLabels: it has its own source of random "
@@ -149,8 +148,6 @@ def _check_arguments(arguments: dict[str, Any], kind: LabelKind, insecure_seed: 
 
 
 class _Fits:
-    """The fits on arrays of this process."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: list[tuple[Receipts, np.ndarray | None, object]] = []
@@ -208,7 +205,6 @@ def row_digests(block: np.ndarray) -> np.ndarray:
 
 
 def _factors(places: np.ndarray) -> np.ndarray:
-    """Returns the random factors of columns (m,), ``uint64`` (m,)."""
     # A second factor distinguishes places beyond the key's length.
     turn, place = np.divmod(places, _KEY.size - 1)
     return _KEY[1:][place] + turn.astype(np.uint64) * np.uint64(2) * _KEY[0]

@@ -153,7 +153,6 @@ class Likelihood:
         return curvature / (scores.shape[1] - 1.0 if self.softmax else 2.0)
 
     def first_multiple(self, columns: int) -> float:
-        """Returns the multiple of the penalties at which the search begins."""
         return 2.0 ** round(math.log2(1.2 / self.curvature(columns)))
 
     def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
@@ -203,8 +202,6 @@ class Likelihood:
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodFit:
-    """A fit for one multiple of the penalties."""
-
     coefficients: np.ndarray  # U (d, C)
     multiple: float  # c
     sharpness: float  # beta

@@ -212,7 +212,6 @@ class NoiseCluster(Head):
         return checked_clusters(self.clusters)
 
     def _mechanism(self, kind: LabelKind) -> HistogramMechanism:
-        """Returns the mechanism of the release; raises for labels that are no classes."""
         if kind.num_classes is None:
             raise ValueError(
                 "NoiseCluster is for classes, and these labels are numbers or rows of labels. Use "

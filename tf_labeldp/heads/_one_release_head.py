@@ -20,7 +20,6 @@ from tf_labeldp.accounting import (
     PrivacyGuarantee,
     Private,
     Public,
-    PublicInput,
     Receipt,
     Setting,
     public_input,
@@ -175,7 +174,8 @@ class OneReleaseHead(Head):
         """
         before = dict(vars(self))
         try:
-            inputs = Rows(features, self.encoder, max_bytes=0.25 * self.max_bytes)
+            public = public_input(features, self.encoder)
+            inputs = Rows(*public.value, max_bytes=0.25 * self.max_bytes)
             rows, source = self._survey(inputs, labels)
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
@@ -185,9 +185,9 @@ class OneReleaseHead(Head):
                 # source.release.
                 max_l1 = math.ceil(rows.max_l1 * _L1_STEPS) / _L1_STEPS
                 source.mechanism = with_max_l1(source.mechanism, max_l1)
-                public = PublicInput(rows, inputs.receipts)
-                family = self._family_of_clones()
-                released, self.receipts_ = source.release(public, rows.digests, family)
+                released, self.receipts_ = source.release(
+                    public.with_value(rows), rows.digests, self._family_of_clones()
+                )
                 self._finish(rows, released.values, source)
         except BaseException:  # a fitted head stays as it was, with its own statement
             self.__dict__.clear()
@@ -301,7 +301,6 @@ class OneReleaseHead(Head):
         )
 
     def _survey(self, inputs: Rows, labels: Any) -> tuple[PublicRows, LabelSource]:
-        """Returns surveyed rows and their labels, after all checks of arguments."""
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty not in self._penalties:
@@ -327,7 +326,6 @@ class OneReleaseHead(Head):
         return rows, source
 
     def _design(self, rows: PublicRows, source: Any) -> None:
-        """Chooses the scaling of surveyed rows, from public numbers alone."""
         noise_to_signal = None
         if self.spread:
             n, d = rows.shape

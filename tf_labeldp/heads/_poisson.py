@@ -102,7 +102,6 @@ class CountLikelihood:
     softmax: bool = False
 
     def curvature(self, columns: int) -> float:
-        """Returns h, the Hessian of one row at zero."""
         del columns
         return self.rate
 
@@ -111,12 +110,10 @@ class CountLikelihood:
         return float(self._rates(self._scores(coefficients)).mean(dtype=np.float64))
 
     def first_multiple(self, columns: int) -> float:
-        """Returns the multiple of the penalties at which the search begins."""
         del columns
         return 1.0
 
     def value_and_gradient(self, coefficients: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the sum, and its gradient (d, 1)."""
         scores = self._scores(coefficients)
         rates = self._rates(scores)
         over = np.maximum(scores - math.log(self.high / self.rate), 0.0)

@@ -109,7 +109,6 @@ class HeadPriorRandomizer(Randomizer):
     draw: type[PriorMechanism] = RRWithPrior
 
     def __post_init__(self) -> None:
-        """Checks the arguments."""
         _validate.positive_finite("epsilon", self.epsilon)
         if self.head_share is not None:
             share = _validate.positive_finite("head_share", self.head_share)
@@ -303,8 +302,6 @@ def _shuffled_batches() -> type:
     import keras
 
     class ShuffledBatches(keras.utils.PyDataset):
-        """Batches of examples 0..m-1, in a new order each epoch."""
-
         def __init__(self, load: Any, number: int, size: int, rng: np.random.Generator) -> None:
             super().__init__()
             self._load, self._number, self._size, self._rng = load, number, size, rng

@@ -244,7 +244,6 @@ class RowSample:
         self._rng, self._num_rows = np.random.default_rng(0), 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Takes the next rows of the stream."""
         places = np.arange(self._num_rows, self._num_rows + len(rows))
         # Also for the first rows, as cuts must not matter.
         slots = (self._rng.random(len(rows)) * (places + 1)).astype(np.int64)
@@ -259,7 +258,6 @@ class RowSample:
 
 
 def check_memory(width: int, max_bytes: float) -> None:
-    """Raises if matrices of this width do not fit next to the samples of rows."""
     room = max_bytes * (1.0 - 2.0 / _SHARE)
     needed = 8.0 * _MATRICES * width**2
     if needed > room:
