@@ -11,8 +11,7 @@ import tensorflow as tf
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Setting
 from tf_labeldp.accounting._events import CLIPPINGS
-from tf_labeldp.gradients._clip import Clip, Coordinates, Speed
-from tf_labeldp.gradients._label_distance import LabelDistanceClip
+from tf_labeldp.gradients._clip import Coordinates, Speed
 from tf_labeldp.training._denoisers import Denoiser, NoOp
 from tf_labeldp.training._gaussian_noise import GaussianNoise, NoiseMechanism, fixed
 from tf_labeldp.training._preconditioner import GaussNewton
@@ -154,11 +153,6 @@ class LabelDPOptimizer(keras.optimizers.Optimizer):
             return self.noise.dp_event(sampling_probability, steps)
         noise = cast(GaussianNoise, self.noise)  # as _check_by_distance has it
         return noise.dp_event(sampling_probability, steps, self.clipping)
-
-    def clip(self, group_size: int, coordinates: list[Coordinates] | None) -> Clip:
-        """Returns the bound on each group of neighbouring rows in a step."""
-        kind = Clip if self.clipping == "norm" else LabelDistanceClip
-        return kind(self.l2_norm_clip, group_size, coordinates)
 
     def build(self, variables: list[Any]) -> None:
         """Makes the variables of the inner optimizer, the noise and the denoiser."""

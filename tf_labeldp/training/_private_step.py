@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_labeldp.gradients._clip import Batch, Speed
+from tf_labeldp.gradients._clip import Batch, Clip, Speed
+from tf_labeldp.gradients._label_distance import LabelDistanceClip
 from tf_labeldp.gradients._model_checks import all_layers
 from tf_labeldp.gradients._per_example_clipping import PerExampleClipping
 from tf_labeldp.training._denoisers import NoOp
@@ -261,8 +262,10 @@ class PrivateStep:
         if optimizer.preconditioner is not None:
             coordinates = optimizer.coordinates(vertices(optimizer.preconditioner))
         group_size = plan.rows_a_group(tf.nest.flatten(x)[0], replicas.num_replicas_in_sync)
+        kind = Clip if optimizer.clipping == "norm" else LabelDistanceClip
         result = self._clipping.clipped_sum(
-            Batch(x, y, weights, self.per_example_loss), optimizer.clip(group_size, coordinates)
+            Batch(x, y, weights, self.per_example_loss),
+            kind(optimizer.l2_norm_clip, group_size, coordinates),
         )
         step = optimizer.iterations.value
         half = {layer.name for layer in all_layers(self._model) if layer.compute_dtype == "float16"}
