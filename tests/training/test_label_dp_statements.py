@@ -112,6 +112,20 @@ def test_of_unknown_data_nothing_is_promised() -> None:
     assert model.guarantee().epsilon == math.inf
 
 
+def test_a_declared_history_counts_from_then_on() -> None:
+    model, labels = private_model(), vault()  # of delta 1e-3
+    dataset = tf.data.Dataset.from_tensor_slices((features(), codes()))
+    model.fit(dataset.batch(10, drop_remainder=True), allow_unaccounted=True, verbose=0)
+    stated = model.declare("its author knows the cost", epsilon=0.5, delta=1e-4)
+    assert stated == model.guarantee()
+    assert (stated.epsilon, stated.delta) == (0.5, 1e-4)
+    assert stated.assumptions[0] == "Declared by its author, not checked: its author knows the cost"
+    model.fit(batches(labels), verbose=0)
+    steps = dp_sgd_guarantee(SIGMA, 0.1, 3, DELTA).epsilon
+    assert steps < labels.guarantee().epsilon <= steps + 0.51
+    assert model.guarantee().epsilon == labels.guarantee().epsilon
+
+
 @pytest.mark.parametrize("seeded", ["noise", "batches", "neither"])
 def test_seeds_are_not_private(seeded: str) -> None:
     model = private_model(insecure_seed=1 if seeded == "noise" else None)
