@@ -199,7 +199,8 @@ class Ledger:
         record = Record.of(len(self.records), **content)
         if self._store is None or self._store.read_only:
             return self._remember(record)
-        for written in self._store.append_next(record):  # read back: an interrupt loses nothing
+        self._store.append(record)
+        for written in self._store.new_records():  # read back: an interrupt here loses nothing
             self._remember(written)
         return record
 
@@ -398,7 +399,7 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
 
     Args:
         path: of the store.
-        actor: named in the header; None for ``LABELDP_ACTOR``, or the name of the login.
+        actor: named in the header of the store; None for ``LABELDP_ACTOR``, or the name of the login.
 
     Returns:
         The names of other files in the folder, which are left untouched.

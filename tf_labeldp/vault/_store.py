@@ -98,7 +98,8 @@ class LabelStore:
         self._records = os.fspath(self.path / _RECORDS)
         self._asked_in_project = in_project
         self._digests: list[str] = []  # the name of the label set, then one for each record read
-        self._receipts: dict[str, Receipt] = {}  # of the records read, by their ids
+        self._receipts: list[Receipt | None] = []  # of each record read
+        self._numbers: dict[str, int] = {}  # of the record of each receipt
         self._ids_of_0_2: set[str] = set()  # of receipts that were read from a store of 0.2
         self._lock: Any = None
         self._lock_of = -1
@@ -299,15 +300,15 @@ class LabelStore:
         number, digest = self._read_last()
         self._digests = self._digests or [header["label_set"]]
         found = self._read_on("forgotten" in header)
-        if number > self._count:
+        if number > len(self._receipts):
             raise LabelStoreError(
-                f"The store {self.path} lacks record {self._count}, of {number}. A missing "
+                f"The store {self.path} lacks record {len(self._receipts)}, of {number}. A missing "
                 "record is a charge forgotten, so it is refused. Restore the folder from a backup."
             )
         if number and self._digests[number] != digest:
             raise damaged(self.path / _LAST)
-        if number < self._count and not self.read_only:
-            self._write_last(self._count, self._digests[-1])
+        if number < len(self._receipts) and not self.read_only:
+            self._write_last(len(self._receipts), self._digests[-1])
         if self._ids_of_0_2:  # it was brought to this format since
             found, self._ids_of_0_2 = self._unread_of_0_2(found), set()
         return found
@@ -322,17 +323,13 @@ class LabelStore:
             if not read or (record.receipt and record.receipt.id not in read)
         ]
 
-    @property
-    def _count(self) -> int:
-        """The number of records read."""
-        return len(self._digests) - 1
-
     def _read_on(self, forgotten: bool) -> list[Record]:
         """Returns the records that follow those that were read, until there is none."""
         found = []
-        while (record := self._read_record(self._count, forgotten)) is not None:
+        while (record := self._read_record(len(self._receipts), forgotten)) is not None:
+            self._receipts.append(record.receipt)
             if record.receipt is not None:
-                self._receipts.setdefault(record.receipt.id, record.receipt)
+                self._numbers.setdefault(record.receipt.id, record.number)
             found.append(record)
         return found
 
@@ -348,10 +345,7 @@ class LabelStore:
             **{name: getattr(record, name) for name in _PLAIN_FIELDS if getattr(record, name)},
             "receipt": None if record.receipt is None else record.receipt.to_json(),
             "budget": None if budget is None else [budget.epsilon, budget.delta],
-            "made_of": [  # by id, if a record has the receipt
-                other.id if other.id in self._receipts else other.to_json()
-                for other in record.made_of
-            ],
+            "made_of": self._shortened(record.made_of),
             "weights": list(record.weights),
             "arrays": [_digest(content), *arrays] if arrays else [],
         }
@@ -371,7 +365,7 @@ class LabelStore:
 
     def append_next(self, record: Record) -> list[Record]:
         """Writes a record in the place after those that were read, and returns it as it is read."""
-        self.append(dataclasses.replace(record, number=self._count))
+        self.append(dataclasses.replace(record, number=len(self._receipts)))
         return self._read_on(False)
 
     def _read_record(self, number: int, forgotten: bool) -> Record | None:
@@ -395,25 +389,43 @@ class LabelStore:
             if not (forgotten and not content) and _digest(content) != expected:
                 raise ValueError("the arrays are other ones")
             receipt, budget = fields.get("receipt"), fields.get("budget")
-            record = Record(
+            self._digests.append(digest.decode())
+            return Record(
                 number,
                 receipt=None if receipt is None else Receipt.from_json(receipt),
                 budget=None if budget is None else PrivacyBudget(*budget),
-                made_of=tuple(
-                    self._receipts[other] if isinstance(other, str) else Receipt.from_json(other)
-                    for other in fields.get("made_of", ())
-                ),
+                made_of=self._lengthened(fields.get("made_of", [])),
                 weights=tuple(fields.get("weights", ())),
                 array_names=tuple(names),
                 load=functools.partial(_read_arrays, path, expected),
                 **{name: fields[name] for name in _PLAIN_FIELDS if name in fields},
             )
-            self._digests.append(digest.decode())
-            return record
         except LabelStoreError:
             raise
         except Exception as error:  # of json, and of fields of a wrong type
             raise damaged(path) from error
+
+    def _shortened(self, receipts: Sequence[Receipt]) -> list[Any]:
+        """Returns receipts as JSON can hold them; those of records by ranges of their numbers."""
+        found: list[Any] = []
+        for receipt in receipts:
+            number = self._numbers.get(receipt.id)
+            if number is None:
+                found.append(receipt.to_json())
+            elif found and isinstance(found[-1], list) and found[-1][1] == number:
+                found[-1][1] += 1
+            else:
+                found.append([number, number + 1])
+        return found
+
+    def _lengthened(self, shortened: list[Any]) -> tuple[Receipt, ...]:
+        receipts: list[Receipt | None] = []
+        for part in shortened:
+            is_range = isinstance(part, list)
+            receipts += self._receipts[slice(*part)] if is_range else [Receipt.from_json(part)]
+        if None in receipts:
+            raise ValueError("receipts of a record that has none")
+        return tuple(receipts)  # type: ignore[arg-type]
 
     def _write_last(self, count: int, digest: str) -> None:
         """Writes the number of records, in place: if it is lost, the records show it."""
