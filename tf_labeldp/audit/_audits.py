@@ -145,10 +145,10 @@ def audit_training(
 
     Example:
         >>> from tf_labeldp.mechanisms import RandomizedResponse
+        >>> rng = np.random.default_rng(0)
         >>> def fit(labels):
-        ...     return np.eye(3)[RandomizedResponse(1.0, 3).randomize(labels)]
-        >>> found = audit_training(fit, np.zeros(5000, int), 3, canaries=5000, claimed=1.0)
-        >>> found.refutes
+        ...     return np.eye(3)[RandomizedResponse(1.0, 3).randomize(labels, rng=rng)]
+        >>> audit_training(fit, np.zeros(5000, int), 3, canaries=5000, claimed=1.0, seed=1).refutes
         False
     """
     num_classes = _validate.integer_at_least("num_classes", num_classes, 2)
