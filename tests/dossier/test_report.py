@@ -252,7 +252,7 @@ class TestWhoVouches:
         from tf_labeldp.vault import _records
 
         notes = [WEIGHTS_ASSUMED, _records.PUBLIC_INPUT]
-        for source in ("host", "device", "integer"):
+        for source in ("host", "device"):
             notes += GaussianNoise(1.0, source=source).assumptions()
         assert [note for note in notes if note.who == "nobody"] == []
 

@@ -102,7 +102,7 @@ RUN = textwrap.dedent(
         optimizer = LabelDPOptimizer(keras.optimizers.SGD(0.7), 0.4, **settings)
         model.compile(optimizer, loss=nothing, jit_compile=jit)
         return model
-    for source in ("host", "integer", "device"):
+    for source in ("host", "device"):
         noise, moves = GaussianNoise(1.5, source=source), []
         with two.scope():
             model = made(noise=noise)
@@ -247,7 +247,7 @@ def test_two_replicas_take_the_steps_of_one(found: dict[str, Any], on: str) -> N
     assert found[f"{on} stated"]
 
 
-@pytest.mark.parametrize("source", ["host", "device", "integer"])
+@pytest.mark.parametrize("source", ["host", "device"])
 def test_noise_is_added_once_a_step_and_not_once_a_replica(
     found: dict[str, Any], source: str
 ) -> None:
