@@ -47,9 +47,9 @@ class Priors:
         object.__setattr__(self, "receipts", merge_receipts(self.receipts, public.receipts))
 
     @classmethod
-    def of(cls, priors: Public[Any]) -> Priors:
+    def of(cls, given: Public[Any]) -> Priors:
         """Returns priors as they are, or those of an array, with the receipts that it carries."""
-        public = public_input(priors)
+        public = public_input(given)
         if isinstance(public.value, cls):
             if not public.receipts:
                 return public.value
