@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features import PatchDictionary, RandomFourierFeatures, Rows
+from tf_labeldp.features import FeatureRows, PatchDictionary, RandomFourierFeatures
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _one_release_head
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.vault import PrivateLabels
@@ -102,8 +102,8 @@ def test_data_sets_of_raw_inputs_give_the_same_head(name):
 def test_features_that_are_not_kept_are_made_again():
     """The same to the last bit."""
     kept, again = Flatten(), Flatten()
-    one = Rows(IMAGES, kept, max_bytes=2e9)
-    other = Rows(IMAGES, again, max_bytes=1000.0)
+    one = FeatureRows(IMAGES, kept, max_bytes=2e9)
+    other = FeatureRows(IMAGES, again, max_bytes=1000.0)
     found = []
     for source in (one, other):
         found.append(np.concatenate(list(source.blocks())))
@@ -155,7 +155,7 @@ def test_the_sketch_of_a_release_knows_the_encoder(max_bytes):
     """Without the mean and the spread, nothing else of a release's name would."""
     scanned = []
     for encode in (Flatten(), lambda images: 2.0 * np.reshape(images, (len(images), -1)) ** 2):
-        rows = PublicRows(Rows(IMAGES, encode, max_bytes=max_bytes), 8e9)
+        rows = PublicRows(FeatureRows(IMAGES, encode, max_bytes=max_bytes), 8e9)
         rows.survey()
         rows.design(center=False, intercept=0.2, noise_to_signal=None)
         rows.scan()

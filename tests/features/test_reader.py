@@ -13,10 +13,10 @@ from scipy import sparse
 
 from tf_labeldp.data._row_source import RowSource
 from tf_labeldp.features import (
+    FeatureRows,
     NeighbourSmoothing,
     PatchDictionary,
     RandomFourierFeatures,
-    Rows,
     find_clusters,
 )
 from tf_labeldp.features._reader import collected, table_columns
@@ -90,8 +90,8 @@ def of_row_source(inputs):
 
 
 READERS = {
-    "rows": lambda inputs: Rows(inputs).array(),
-    "blocks": lambda inputs: np.concatenate(list(Rows(inputs).blocks())),
+    "rows": lambda inputs: FeatureRows(inputs).array(),
+    "blocks": lambda inputs: np.concatenate(list(FeatureRows(inputs).blocks())),
     "clusters": lambda inputs: np.eye(6)[find_clusters(inputs, 6).assign(inputs)],
     "smoothing": lambda inputs: NeighbourSmoothing(num_neighbours=3).fit(inputs).transform(inputs),
     "fourier": lambda inputs: RandomFourierFeatures(8).fit(inputs).transform(inputs),
@@ -156,7 +156,7 @@ def test_images_of_every_kind(kind):
 def test_columns_of_other_kinds_of_numbers():
     table = pd.DataFrame({"x": [True, False, True], "y": [3, 4, 5]})
     assert np.asarray(table).dtype == object
-    np.testing.assert_array_equal(Rows(table).array(), [[1, 3], [0, 4], [1, 5]])
+    np.testing.assert_array_equal(FeatureRows(table).array(), [[1, 3], [0, 4], [1, 5]])
 
 
 def test_an_encoder_may_take_and_give_sparse_matrices():
@@ -165,7 +165,7 @@ def test_an_encoder_may_take_and_give_sparse_matrices():
             return sparse.csr_matrix(2.0 * x)
 
     for inputs in (X, sparse.csr_matrix(X), frame()):
-        np.testing.assert_allclose(Rows(inputs, Scaler()).array(), 2.0 * X)
+        np.testing.assert_allclose(FeatureRows(inputs, Scaler()).array(), 2.0 * X)
 
 
 FITTED = {
@@ -216,7 +216,7 @@ NOT_FINITE = np.where(np.arange(4 * N).reshape(N, 4) == 9, np.inf, X)
 ENDLESS = dataset(X).repeat()
 SHUFFLED = tf.data.Dataset.from_tensor_slices(X).shuffle(N, seed=1).batch(8)
 READ_BY_ROW = {
-    "rows": lambda inputs, **how: Rows(inputs, **how).array(),
+    "rows": lambda inputs, **how: FeatureRows(inputs, **how).array(),
     "clusters": lambda inputs, **how: find_clusters(inputs, 3, **how),
     "smoothing": lambda inputs, **how: NeighbourSmoothing(**how).fit(inputs),
     "head": lambda inputs, **how: PrivateRidge(1.0, 1e-4, num_classes=3, **how).fit(inputs, Y),

@@ -14,7 +14,7 @@ import pytest
 from scipy import special, stats
 
 from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features import Rows
+from tf_labeldp.features import FeatureRows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.mechanisms import LabelMomentMechanism
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def rows_of_a_head(settings, features=SIX):
-    rows = PublicRows(Rows(features), 8e9)
+    rows = PublicRows(FeatureRows(features), 8e9)
     rows.survey()
     rows.design(**SETTINGS[settings])
     return rows

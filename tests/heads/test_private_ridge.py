@@ -11,7 +11,7 @@ import tensorflow as tf
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.features import RandomFourierFeatures, Rows
+from tf_labeldp.features import FeatureRows, RandomFourierFeatures
 from tf_labeldp.heads import (
     PrivateLogisticRegression,
     PrivateRidge,
@@ -359,9 +359,9 @@ def test_bad_input_with_a_vault_costs_nothing(kind, examples):
 def test_the_features_are_read_as_often_as_needed(examples, tmp_path, monkeypatch):
     """For the survey and the scan; for the release, where the scaled rows were not kept."""
     readings = []
-    blocks = Rows.blocks
+    blocks = FeatureRows.blocks
     monkeypatch.setattr(
-        Rows, "blocks", lambda self, see=None: readings.append(1) or blocks(self, see)
+        FeatureRows, "blocks", lambda self, see=None: readings.append(1) or blocks(self, see)
     )
     x, y = examples.features, examples.classes
     budget = PrivacyBudget(9.0, 1e-6)

@@ -12,14 +12,14 @@ import tqdm.std
 from scipy import stats
 
 from tf_labeldp import _progress
-from tf_labeldp.features import Rows, _reader
+from tf_labeldp.features import FeatureRows, _reader
 from tf_labeldp.heads import _public_rows
 
 FALSE_ALARM = 1e-6
 
 
 def rows_of(source, max_bytes=8e9):
-    return _public_rows.PublicRows(Rows(source), max_bytes)
+    return _public_rows.PublicRows(FeatureRows(source), max_bytes)
 
 
 def designed(source, center=True, intercept=0.2, noise_to_signal=0.01, max_bytes=8e9):
@@ -166,7 +166,7 @@ def test_a_memory_mapped_array_is_read_in_place(tmp_path):
     one, other = scanned(mapped), scanned(table())
     np.testing.assert_array_equal(one.gram, other.gram)
     assert one.digest() == other.digest()
-    assert np.shares_memory(next(Rows(mapped).blocks()), mapped)
+    assert np.shares_memory(next(FeatureRows(mapped).blocks()), mapped)
 
 
 def test_a_long_pass_says_how_far_it_is(monkeypatch, capsys):
@@ -298,7 +298,7 @@ def test_sums_in_single_precision_stay_short(monkeypatch):
 def test_the_release_reads_rows_again_only_where_they_were_not_kept(max_bytes):
     """The same rows, matrix, sample and digest with little memory, in one reading more."""
     x, readings = table(), []
-    source = Rows(x)
+    source = FeatureRows(x)
     blocks = source.blocks
     source.blocks = lambda see: readings.append(1) or blocks(see)
     rows = _public_rows.PublicRows(source, max_bytes, sample_rows=100)

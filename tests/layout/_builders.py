@@ -295,9 +295,9 @@ def _(put: Put) -> Any:
     return features.RandomFourierFeatures(8).fit(put("table", X))
 
 
-@builds("features.Rows")
+@builds("features.FeatureRows")
 def _(put: Put) -> Any:
-    return features.Rows(put("inputs", X), put("encoder", dense(3)))
+    return features.FeatureRows(put("inputs", X), put("encoder", dense(3)))
 
 
 @builds("features.find_clusters")

@@ -4,13 +4,13 @@ from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import FeatureRows
 
 __all__ = [
+    "FeatureRows",
     "NeighbourSmoothing",
     "PatchDictionary",
     "RandomFourierFeatures",
-    "Rows",
     "denoise_labels",
     "find_clusters",
 ]

@@ -12,7 +12,7 @@ from tf_labeldp import _validate
 from tf_labeldp.accounting import Public, public_input
 from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.mechanisms import RandomizedResponse
 from tf_labeldp.mechanisms._base import checked_mechanism
 
@@ -124,7 +124,7 @@ class Clusters:
                 "these clusters have no centres, so new examples can't be assigned. Make them with "
                 "find_clusters, or assign new examples where the clusters come from."
             )
-        rows = Rows(features, self.encoder, columns=self.feature_names, flatten=True).array()
+        rows = FeatureRows(features, self.encoder, columns=self.feature_names, flatten=True).array()
         if rows.shape[1] != self.centres.shape[1]:
             raise ValueError(
                 f"features have {rows.shape[1]} columns, the centres {self.centres.shape[1]}. Give "
@@ -210,9 +210,9 @@ def find_clusters(
 
     Args:
         features: numbers (n, ...), finite, flattened to (n, d), or inputs of the encoder, of any
-            kind that ``Rows`` reads.
+            kind that ``FeatureRows`` reads.
         num_clusters: C, at least 1, at most n.
-        encoder: as for ``Rows``.
+        encoder: as for ``FeatureRows``.
         seed: of the starting centres; public.
 
     Raises:
@@ -227,7 +227,7 @@ def find_clusters(
     """
     num_clusters = _validate.integer_at_least("num_clusters", num_clusters, 1)
     seed = _validate.integer_at_least("seed", seed, 0)
-    read = Rows(features, encoder, flatten=True)
+    read = FeatureRows(features, encoder, flatten=True)
     receipts, rows = read.receipts, read.array()
     if num_clusters > rows.shape[0]:
         raise ValueError(

@@ -15,7 +15,7 @@ from tf_labeldp import _validate
 from tf_labeldp._progress import Progress
 from tf_labeldp.accounting import Public, Setting
 from tf_labeldp.features._estimator import FeatureMap, keras_model, note_release, with_encoder
-from tf_labeldp.features._reader import Rows, checked_finite
+from tf_labeldp.features._reader import FeatureRows, checked_finite
 
 _Self = TypeVar("_Self", bound="NeighbourSmoothing")
 _BLOCK = 4096
@@ -76,7 +76,7 @@ class NeighbourSmoothing(FeatureMap):
     examples; to ship less, distil the head into a small model (``teacher_labels``).
 
     Args:
-        encoder: from raw inputs to features (n, d), as for ``Rows``; None for features.
+        encoder: from raw inputs to features (n, d), as for ``FeatureRows``; None for features.
         num_neighbours: number of nearest neighbours.
         strength: in [0, 1), the weight of the neighbours; 0 for none.
         num_components: number of principal components, at most.
@@ -110,7 +110,7 @@ class NeighbourSmoothing(FeatureMap):
         """Finds the principal directions and the neighbours, and smooths.
 
         Args:
-            inputs: public, of any kind that ``Rows`` reads; more rows than ``num_neighbours``.
+            inputs: public, of a kind that ``FeatureRows`` reads; more rows than ``num_neighbours``.
             labels: not looked at; scikit-learn's pipelines pass them to every step.
 
         Returns:
@@ -123,7 +123,7 @@ class NeighbourSmoothing(FeatureMap):
         k = _validate.integer_at_least("num_neighbours", self.num_neighbours, 1)
         _validate.integer_at_least("num_components", self.num_components, 1)
         strength = _validate.number_in("strength", self.strength, "[0, 1)")
-        rows = Rows(inputs, self.encoder)
+        rows = FeatureRows(inputs, self.encoder)
         self.receipts_ = rows.receipts
         if len(rows) <= k:
             raise ValueError(
@@ -151,7 +151,7 @@ class NeighbourSmoothing(FeatureMap):
             ValueError: not fitted, or other features than in ``fit``.
         """
         self._refuse_unfitted("_smooth", "fit(inputs)")
-        start = self._components(Rows(inputs, self.encoder, columns=self._known_columns()))
+        start = self._components(FeatureRows(inputs, self.encoder, columns=self._known_columns()))
         if not self.strength:
             return start
         keys = self._search_keys(start)
@@ -203,7 +203,7 @@ class NeighbourSmoothing(FeatureMap):
         note_release(layer, self.receipts_)
         return keras_model(inputs, outputs, "neighbour_smoothing")
 
-    def _find_directions(self, rows: Rows) -> None:
+    def _find_directions(self, rows: FeatureRows) -> None:
         from scipy import linalg
 
         size = len(rows)
@@ -226,7 +226,7 @@ class NeighbourSmoothing(FeatureMap):
         self._vectors = vectors[:, kept][:, ::-1].astype(np.float32)
         self._variances = values[kept][::-1].astype(np.float32)
 
-    def _components(self, rows: Rows) -> np.ndarray:
+    def _components(self, rows: FeatureRows) -> np.ndarray:
         out = np.empty((len(rows), self._variances.size), np.float32)
         for at in range(0, len(rows), _BLOCK):
             part = _block(rows, slice(at, at + _BLOCK))
@@ -243,7 +243,7 @@ class NeighbourSmoothing(FeatureMap):
         return keys / np.where(lengths > 0.0, lengths, 1.0).astype(np.float32)
 
 
-def _block(rows: Rows, which: Any) -> np.ndarray:
+def _block(rows: FeatureRows, which: Any) -> np.ndarray:
     return checked_finite(rows.take(which).astype(np.float32))
 
 

@@ -1,4 +1,4 @@
-"""``Rows``, the one reader of public input: its kinds, how they become numbers, what is refused."""
+"""``FeatureRows``, the one reader of public input: kinds, how they become numbers, refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHUFFLED = (
 )
 
 
-class Rows:
+class FeatureRows:
     """Public inputs as rows of numbers (n, d), read by number or in order, encoded when read.
 
     Args:
@@ -53,7 +53,7 @@ class Rows:
             that has no end or is shuffled. Most of these are raised on reading.
 
     Example:
-        >>> rows = Rows({"age": np.array([20, 30]), "height": np.array([1.6, 1.8])})
+        >>> rows = FeatureRows({"age": np.array([20, 30]), "height": np.array([1.6, 1.8])})
         >>> rows.columns, rows.array().tolist()
         (('age', 'height'), [[20.0, 1.6], [30.0, 1.8]])
     """

@@ -15,7 +15,7 @@ from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting._gaussian import gaussian_share
 from tf_labeldp.accounting._public_input import bare
 from tf_labeldp.accounting._receipts import Receipts, merge_receipts
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads._logistic import PrivateLogisticRegression
 from tf_labeldp.heads._one_release_head import Head
 from tf_labeldp.heads._prior_randomizer import _DRAW_PAYS, teacher_labels
@@ -133,7 +133,7 @@ class BootstrappedHead(Head):
         public = public_input(inputs, self.encoder, self.network, self.views)
         inputs = np.asarray(public.value[0])
         heads = self._heads(len(inputs), labels, public.receipts)
-        first = Rows(inputs, self.encoder, flatten=True).array()
+        first = FeatureRows(inputs, self.encoder, flatten=True).array()
         features, logits, receipts = first, np.zeros(()), public.receipts
         for number, head in enumerate(heads, 1):
             head.fit(public.with_value(features), labels)

@@ -32,7 +32,7 @@ from tf_labeldp.features._estimator import (
     tags_of,
     with_encoder,
 )
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads import _ridge_path
 from tf_labeldp.heads._label_source import LabelSource
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
@@ -175,7 +175,7 @@ class OneReleaseHead(Head):
         before = dict(vars(self))
         try:
             public = public_input(features, self.encoder)
-            inputs = Rows(*public.value, max_bytes=0.25 * self.max_bytes)
+            inputs = FeatureRows(*public.value, max_bytes=0.25 * self.max_bytes)
             rows, source = self._survey(inputs, labels)
             with _threads_that_pay(*rows.shape):
                 self._design(rows, source)
@@ -300,7 +300,7 @@ class OneReleaseHead(Head):
             **kind.mechanism_arguments(),
         )
 
-    def _survey(self, inputs: Rows, labels: Any) -> tuple[PublicRows, LabelSource]:
+    def _survey(self, inputs: FeatureRows, labels: Any) -> tuple[PublicRows, LabelSource]:
         if not isinstance(self.penalty, str):
             _validate.positive_finite("penalty", self.penalty)
         elif self.penalty not in self._penalties:
@@ -412,7 +412,7 @@ class OneReleaseHead(Head):
 
     def _scores(self, features: Any) -> np.ndarray:
         self._check_fitted()
-        rows = Rows(features, self.encoder, columns=self._known_columns())
+        rows = FeatureRows(features, self.encoder, columns=self._known_columns())
         spread = self._scaling.spread
         # In double precision, so that a prediction does not depend on the rows next to it.
         wide = None if spread is None else spread.astype(np.float64)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_labeldp._progress import Progress
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads._label_source import raw_digests, row_digests
 
 _SHARE = 4
@@ -105,7 +105,9 @@ class PublicRows:
     gram: np.ndarray
     max_l1: float
 
-    def __init__(self, source: Rows, max_bytes: float, sample_rows: int | None = None) -> None:
+    def __init__(
+        self, source: FeatureRows, max_bytes: float, sample_rows: int | None = None
+    ) -> None:
         self._source, self._max_bytes, self._sample_rows = source, float(max_bytes), sample_rows
         self._kept: list[np.ndarray] = []
 

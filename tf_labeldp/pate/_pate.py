@@ -12,7 +12,7 @@ import numpy as np
 from tf_labeldp import _validate
 from tf_labeldp.accounting import Private, Public, public_input
 from tf_labeldp.accounting._public_input import array_digest
-from tf_labeldp.features._reader import Rows
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.pate._confident_gnmax import NO_ANSWER, ConfidentGNMax
 from tf_labeldp.vault import NoisyLabels, PrivateLabels
 
@@ -202,7 +202,7 @@ def logistic_teacher(features: Any, labels: np.ndarray, queries: np.ndarray) -> 
     known = np.unique(labels[rows])
     if len(known) == 1:
         return np.full(len(queries), known[0])
-    flat = Rows(features, flatten=True)
+    flat = FeatureRows(features, flatten=True)
     model = LogisticRegression(max_iter=200).fit(flat.take(rows), labels[rows])
     return model.predict(flat.take(queries))
 

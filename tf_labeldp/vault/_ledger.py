@@ -399,7 +399,7 @@ def forget(path: str | os.PathLike[str], *, actor: str | None = None) -> list[st
 
     Args:
         path: of the store.
-        actor: named in the header of the store; None for ``LABELDP_ACTOR``, or the name of the login.
+        actor: named in the header; None for ``LABELDP_ACTOR``, or the name of the login.
 
     Returns:
         The names of other files in the folder, which are left untouched.

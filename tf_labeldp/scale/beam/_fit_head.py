@@ -13,7 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Setting
-from tf_labeldp.features import Rows
+from tf_labeldp.features import FeatureRows
 from tf_labeldp.heads._label_source import kind_arguments
 from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
@@ -192,7 +192,7 @@ def _surveyed(path: str, design: str, head: OneReleaseHead) -> tuple[PublicRows,
         raise ValueError(
             f"{path} is of a head with {known}, got a head with {design}. Name another release."
         )
-    rows = PublicRows(Rows(sample), head.max_bytes, head._sample_rows)
+    rows = PublicRows(FeatureRows(sample), head.max_bytes, head._sample_rows)
     rows.survey()
     rows.num_rows = num_rows
     return rows, num_rows
