@@ -109,7 +109,7 @@ EXPECTED: dict[str, np.ndarray] = {}
 def test_every_kind_gives_the_same_rows(reader, kind):
     inputs = KINDS[kind]()
     if reader == "stages" and kind == "data set of pairs":
-        with pytest.raises(ValueError, match="has tuples, such as"):
+        with pytest.raises(ValueError, match="got tuples, such as"):
             READERS[reader](inputs)
         return
     if reader == "row source" and "data set" in kind:

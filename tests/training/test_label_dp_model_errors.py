@@ -189,7 +189,7 @@ def test_alt_denoisers_without_public_examples() -> None:
 def test_more_public_examples_than_there_are() -> None:
     x, y = data()
     batches = poisson_batches(x, y, sampling_probability=0.5, steps=2)
-    with pytest.raises(ValueError, match=f"only {N}"):
+    with pytest.raises(ValueError, match=f"at most {N} examples"):
         private_model(denoiser=AltConv(N + 1)).fit(batches, verbose=0)
 
 
