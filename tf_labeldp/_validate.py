@@ -259,6 +259,7 @@ def prior_rows(name: str, priors: Any, num_rows: int | None, num_classes: int) -
     if off.size:
         raise ValueError(
             f"{name} must sum to one in every row (tolerance {PRIOR_SUM_TOLERANCE}), but "
-            f"{off.size} row(s) do not: row {off[0]} sums to {sums[off[0]]:.6g}. Normalise them."
+            f"{off.size} row(s) do not: row {off[0]} sums to {sums[off[0]]:.6g}. "
+            "Normalise them, and replace a row of zeros by the uniform prior."
         )
     return rows
