@@ -13,7 +13,7 @@ from dp_accounting import pld
 from scipy import optimize, special, stats
 
 from tf_labeldp.accounting import dp_sgd_charge
-from tf_labeldp.accounting._added_delta import AddedDeltaDpEvent
+from tf_labeldp.accounting._added_events import AddedDeltaDpEvent
 from tf_labeldp.accounting._events import (
     dp_sgd_event,
     event_from_json,
