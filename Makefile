@@ -83,7 +83,7 @@ lint: $(VENV)/.lint
 	$(BIN)/codespell
 	$(BIN)/mypy
 	! grep -rniE '\b($(BANNED_WORDS))\b' --include='*.md' --include='*.py' \
-	  README.md CONTRIBUTING.md docs tf_labeldp keras_layers examples benchmarks
+	  README.md CONTRIBUTING.md docs tf_labeldp keras_layers examples benchmarks tests
 
 bench: $(VENV)/.test
 	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do \

@@ -1,4 +1,4 @@
-"""DP-SGD's epsilon, held against integrals of its own, closed forms, and other pairs."""
+"""DP-SGD's epsilon, compared with integrals, closed forms, and other pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def densities(x, sigma, q, relation, norm=1.0):
 
 
 def composed_loss(sigma, q, steps, relation, norm=1.0):
-    """The privacy loss of so many steps; no accountant is asked."""
+    """The privacy loss of some steps, without an accountant."""
     x = np.linspace(-12 * sigma - norm, 12 * sigma + norm, 4001)
     one, other = densities(x, sigma, q, relation, norm)
     dx = x[1] - x[0]

@@ -1,4 +1,4 @@
-"""Translation to ``dp_accounting`` events, held against exact arithmetic from both sides."""
+"""Translation to ``dp_accounting`` events, compared with exact arithmetic from both sides."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_repeats_equal_one_by_one_composition(name):
     for use in uses * 6:
         accountant.compose(use)
     one_by_one = accountant.get_epsilon(1e-6)
-    # Equal but for rounding errors; Gaussians, each rounded up to the grid, from above.
+    # Equal up to rounding errors; Gaussians, each rounded up to the grid, from above.
     slack = 1e-3 if isinstance(uses[0], dp_accounting.GaussianDpEvent) else 1e-7
     assert composed_epsilon([event] * 6, 1e-6) == pytest.approx(one_by_one, rel=slack)
     repeated = composed_epsilon([Repeated(event, 6)], 1e-6)

@@ -80,7 +80,7 @@ def test_sigma_is_never_too_small_at_an_absurd_epsilon(epsilon, delta):
     sigma = fractions.Fraction(gaussian_sigma(epsilon, delta, 1.0))
     a = fractions.Fraction(epsilon) * sigma - 1 / (2 * sigma)
     assert special.ndtr(-float(a)) <= delta
-    assert 2.0 * epsilon * float(sigma) ** 2 < 1.0 + 2e-7  # the root is at one but for delta
+    assert 2.0 * epsilon * float(sigma) ** 2 < 1.0 + 2e-7  # the root is at one except for delta
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID)

@@ -1,4 +1,4 @@
-"""DP-SGD whose clip bounds a distance: held against integrals of its own, and other pairs."""
+"""DP-SGD whose clip bounds a distance: compared with integrals and other pairs."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_ids_that_do_not_tell_examples_apart_are_refused(id_fn, error, message):
 
 
 def changing(start_with, then, shape=()):
-    """A source of so many elements, and a function that makes it one of another number."""
+    """A source with a number of elements, and a function that changes the number."""
     size = [start_with]
     source = tf.data.Dataset.from_generator(
         lambda: ((np.full([1] * len(shape), i), 0) for i in range(size[0])),

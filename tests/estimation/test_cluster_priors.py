@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 TRUE = np.arange(600) % 3  # of four classes
 FEATURES = (6.0 * np.eye(3)[TRUE] + RNG.normal(size=(600, 3))).astype(np.float32)
 LABELS = np.where(RNG.random(600) < 0.8, TRUE, 3)
-SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
+SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
 
 
 def vault(epsilon=2.0, **arguments):

@@ -21,7 +21,7 @@ from tf_labeldp.mechanisms._base import deserialize, serialize
 from tf_labeldp.mechanisms._histogram import _grid_bits
 
 NOISES = ("discrete_laplace", "laplace")
-SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
+SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
 EPSILONS = [*np.geomspace(1e-6, 50.0, 40).tolist(), 0.1, 1 / 3, 0.7, 2.0]
 
 

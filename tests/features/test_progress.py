@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 def said(monkeypatch, errors, seconds, total=100, **how):
-    """Gives what is said of ten parts that take so many seconds together."""
+    """Returns the lines printed for ten parts that take ``seconds`` together."""
     clock = [0.0]
     monkeypatch.setattr(tqdm.std, "time", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", errors)

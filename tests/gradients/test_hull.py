@@ -467,7 +467,7 @@ def test_regression_gradients_lie_between_those_of_the_ends(flat):
     "function", [project_onto_hull, project_onto_span, estimate_column_norms, GradientOperator]
 )
 def test_post_processing_of_the_target_sees_no_labels(function):
-    """All that comes in is public but for the target, which is private already."""
+    """All inputs are public except the target, which is private already."""
     public = {
         *("operator", "hull", "start", "predictions", "solver", "relative_gap"),
         *("max_products", "curvature", "mask", "step_size", "steps", "tolerance", "num_probes"),

@@ -184,7 +184,7 @@ def test_one_replaced_label_moves_the_sum_by_the_distance_at_most(outputs, clip,
         labels = np.where(np.arange(ROWS) == 3, label, y)
         sums.append(flat(clipped(made, x, labels, clip, method=method).gradients))
     assert diameter(np.array(sums)) <= 2 * clip * (1 + 1e-5)
-    if clip < 1:  # nothing of the distance is left but for the bound of norms
+    if clip < 1:  # only the bound of norms is left of the distance
         assert diameter(np.array(sums)) > 2 * clip * LONGEST_CLIP * (1 - 1e-5)
 
 

@@ -33,7 +33,7 @@ def head(epsilon=1.0, kind=PrivateRidge, **arguments):
 
 
 def of(*epsilons):
-    """The epsilon of so many releases of one label, by themselves."""
+    """The epsilon of ``releases`` of one label alone."""
     charges = [Charge.of(LabelMomentMechanism(one, DELTA, num_classes=2)) for one in epsilons]
     return compose_charges(charges, DELTA).epsilon
 

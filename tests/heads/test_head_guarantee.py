@@ -144,7 +144,7 @@ def test_everything_that_comes_out_is_one_release_with_noise_of_the_stated_law(
     rng = np.random.default_rng(1)
     x = rng.normal(size=(n, width)).astype(np.float32)
     labels = rng.integers(0, classes, n)
-    monkeypatch.setattr(kind, "_finish", lambda *rest: None)  # a fit of so many takes its time
+    monkeypatch.setattr(kind, "_finish", lambda *rest: None)  # a fit of this many rows takes long
     spy = Spy(monkeypatch)
     delta = 1e-3 if noise == "gaussian" else 0.0
     kind(1.0, delta, num_classes=classes, noise=noise, spread=False, insecure_seed=seed).fit(

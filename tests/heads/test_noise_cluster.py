@@ -20,7 +20,7 @@ GROUPS = np.repeat(np.arange(5), 120)
 CLASS_OF_GROUP = np.array([2, 0, 1, 2, 1])
 X = (7.0 * np.eye(5)[GROUPS] + RNG.normal(size=(600, 5))).astype(np.float32)
 Y = np.where(RNG.random(600) < 0.9, CLASS_OF_GROUP[GROUPS], 0)
-SURE = 2000.0  # an epsilon at which discrete noise is zero but for a chance of e^-1000
+SURE = 2000.0  # an epsilon at which discrete noise is zero except with probability e^-1000
 
 
 def vault(epsilon=3.0, delta=0.0, **arguments):

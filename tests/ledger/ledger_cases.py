@@ -75,5 +75,5 @@ def in_the_clear(model: keras.Model | None = None) -> keras.Model:
 
 
 def steps_epsilon(steps: int, delta: float = DELTA) -> float:
-    """The epsilon of so many steps of DP-SGD here."""
+    """The epsilon of some steps of DP-SGD here."""
     return ldp.accounting.dp_sgd_guarantee(NOISE, Q, steps, delta).epsilon

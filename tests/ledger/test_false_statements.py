@@ -538,7 +538,7 @@ class Fails(Own):
 
 
 class FailsAlways(Own):
-    """Fails on whatever it is given, but for the check."""
+    """Fails on all labels except those of the check."""
 
     def randomize(self, labels: Any, public: Any = None, *, rng: Any = None) -> np.ndarray:
         if len(labels) == N:

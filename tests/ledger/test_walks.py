@@ -367,7 +367,7 @@ class Walk:
     # The comparison.
 
     def check(self, number: int | None = None) -> None:
-        """Compares the statements of so many artefacts, or of all."""
+        """Compares the statements of some artefacts, or of all."""
         artefacts: list[Any] = [*self.noisy, *self.models, *self.heads]
         chosen = self.rng.permutation(len(artefacts))[:number]
         for artefact, made in [self.models[-1], *(artefacts[place] for place in chosen)]:

@@ -76,7 +76,7 @@ def test_the_joint_law_of_the_reports(labels):
 
 
 def test_secure_bits_draw_the_same_law():
-    """Without a seed: passes but for one run in a million."""
+    """Without a seed: fails in one run of a million."""
     draws, labels = 30_000, (0, 1)
     reports = made(size=2).randomize(np.tile(labels, draws), np.repeat(np.arange(draws), 2))
     assert p_value(reports.reshape(draws, 2), law_of_reports(labels, 0.2, 0.5)) > 1e-6

@@ -1,4 +1,4 @@
-"""Mechanisms of another library: ordinary classes, held against what they say, and charged."""
+"""Mechanisms of another library: ordinary classes, compared with their claims, and charged."""
 
 from __future__ import annotations
 
@@ -513,7 +513,7 @@ class Strange(dp_accounting.DpEvent):
 
 
 def test_an_event_that_no_program_reads_is_refused_by_a_store(monkeypatch, tmp_path):
-    """Before anything is handed out, and nothing is half written."""
+    """Before any output, and nothing is half written."""
     monkeypatch.setattr(NearbyResponse, "dp_event", lambda self: Strange())
     held = vault(store=tmp_path / "store")
     with pytest.raises(ValueError, match="Strange is not an event of dp_accounting"):

@@ -118,7 +118,7 @@ def test_it_works_in_a_compiled_step(tfp: Any, problem: Problem) -> None:
     step = tf.function(lambda sums: query.get_noised_result(sums, state)[0])
     for _ in range(2):
         assert_same([part.numpy() for part in step(total)], expected)
-    problem.w.assign(2.0 * problem.w)  # the public losses are taken anew
+    problem.w.assign(2.0 * problem.w)  # the public losses are computed again
     assert np.abs(step(total)[0] - expected[0]).max() > 1e-3
 
 

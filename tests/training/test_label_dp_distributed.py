@@ -195,7 +195,7 @@ SEEN = textwrap.dedent(
 PASSES = textwrap.dedent(
     """
     # Labels are the numbers of examples from 1, and 0 for padding; a pass is 4 steps of 11.
-    # Keras 3.6 goes on behind a batch that it took for building; later ones begin anew.
+    # Keras 3.6 goes on behind a batch that it took for building; later ones begin again.
     TFEpochIterator.reset = lambda self: None
     used, take = [], PrivateStep.take
     def noting(self, x, y, *others):

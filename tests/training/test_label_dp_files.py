@@ -35,7 +35,7 @@ from tf_labeldp.training import LabelDPModel, LabelDPOptimizer, PrivacySpent
 
 
 def after(epochs: int) -> float:
-    """What so many epochs of ``batches`` cost."""
+    """The cost of some epochs of ``batches``."""
     return dp_sgd_guarantee(SIGMA, 0.1, 3 * epochs, DELTA).epsilon if epochs else 0.0
 
 

@@ -23,7 +23,7 @@ def draw_all(folder: pathlib.Path) -> None:
     for key in ("a", "b"):
         part = np.arange(0, 100) if key == "a" else np.arange(100, 200)
         noisy = labels.randomize(RandomizedResponse(1.0, 5), part, key=key)
-        (folder / key).write_bytes(noisy.values.tobytes())  # it has been handed out
+        (folder / key).write_bytes(noisy.values.tobytes())  # it was released
 
 
 def die_before_operation(number: int) -> None:

@@ -51,7 +51,7 @@ def test_every_step_is_tried(folders, open_vault):
     for key in PARTS:
         assert (key, False, False, True) in states  # the temporary file was there, the draw not
         assert (key, True, False, True) in states  # linked, the temporary file still there
-        assert (key, True, False, False) in states  # stored, not yet handed out
+        assert (key, True, False, False) in states  # stored, not yet returned
         assert (key, True, True, False) in states
     assert len(folders) > 20  # pathlib of Python 3.10 hides some of its operations
 

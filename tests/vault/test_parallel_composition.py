@@ -1,4 +1,4 @@
-"""Observation 4 of ``ghazi2021``, by the joint distribution of everything that is handed out."""
+"""Observation 4 of ``ghazi2021``, by the joint distribution of all outputs."""
 
 from __future__ import annotations
 

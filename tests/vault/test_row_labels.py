@@ -57,7 +57,7 @@ def test_rows_of_disjoint_examples_compose_in_parallel():
 
 
 def test_the_event_of_a_row_is_that_of_all_its_draws():
-    """A delta composes the labels of one row like so many uses of one label."""
+    """A delta composes the labels of one row like as many uses of one label."""
     one = make(np.zeros((1000, 40), int), 60.0, 1e-4, num_labels=40)
     one.randomize(response(0.1))
     composed = compose_charges([Charge.of(response(0.1))] * 40, 1e-4).epsilon

@@ -195,7 +195,7 @@ def test_a_header_that_was_edited_is_refused(make, labels, store, filled, change
         PrivateLabels(labels, 5, store=store)
 
 
-@pytest.mark.parametrize("how", ["removed", "moved", "made anew"])
+@pytest.mark.parametrize("how", ["removed", "moved", "made again"])
 def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response, store, how):
     vault = make(epsilon=2.0, store=store)
     vault.randomize(response(0.5))
@@ -203,11 +203,11 @@ def test_a_store_that_is_gone_while_it_is_open_is_not_written_to(make, response,
         store.rename(store.with_name("elsewhere"))
     else:
         shutil.rmtree(store)
-    if how == "made anew":
+    if how == "made again":
         make(epsilon=2.0, store=store)
     with pytest.raises(LabelStoreError, match="moved, removed or replaced"):
         vault.randomize(response(0.5))
-    if how == "made anew":
+    if how == "made again":
         assert make(epsilon=2.0, store=store).guarantee().epsilon == 0.0
     else:
         assert not store.exists()
