@@ -233,7 +233,7 @@ def test_norms_of_wide_inputs_that_cancel_are_not_too_small():
     rng = np.random.default_rng(0)
     inputs = (1e4 + rng.standard_normal((16, 2, 16384))).astype("f")
     gradients = rng.integers(-16, 17, (16, 2, 4)).astype("f") / 16
-    gradients[:, -1] -= gradients.sum(axis=1)  # positions cancel, except for the inputs' differences
+    gradients[:, -1] -= gradients.sum(axis=1)  # positions cancel, up to the inputs' differences
     rule = ProductRule((16384, 4), True, False)
     squares = rule.squared_norms(Taps(tf.constant(inputs), tf.constant(gradients), 1)).numpy()
     exact = np.einsum("btd,bte->bde", inputs.astype(np.float64), gradients.astype(np.float64))

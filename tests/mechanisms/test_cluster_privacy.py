@@ -1,8 +1,8 @@
 """The price of ClusterRandomizedResponse, by enumeration of all that it can hand out.
 
 One cluster of a few labels. What is released are noisy counts with a known density and noisy labels
-with a known channel, so the privacy loss of the whole is a formula; its worst value is compared with
-the promise from both sides, and the drawn law against the formula.
+with a known channel, so the privacy loss of the whole is a formula; its worst value is compared
+with the promise from both sides, and the drawn law with the formula.
 """
 
 from __future__ import annotations
