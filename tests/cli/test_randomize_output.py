@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,29 @@ def test_a_failure_while_names_are_given_changes_nothing(
     options = ["--overwrite"] if before == "a whole output" else []
     assert main(command(*options)) == 2
     assert "cannot write --output noisy.csv (Input/output error)" in capsys.readouterr().err
+    assert {name: Path(name).read_bytes() for name in names(folder)} == content
+
+
+def test_a_failure_without_hard_links_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(command()) == 0
+    content = {name: Path(name).read_bytes() for name in names(folder)}
+    replace = os.replace
+
+    def no_links(*paths: Path, **options: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    def fail_for_the_table(source: Path, target: Path) -> None:
+        if Path(target).name == "noisy.csv" and "old-" not in str(source):
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    write_labels(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", no_links)
+        patch.setattr(os, "replace", fail_for_the_table)
+        assert main(command("--overwrite")) == 2
     assert {name: Path(name).read_bytes() for name in names(folder)} == content
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_labeldp.accounting import PrivacyBudget
-from tf_labeldp.features import FeatureRows, PatchDictionary, RandomFourierFeatures
+from tf_labeldp.accounting import PrivacyBudget, public_input
+from tf_labeldp.features import PatchDictionary, RandomFourierFeatures
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads import PrivateLogisticRegression, PrivateRidge, _one_release_head
 from tf_labeldp.heads._public_rows import PublicRows
 from tf_labeldp.vault import PrivateLabels
@@ -216,3 +217,12 @@ def test_bad_data_sets_are_refused():
         head().fit(uneven)
     with pytest.raises(ValueError, match="features hold no rows"):
         head().fit(tf.data.Dataset.from_tensor_slices(x[:0]).batch(4), LABELS)
+
+
+def test_an_encoder_with_receipts_is_the_encoder():
+    x = np.random.default_rng(0).normal(size=(50, 2))
+    table = {"b": x[:, 0], "a": x[:, 1]}
+    fitted = RandomFourierFeatures(8).fit(table)
+    rows = FeatureRows(table, public_input(fitted).with_value(fitted), columns=("a", "b"))
+    np.testing.assert_array_equal(rows.array(), fitted.transform(table))
+    assert not FeatureRows(x, public_input(None)).is_encoded

@@ -13,13 +13,12 @@ from scipy import sparse
 
 from tf_labeldp.data._row_source import RowSource
 from tf_labeldp.features import (
-    FeatureRows,
     NeighbourSmoothing,
     PatchDictionary,
     RandomFourierFeatures,
     find_clusters,
 )
-from tf_labeldp.features._reader import collected, table_columns
+from tf_labeldp.features._reader import FeatureRows, collected, table_columns
 from tf_labeldp.heads import NoiseCluster, PrivateRidge
 from tf_labeldp.training._stage_data import Features
 

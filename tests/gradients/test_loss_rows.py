@@ -54,3 +54,22 @@ def test_a_label_changes_its_own_row_alone(name: str, form: int) -> None:
         assert before.shape == (B,)
         np.testing.assert_array_equal(before[1:], after[1:])
     assert seen >= 1
+
+
+class Centred:
+    """A loss of the user's own: it wraps one of Keras, and mixes the labels of a batch."""
+
+    def __init__(self) -> None:
+        self.fn = keras.losses.mean_squared_error
+
+    def __call__(self, y_true: Any, y_pred: Any) -> Any:
+        return self.fn(y_true - keras.ops.mean(y_true), y_pred)
+
+
+def test_a_wrapper_of_a_loss_is_computed_row_by_row() -> None:
+    y = np.zeros((B, 1), "f")
+    other = y.copy()
+    other[0] = 100.0
+    loss = per_example_loss(Centred())
+    before, after = loss(y, y).numpy(), loss(other, y).numpy()
+    np.testing.assert_array_equal(before[1:], after[1:])

@@ -11,7 +11,8 @@ import tensorflow as tf
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from tf_labeldp.accounting import BudgetExceededError, PrivacyBudget
-from tf_labeldp.features import FeatureRows, RandomFourierFeatures
+from tf_labeldp.features import RandomFourierFeatures
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads import (
     PrivateLogisticRegression,
     PrivateRidge,

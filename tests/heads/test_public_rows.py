@@ -12,7 +12,8 @@ import tqdm.std
 from scipy import stats
 
 from tf_labeldp import _progress
-from tf_labeldp.features import FeatureRows, _reader
+from tf_labeldp.features import _reader
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads import _public_rows
 
 FALSE_ALARM = 1e-6

@@ -295,11 +295,6 @@ def _(put: Put) -> Any:
     return features.RandomFourierFeatures(8).fit(put("table", X))
 
 
-@builds("features.FeatureRows")
-def _(put: Put) -> Any:
-    return features.FeatureRows(put("inputs", X), put("encoder", dense(3)))
-
-
 @builds("features.find_clusters")
 def _(put: Put) -> Any:
     return features.find_clusters(put("features", X), 2, encoder=put("encoder", dense(3)))

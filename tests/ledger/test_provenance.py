@@ -239,3 +239,11 @@ def test_features_of_private_training_are_counted_where_they_say_so() -> None:
     )
     head = PrivateLogisticRegression(1.0, 1e-4).fit(features, vault())
     assert len(head.receipts_) == 2
+
+
+def test_receipts_in_a_list_are_counted():
+    noisy = vault(2.0).randomize(RandomizedResponse(1.0, K))
+    prior = ldp.accounting.PublicInput(np.full(K, 1.0 / K), list(noisy.receipts))
+    labels = vault(2.0)
+    drawn = labels.randomize(ldp.RRWithPrior(1.0, K), priors=prior)
+    assert [one.guarantee().epsilon for one in (drawn, labels)] == [2.0, 2.0]

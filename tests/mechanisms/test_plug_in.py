@@ -535,3 +535,20 @@ def test_a_statistic_that_is_no_array_of_numbers_is_refused(result, monkeypatch,
     with pytest.raises((TypeError, ValueError), match="NoisyCounts"):
         held.release(NoisyCounts(1.0, K), public_input=np.zeros(N))
     assert vault(store=tmp_path / "store").receipts == ()
+
+
+class ScaledSum(AggregateMechanism):
+    """A sum of class codes on a scale of its own, with noise of ``share`` of what it needs."""
+
+    num_classes = 3
+
+    def __init__(self, epsilon, share, low=0.0, high=0.1):
+        self.epsilon, self.share, self.low, self.high = epsilon, share, low, high
+
+    def release(self, labels, public_input=None, *, rng=None):
+        noise = np.random.default_rng(0 if rng is None else rng).laplace(scale=2.0 / self.epsilon)
+        return self.low + (self.high - self.low) * (np.sum(labels) + self.share * noise)
+
+
+def test_ends_of_a_scale_are_no_range_of_labels():
+    assert ScaledSum(1.0, 1.0).label_range() is None

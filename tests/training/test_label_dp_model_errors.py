@@ -369,7 +369,7 @@ def test_a_loss_of_one_hot_rows_on_class_codes() -> None:
     x, y = data()
     labels, model = vault_of(y), uncompiled()
     model.compile(optimizer(), loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match=r"can't take labels of shape \(n\)"):
+    with pytest.raises(ValueError, match="class codes, and the loss takes one-hot rows"):
         model.fit(poisson_batches(x, labels, sampling_probability=0.5, steps=2), verbose=0)
     assert not labels.history()
 
@@ -403,7 +403,7 @@ def test_labels_of_a_form_that_the_loss_can_not_take(data_of: str, rows: bool) -
         labels = ldp.PrivateLabels(
             labels, **{"num_labels" if rows else "num_classes": K}, budget=budget
         )
-    with pytest.raises(ValueError, match=r"can't take labels of shape \(n"):
+    with pytest.raises(ValueError, match=r"can't take labels of shape \(n|takes one-hot rows"):
         if data_of == "arrays":
             model.fit(x, labels, verbose=0)
         else:
@@ -423,3 +423,23 @@ def test_one_loss_of_keras_on_two_outputs() -> None:
     assert not labels.history()
     model.compile(optimizer(), loss=lambda y_true, y_pred: LOSS.call(y_true, y_pred[0]))
     model.fit(batches, verbose=0)
+
+
+class OwnCrossentropy(keras.losses.CategoricalCrossentropy):
+    """A subclass of a loss of one-hot rows."""
+
+
+def test_codes_for_a_loss_of_rows_are_refused_before_the_charge() -> None:
+    x, _ = data()
+    labels = ldp.PrivateLabels(np.arange(N) % K, K, budget=ldp.PrivacyBudget(100.0, 1e-5))
+    model = uncompiled()
+    model.compile(optimizer(), loss=OwnCrossentropy(from_logits=True))
+    batches = poisson_batches(x, labels, sampling_probability=0.5, steps=2)
+    with pytest.raises(ValueError, match=r"class codes, and the loss takes one-hot rows"):
+        model.fit(batches, verbose=0)
+    assert labels.receipts == ()
+
+
+def test_a_callback_may_be_none() -> None:
+    x, y = data()
+    private_model().fit(x, y, callbacks=[None], allow_unaccounted=True, verbose=0)

@@ -196,6 +196,8 @@ def test_stage_1_is_not_trained_on_in_place_of_later_stages(kit, problem, batch_
     with pytest.raises(Exception, match=f"(?s){call}"):  # as TensorFlow passes it on
         model.fit(stages.dataset(), epochs=epochs, verbose=0, callbacks=[count])
     assert seen == [0, 1]
+    with pytest.raises(Exception, match=f"(?s){call}"):  # a second data set changes nothing
+        model.fit(stages.dataset(), epochs=1, verbose=0)
     kit.fit(stages, model)  # the callback is the way on, at no further cost
     assert len(stages.reports) == 2
 

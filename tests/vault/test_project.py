@@ -371,3 +371,10 @@ def test_a_forgotten_store_can_be_asked_by_one_that_read_it_before(tmp_path: pat
     forget(tmp_path / "study" / "drugs")
     assert visits.remaining() == 1.25
     assert np.isclose(visits.guarantee().epsilon, 0.75)
+
+
+@pytest.mark.parametrize("name", ["people", "actor"])
+@pytest.mark.parametrize("value", ["", 5, ["Oslo"]])
+def test_people_and_actor_are_names(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be a name"):
+        PrivateLabels([0, 1], 2, budget=PrivacyBudget(1.0), **{name: value})

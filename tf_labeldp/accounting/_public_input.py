@@ -70,6 +70,9 @@ class PublicInput(Generic[_Value]):
     value: Setting[_Value]
     receipts: Receipts = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receipts", tuple(self.receipts))
+
     @functools.cached_property
     def digest(self) -> str | None:
         """A digest of the value: its own ``digest()``, or that of its content as an array."""

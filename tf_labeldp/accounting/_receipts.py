@@ -7,7 +7,6 @@ labels of which nothing is known has a receipt too, with an infinite charge.
 from __future__ import annotations
 
 import base64
-import copy
 import dataclasses
 import datetime
 import getpass
@@ -299,8 +298,9 @@ class Histories:
 
     def __init__(self, size: int) -> None:
         self._of_all: Counter[Charge] = Counter()
-        self._rows: list[CountedCharges] = [()]  # the first is of examples in no other
-        self._sizes = [size]  # number of examples of each row
+        self._rows: list[CountedCharges] = [()]
+        self._sizes = [size]  # number of examples of each row; rows of none are free
+        self._place: dict[frozenset[tuple[Charge, int]], int] = {frozenset(): 0}
         self._row_of = np.zeros(size, dtype=np.int32)
 
     def add(self, charge: Charge, examples: Any = None) -> None:
@@ -308,21 +308,30 @@ class Histories:
         if examples is None:
             self._of_all[charge] += 1
             return
-        touched = np.zeros(self._row_of.size, dtype=np.int32)
-        touched[np.asarray(examples)] = 1
-        split = 2 * self._row_of + touched
-        counts = np.bincount(split, minlength=2 * len(self._rows))
-        rows: list[CountedCharges] = [()]
-        places: dict[Any, int] = {frozenset(): 0}
-        place_of = np.zeros(counts.size, dtype=np.int32)
-        for old in np.flatnonzero(counts):  # a handful of different histories, not examples
-            row = self._rows[old // 2]
-            row = _sum_of(row, ((charge, 1),)) if old % 2 else row
-            place_of[old] = places.setdefault(frozenset(row), len(rows))
-            if place_of[old] == len(rows):
-                rows.append(row)
-        sizes = np.bincount(place_of, counts, len(rows)).astype(int).tolist()
-        self._rows, self._sizes, self._row_of = rows, sizes, place_of[split]
+        where = np.asarray(examples)
+        old_rows = self._row_of[where]
+        moved = np.bincount(old_rows, minlength=len(self._rows))
+        new_row = np.zeros(len(self._rows), dtype=np.int32)
+        for old in np.flatnonzero(moved):  # a handful of different histories, not examples
+            new_row[old] = self._row(_sum_of(self._rows[old], ((charge, 1),)))
+            self._sizes[new_row[old]] += int(moved[old])
+        self._row_of[where] = new_row[old_rows]
+        # Last, so that an interrupt may leave a charge too many and never one too few.
+        for old in np.flatnonzero(moved):
+            self._sizes[old] -= int(moved[old])
+            if self._sizes[old] == 0:
+                del self._place[frozenset(self._rows[old])]
+
+    def _row(self, history: CountedCharges) -> int:
+        """Returns the row of a history, which may be a new one."""
+        name = frozenset(history)
+        if name not in self._place:
+            if 0 not in self._sizes:
+                self._rows.append(())
+                self._sizes.append(0)
+            self._place[name] = self._sizes.index(0)
+            self._rows[self._place[name]] = history
+        return self._place[name]
 
     def spread(self) -> list[tuple[CountedCharges, int]]:
         """Returns each history that some examples have, and their number."""
@@ -342,12 +351,16 @@ class Histories:
     def grow(self, size: int) -> None:
         """Adds examples up to this number, with the charges of all."""
         if (more := size - self._row_of.size) > 0:
-            self._sizes[0] += more
-            self._row_of = np.append(self._row_of, np.zeros(more, np.int32))
+            row = self._row(())
+            self._sizes[row] += more
+            self._row_of = np.append(self._row_of, np.full(more, row, np.int32))
 
     def copy(self) -> Histories:
-        found = copy.copy(self)
-        found._of_all, found._sizes = self._of_all.copy(), self._sizes.copy()
+        """Returns histories that can be charged by themselves."""
+        found = Histories(0)
+        found._of_all, found._place = self._of_all.copy(), self._place.copy()
+        found._rows, found._sizes = self._rows.copy(), self._sizes.copy()
+        found._row_of = self._row_of.copy()
         return found
 
 

@@ -57,6 +57,10 @@ def output_of(
     return kind(path, statement, tables, schema, args.overwrite, sources)
 
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems without locks."""
+
+
 @dataclasses.dataclass
 class Output(abc.ABC):
     """Tables of one run: all of them with their statement, or nothing at all.
@@ -159,6 +163,7 @@ class Output(abc.ABC):
     def _give_names(self) -> None:
         """Gives all their names, or leaves everything as it was."""
         moved: list[tuple[pathlib.Path, pathlib.Path]] = []
+        new = {target: os.stat(self._staged(target)) for target in self._targets}
         try:
             for target in reversed(self._targets):
                 if os.path.lexists(target) and self._may_replace(target):
@@ -167,9 +172,9 @@ class Output(abc.ABC):
             for target in self._targets:
                 give_name(self._staged(target), target)
         except BaseException:
-            for target in self._targets:
+            for target, staged in new.items():
                 with contextlib.suppress(OSError):
-                    if os.path.samestat(os.lstat(target), os.lstat(self._staged(target))):
+                    if os.path.samestat(os.lstat(target), staged):
                         target.unlink()
             for target, old in reversed(moved):  # the table comes last
                 with contextlib.suppress(OSError):
@@ -190,7 +195,7 @@ class Output(abc.ABC):
                     f"it, or give another {self.option}"
                 ) from None
             except (NotImplementedError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS):
+                if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                     raise
                 return False
             if not path.exists():  # a run that ended in between removed it

@@ -94,7 +94,7 @@ def page(content: dict[str, Any]) -> str:
         "<p>The promise holds if all of this is true; docs/privacy.md says how each of them can be "
         "checked.</p>",
         *(f"<h3>{_text(who)}</h3>{_list(texts)}" for who, texts in content["assumptions"].items()),
-        "" if content["guarantee"]["epsilon"] else "<p>Nothing was released.</p>",
+        "" if content["assumptions"] else "<p>Nothing was released.</p>",
         "<h2>Published files</h2>",
         _table(_PUBLISHED, published) if published else _none("was named", "--published FILE"),
         "<h2>Audits</h2>",

@@ -1,13 +1,11 @@
-"""Public features: their reader, feature maps and clusters; loads neither TensorFlow nor Keras."""
+"""Public features: feature maps and clusters; loads neither TensorFlow nor Keras."""
 
 from tf_labeldp.features._clusters import denoise_labels, find_clusters
 from tf_labeldp.features._neighbour_smoothing import NeighbourSmoothing
 from tf_labeldp.features._patch_dictionary import PatchDictionary
 from tf_labeldp.features._random_fourier import RandomFourierFeatures
-from tf_labeldp.features._reader import FeatureRows
 
 __all__ = [
-    "FeatureRows",
     "NeighbourSmoothing",
     "PatchDictionary",
     "RandomFourierFeatures",

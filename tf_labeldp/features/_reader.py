@@ -69,13 +69,13 @@ class FeatureRows:
     ) -> None:
         self._public = (inputs, encoder)
         self._inputs, self._encoder = bare(inputs), _checked_encoder(bare(encoder))
-        self.is_encoded = encoder is not None
+        self.is_encoded = self._encoder is not None
         self._flatten, self._max_bytes = flatten, max_bytes
         self._digest: str | None = None  # of a data set, once it was read
         self.columns = column_names(self._inputs)
         # A fitted map knows its columns, and columns of a dict are found by name.
-        by_name = hasattr(encoder, "transform") or isinstance(self._inputs, Mapping)
-        if encoder is None or not by_name:
+        by_name = hasattr(self._encoder, "transform") or isinstance(self._inputs, Mapping)
+        if self._encoder is None or not by_name:
             _check_columns(self.columns, columns)
         if is_dataset(self._inputs):
             _refuse_endless(self._inputs)

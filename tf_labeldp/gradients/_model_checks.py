@@ -137,9 +137,12 @@ def name_of(loss: Any) -> str:
 
 
 def _function_of(loss: Any) -> Any:
-    """Returns the function that a loss of Keras, or a subclass of one, wraps."""
+    """Returns the function that a loss of Keras, or a subclass of one, wraps.
+
+    Other objects with an attribute ``fn`` may do more than to call it.
+    """
     loss = loss_object(loss)
-    return getattr(loss, "fn", loss)
+    return getattr(loss, "fn", loss) if isinstance(loss, keras.losses.Loss) else loss
 
 
 def _is_row_by_row(loss: Any) -> bool:

@@ -215,18 +215,15 @@ class AggregateMechanism(Mechanism):
     Attributes:
         num_classes: K, for labels that are classes 0..K-1; None for others.
         num_labels: L, for rows (n, L) of zeros and ones; None for others.
-        low, high: the range of labels that are numbers; None for others.
     """
 
     num_classes: int | None = None
     num_labels: int | None = None
-    low: float | None = None
-    high: float | None = None
     labels_of = " of many labels"
 
     def label_range(self) -> tuple[float, float] | None:
         """Returns (low, high), outside of which numbers are refused; None without a range."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        return None
 
     @abc.abstractmethod
     def release(
@@ -319,6 +316,13 @@ class FrozenClassification(Frozen, ClassificationMechanism):
 
 class FrozenAggregate(Frozen, AggregateMechanism):
     """A statistic of this library for labels of one of several kinds."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Returns (low, high), outside of which numbers are refused; None without a range."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     def _check_kind(self) -> None:
         has_range = self.low is not None or self.high is not None

@@ -210,6 +210,7 @@ class MultiStageTraining(CountedTraining):
         self._start_optimizer: list[tuple[Any, np.ndarray]] = []
         self._reports: dict[int, StageReport] = {}  # of stages begun here, or read from records
         self._kept: dict[int, np.ndarray] = {}
+        self._has_begun = False  # by `dataset` or the first epoch
         self._data = StageDataset(
             self._features,
             labels.num_classes,
@@ -300,7 +301,8 @@ class MultiStageTraining(CountedTraining):
             # Before the first draw, which would be in vain if a later one is refused.
             if not self._labels.has_draw(self._keys[stage]):
                 self._labels.check_budget(self._mechanism(stage), part)
-        if not self._reports:
+        if not self._has_begun:  # a second data set allows no more epochs
+            self._has_begun = True
             self._draw(0, self._first_priors)
             self._kept[0] = np.empty(0, dtype=np.int64)
             # A single stage has the labels of all epochs, with or without the callback.

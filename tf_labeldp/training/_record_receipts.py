@@ -197,6 +197,7 @@ def fit(
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     y = y.astype(np.float32) if y.dtype == np.float64 else y
     try:
+        callbacks = [callback for callback in callbacks if callback is not None]
         return model.fit(x, y, callbacks=[*callbacks, recorded], **settings)
     finally:
         recorded.end()

@@ -102,6 +102,7 @@ class Spending:
             callbacks = callbacks.callbacks
         callbacks = callbacks or []
         several = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+        several = [callback for callback in several if callback is not None]
         return [_EndEpochs(self), *several, _ChargeEpochs(self, epochs, initial_epoch)]
 
     def check(self, epochs: int) -> None:

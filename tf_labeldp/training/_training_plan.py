@@ -14,7 +14,7 @@ from tf_labeldp.accounting._receipts import Receipts
 from tf_labeldp.data._poisson_batches import PoissonBatches
 from tf_labeldp.gradients._clip import zero_where
 from tf_labeldp.gradients._label_distance import check_labels
-from tf_labeldp.gradients._model_checks import takes_codes
+from tf_labeldp.gradients._model_checks import takes_codes, takes_rows
 from tf_labeldp.vault import PrivateLabels
 
 _NOT_WITH_BATCHES = ("batch_size", "sample_weight", "steps_per_epoch", "validation_split")
@@ -107,6 +107,11 @@ class TrainingPlan:
             came = f"the labels have {vault.num_classes} classes"
             fits = vault.num_classes <= outputs
             fits = fits or (outputs == 1 and not takes_codes(model.loss))
+            if fits and takes_rows(model.loss) and outputs > 1:
+                raise ValueError(
+                    "the labels of a PrivateLabels are class codes, and the loss takes one-hot "
+                    "rows. Use keras.losses.SparseCategoricalCrossentropy, of codes."
+                )
         if not fits:
             raise ValueError(
                 f"{came}, but the model has {outputs} outputs. Give its last layer one unit for "

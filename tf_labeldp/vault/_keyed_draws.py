@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 import filelock
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tf_labeldp.accounting import (
@@ -681,11 +682,19 @@ def _text_blocks(texts: Any, key: bytes) -> np.ndarray:
 
     The last byte is the length, so that no two texts share a block; or 16 for a digest.
     """
+    texts = texts.cast(pa.large_binary())
+    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    _, offsets, content = texts.buffers()
+    starts = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts)]
+    padded = (b"" if content is None else content.to_pybytes()) + bytes(16)
+    words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # from each byte on
+    first = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # bytes of a word
+    blocks = np.stack([words[starts], words[starts + 8]], 1)
+    blocks[:, 0] &= first[np.minimum(lengths, 8)]
+    blocks[:, 1] &= first[np.clip(lengths - 8, 0, 7)]
+    blocks[:, 1] |= np.minimum(lengths, 16).astype("<u8") << np.uint64(56)
     digest = functools.partial(hashlib.blake2b, key=key, digest_size=15, person=b"labeldp-text")
-    blocks = [
-        text.ljust(15, b"\0") + bytes([len(text)])
-        if len(text) < 16
-        else digest(text).digest() + b"\x10"
-        for text in texts.cast(pa.large_binary()).to_pylist()
-    ]
-    return np.frombuffer(b"".join(blocks), "<u8").reshape(-1, 2)
+    for row in np.flatnonzero(lengths > 15):
+        blocks[row] = np.frombuffer(digest(texts[int(row)].as_py()).digest() + b"\x10", "<u8")
+    return blocks

@@ -77,6 +77,8 @@ class LabelKind(abc.ABC):
         """Raises if a mechanism of many labels is not for these."""
         for name in ("num_classes", "num_labels"):
             found, own = getattr(mechanism, name, None), getattr(self, name)
+            if name == "num_classes" and self.num_labels is not None:
+                continue  # the two values of each label, for a mechanism that has them
             if found != own:
                 raise ValueError(
                     f"the mechanism has {name}={found}, the labels have {own}. Make the mechanism "

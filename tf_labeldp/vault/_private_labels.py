@@ -181,6 +181,9 @@ class PrivateLabels:
                 f"budget must be a PrivacyBudget, got {type(budget).__name__}. Write "
                 "budget=PrivacyBudget(epsilon=1.0)."
             )
+        for name, text in (("people", people), ("actor", actor)):
+            if text is not None and (not isinstance(text, str) or not text):
+                raise TypeError(f"{name} must be a name, a str, got {text!r}.")
         if insecure_seed is not None:
             insecure_seed = _validate.integer_at_least("insecure_seed", insecure_seed, 0)
         _validate.one_of("draws", draws, ("stored", "keyed"))

@@ -236,7 +236,8 @@ class PrivateMoments(ExactSums):
 
     def _summed(self, rows: list[Any]) -> Sums:
         features = np.concatenate([np.atleast_2d(row) for row, _ in rows])
-        labels = _joined(label for _, label in rows)
+        blocks = (np.asarray(y) if np.ndim(x) == 2 else np.asarray(y)[np.newaxis] for x, y in rows)
+        labels = np.concatenate(list(blocks))
         total: Sums = {}
         for start in range(0, len(features), _BATCH_ROWS):
             part = slice(start, start + _BATCH_ROWS)

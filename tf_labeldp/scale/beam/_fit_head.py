@@ -13,7 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindows
 
 from tf_labeldp.accounting import Private, Setting
-from tf_labeldp.features import FeatureRows
+from tf_labeldp.features._reader import FeatureRows
 from tf_labeldp.heads._label_source import kind_arguments
 from tf_labeldp.heads._one_release_head import OneReleaseHead, with_max_l1
 from tf_labeldp.heads._public_rows import PublicRows, Scaling, checked_norms
