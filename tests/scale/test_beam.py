@@ -437,12 +437,13 @@ def result_of(path):
 
 
 @pytest.mark.holds("scale.PrivateMoments")
-def test_moments_are_those_of_one_machine(key, monkeypatch):
+@pytest.mark.parametrize("kind", [{"num_classes": 3}, {"num_labels": 2}])
+def test_moments_are_those_of_one_machine(key, monkeypatch, kind):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(999, 4))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    labels = rng.integers(0, 3, 999)
-    mechanism = LabelMomentMechanism(1.0, 1e-6, num_classes=3)
+    labels = rng.integers(0, 3, 999) if "num_classes" in kind else rng.integers(0, 2, (999, 2))
+    mechanism = LabelMomentMechanism(1.0, 1e-6, **kind)
     add_noise = LabelMomentMechanism.add_noise
     monkeypatch.setattr(
         LabelMomentMechanism,
