@@ -73,3 +73,10 @@ def test_a_wrapper_of_a_loss_is_computed_row_by_row() -> None:
     loss = per_example_loss(Centred())
     before, after = loss(y, y).numpy(), loss(other, y).numpy()
     np.testing.assert_array_equal(before[1:], after[1:])
+
+
+def test_a_loss_along_the_batch_is_refused() -> None:
+    y = np.random.default_rng(0).uniform(0.2, 0.8, (B, B)).astype("f")
+    loss = per_example_loss(keras.losses.CosineSimilarity(axis=0))
+    with pytest.raises(ValueError, match="losses must be per example"):
+        loss(y, y)

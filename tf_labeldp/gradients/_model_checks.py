@@ -195,7 +195,9 @@ def per_example_loss(loss: Any) -> Callable[[Any, Any], tf.Tensor]:
         )
     function = found.call if is_keras else found
     dtype = found.dtype if is_keras else None
-    axis = found.get_config().get("axis", -1) if is_keras else -1
+    # The configuration of some losses, such as CosineSimilarity, lacks their axis.
+    options = {**found.get_config(), **getattr(found, "_fn_kwargs", {})} if is_keras else {}
+    axis = options.get("axis", -1)
     row_by_row = _is_row_by_row(found) and axis == -1
     # These have one axis less than outputs, and are looked up.
     is_sparse = _function_of(found) is _OF_CODES
