@@ -9,6 +9,7 @@ from tf_labeldp.accounting import BudgetExceededError, Charge, PrivacyBudget
 from tf_labeldp.accounting._budget import compose_charges
 from tf_labeldp.mechanisms import (
     ALIBI,
+    AggregateMechanism,
     HistogramMechanism,
     LaplaceMechanism,
     RandomizedResponse,
@@ -183,3 +184,17 @@ def test_bad_rows_are_refused_and_not_shown(rows, arguments, error, message):
     with pytest.raises(error, match=message) as caught:
         make(rows, **arguments)
     assert str(SECRET) not in str(caught.value)
+
+
+class CountedOnes(AggregateMechanism):
+    """A statistic of rows that also states the two values of each label."""
+
+    epsilon, num_labels, num_classes = 1.0, 2, 2
+
+    def release(self, labels, public_input=None, *, rng=None):
+        return np.sum(labels, axis=0) + np.random.default_rng().laplace(scale=2.0, size=2)
+
+
+def test_a_statistic_of_rows_may_state_the_values_of_their_labels():
+    labels = PrivateLabels([[0, 1], [1, 1]] * 20, num_labels=2, budget=PrivacyBudget(1.0))
+    assert labels.release(CountedOnes()).values.shape == (2,)

@@ -328,7 +328,7 @@ def _check_class_weight(settings: dict[str, Any]) -> None:
     if _is_given(settings.pop("class_weight", None)):
         raise ValueError(
             "class_weight is not supported by LabelDPModel. Weigh inside the loss, whose gradients "
-            "are clipped: loss=lambda y, outputs: tf.gather(weights, y) * "
+            "are clipped: loss=lambda y, outputs: tf.gather(weights, tf.cast(y, 'int32')) * "
             "keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)."
         )
 

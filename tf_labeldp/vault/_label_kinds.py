@@ -42,6 +42,7 @@ class LabelKind(abc.ABC):
     target_dtype: ClassVar[type] = np.float32
     metrics: tuple[str, ...]
     summaries: ClassVar[tuple[str, ...]] = ()
+    _matched: ClassVar[tuple[str, ...]] = ("num_classes", "num_labels")  # by mechanisms of many
 
     @property
     @abc.abstractmethod
@@ -75,10 +76,8 @@ class LabelKind(abc.ABC):
 
     def check_release(self, mechanism: Setting[Any]) -> None:
         """Raises if a mechanism of many labels is not for these."""
-        for name in ("num_classes", "num_labels"):
+        for name in self._matched:
             found, own = getattr(mechanism, name, None), getattr(self, name)
-            if name == "num_classes" and self.num_labels is not None:
-                continue  # the two values of each label, for a mechanism that has them
             if found != own:
                 raise ValueError(
                     f"the mechanism has {name}={found}, the labels have {own}. Make the mechanism "
@@ -337,6 +336,7 @@ class Rows(LabelKind):
     num_labels: int = dataclasses.field()
 
     unit = "row"
+    _matched = ("num_labels",)
 
     def __post_init__(self) -> None:
         _validate.integer_at_least("num_labels", self.num_labels, 1)
